@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from support.command_server import can_fork, command_server
+from support.forked_ranks import run_ranks
 from support.sandbox import Sandbox
 from support.small_disk import fill
 from support.specs import TINY, make_spec
@@ -68,8 +69,10 @@ class HandMadeRun:
             if (self.run_folder.shared / folder).exists():
                 shutil.copytree(self.run_folder.shared / folder, self.run_folder.path / folder, dirs_exist_ok=True)
 
-    def write_attempt(self, number: int, *members: str, **more: Any) -> None:
-        """Write an attempt file."""
+    def write_attempt(self, number: int, *members: str, resume_step: int = 0, **more: Any) -> None:
+        """Write an attempt file. The attempt goes on from the checkpoint of `resume_step`, 0 for none."""
+        if resume_step:
+            more["resume"] = f"checkpoints/{number:06d}/resume-{resume_step:08d}-abcd.pt"
         text = json.dumps({"number": number, "members": members, "time": time.time(), **more})
         self.write_shared(f"attempts/{number:06d}.json", text)
 
@@ -138,25 +141,12 @@ def run_in_processes() -> Callable[..., list[Any]]:
     """Call a function in several processes at the same moment, with the number of each; return all results."""
 
     def call(count: int, function: Callable[[int], Any]) -> list[Any]:
-        fork = multiprocessing.get_context("fork")
-        barrier, queue = fork.Barrier(count), fork.SimpleQueue()
+        barrier = multiprocessing.get_context("fork").Barrier(count)
 
-        def run_child(number: int) -> None:
-            try:
-                barrier.wait(120)
-                queue.put((True, function(number)))
-            except BaseException as error:
-                queue.put((False, repr(error)))
-            os._exit(0)
+        def call_together(number: int, _: Path) -> Any:
+            barrier.wait(120)
+            return function(number)
 
-        children = [fork.Process(target=run_child, args=(number,)) for number in range(count)]
-        for child in children:
-            child.start()
-        outcomes = [queue.get() for _ in children]
-        for child in children:
-            child.join()
-        errors = [result for succeeded, result in outcomes if not succeeded]
-        assert not errors, errors
-        return [result for _, result in outcomes]
+        return run_ranks(count, call_together, seconds=120)
 
     return call

@@ -128,11 +128,20 @@ def agents(sandbox: Fixture) -> Iterator[Agents]:
 
 
 def test_agent_trainers_write_result_job_is_done(agents: Fixture, hand_made: Fixture) -> None:
-    run = hand_made()
-    assert agents.run(run, TRAIN + "time.sleep(0.3)\n" + PUBLISH) == 0
+    """The trainers get the options of the job."""
+    options = {"max_steps": 7, "scale": 0.5, "workers": 0, "skip_bad": True, "gpus": 4, "save_seconds": 2.0}
+    run = hand_made(**options, target="top5=93")
+    write_argv = "(out / 'argv').write_text(json.dumps(sys.orig_argv))\ntime.sleep(0.3)\n"
+    assert agents.run(run, TRAIN + write_argv + PUBLISH) == 0
     assert agents.end(run) == ("done", "")
     assert agents.states(run) == ["setup", "waiting", "starting", "training", "done"]
     assert run.job.wait(120) == "done" and run.job.status().attempt == 1
+    trained = parse_run_options(read_shared(run, "argv")[4:])
+    assert (trained.recipe, trained.out) == (str(run.run_folder.recipe_path), run.run_folder.shared)
+    assert {name: getattr(trained, name) for name in options} == options
+    assert (trained.data, trained.copies) == (run.spec.train.data, run.spec.train.copies)
+    assert (trained.target, trained.attempt, trained.resume) == ("top5=93", 1, "none")
+    assert trained.log_dir == run.run_folder.work_folder()
 
 
 def test_agent_of_a_rented_machine_counts_its_traffic(agents: Fixture, hand_made: Fixture) -> None:
@@ -144,18 +153,6 @@ def test_agent_of_a_rented_machine_counts_its_traffic(agents: Fixture, hand_made
     assert agents.run(run) == 1
     moved = Traffic(shared_read_bytes=1 << 20, shared_written_bytes=2 << 20, internet_bytes=900)
     assert final_status(run).traffic == moved
-
-
-def test_agent_passes_job_options_to_trainers(agents: Fixture, hand_made: Fixture) -> None:
-    options = {"max_steps": 7, "scale": 0.5, "workers": 0, "skip_bad": True, "gpus": 4, "save_seconds": 2.0}
-    run = hand_made(**options, target="top5=93")
-    assert agents.run(run, "(out / 'argv').write_text(json.dumps(sys.orig_argv))\n" + PUBLISH) == 0
-    trained = parse_run_options(read_shared(run, "argv")[4:])
-    assert (trained.recipe, trained.out) == (str(run.run_folder.recipe_path), run.run_folder.shared)
-    assert {name: getattr(trained, name) for name in options} == options
-    assert (trained.data, trained.copies) == (run.spec.train.data, run.spec.train.copies)
-    assert (trained.target, trained.attempt, trained.resume) == ("top5=93", 1, "none")
-    assert trained.log_dir == run.run_folder.work_folder()
 
 
 def test_agent_crash_resumes_from_newest_checkpoint(agents: Fixture, hand_made: Fixture) -> None:
@@ -240,8 +237,10 @@ def test_agent_second_in_same_work_folder_exits(agents: Fixture, hand_made: Fixt
 
 
 GO_ON_AFTER_SAVE = (
-    TRAIN + "until(report.save_requested); report.report_state('training', step=12, steps=16)\n"
-    "until(report.stop_requested); report.report_state('saved', step=13); sys.exit(3)"
+    TRAIN + "until(report.save_requested); (report.folder / 'save').unlink()\n"
+    "report.report_state('training', step=12, steps=16); until(report.stop_requested)\n"
+    "assert not (report.folder / 'save').exists(), 'it was asked again'\n"
+    "report.report_state('saved', step=13); sys.exit(3)"
 )
 
 

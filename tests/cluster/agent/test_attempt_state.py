@@ -14,28 +14,21 @@ def report(state: TrainerState, step: int | None = None, ticks: int = 0) -> Trai
     return TrainerProgress(state=state, step=step, ticks=ticks)
 
 
-def test_note_progress_first_step_is_made_once_the_trainers_train() -> None:
+def test_note_progress_first_step_is_made_once_the_trainers_train_and_gaps_count_from_then_on() -> None:
     current = AttemptState(last_progress_time=0.0)
     current.note_progress(None, 1.0)
     current.note_progress(report(TrainerState.WARMING, step=8), 2.0)
     assert (current.has_made_steps, current.is_training, current.last_step) == (False, False, -1)
-    current.note_progress(report(TrainerState.TRAINING, step=9), 3.0)
+    current.note_progress(report(TrainerState.TRAINING, step=9), 100.0)
     assert (current.has_made_steps, current.is_training, current.last_step) == (True, True, 9)
-    current.note_progress(report(TrainerState.VALIDATING), 4.0)
-    assert current.last_step == 9
-    current.note_progress(report(TrainerState.DONE, step=10), 5.0)
-    assert (current.has_made_steps, current.is_training, current.last_step) == (True, False, 9)
-
-
-def test_note_progress_gap_counts_from_the_first_step_on() -> None:
-    current = AttemptState(last_progress_time=0.0)
-    current.note_progress(report(TrainerState.TRAINING, step=1), 100.0)
     assert (current.last_progress_time, current.longest_progress_gap) == (100.0, 0.0)
-    current.note_progress(report(TrainerState.TRAINING, step=2), 103.0)
-    current.note_progress(report(TrainerState.TRAINING, step=2), 110.0)  # no change is no progress
+    current.note_progress(report(TrainerState.TRAINING, step=10), 103.0)
+    current.note_progress(report(TrainerState.TRAINING, step=10), 110.0)  # no change is no progress
     assert (current.last_progress_time, current.longest_progress_gap) == (103.0, 3.0)
-    current.note_progress(report(TrainerState.TRAINING, step=2, ticks=1), 111.0)
-    assert (current.last_progress_time, current.longest_progress_gap) == (111.0, 8.0)
+    current.note_progress(report(TrainerState.VALIDATING, ticks=1), 111.0)
+    assert (current.last_progress_time, current.longest_progress_gap, current.last_step) == (111.0, 8.0, 10)
+    current.note_progress(report(TrainerState.DONE, step=11), 112.0)
+    assert (current.has_made_steps, current.is_training, current.last_step) == (True, False, 10)
 
 
 def handover(**values: Any) -> AttemptState:
@@ -88,8 +81,7 @@ def test_trainers_go_on_in_place_in_the_very_next_attempt_only() -> None:
     following = Attempt(number=2, members=("0.a", "1.b"), live_step=8)
     assert current.can_go_on_in(following, "0.a")
     assert not current.can_go_on_in(replace(following, number=3), "0.a"), "an attempt was missed"
-    assert not current.can_go_on_in(following, "2.c") and not current.can_go_on_in(
-        replace(following, live_step=None), "0.a"
-    )
+    assert not current.can_go_on_in(replace(following, live_step=None), "0.a")
+    assert not current.can_go_on_in(following, "2.c")
     current.kept_step = None
     assert not current.can_go_on_in(following, "0.a")

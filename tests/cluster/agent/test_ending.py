@@ -49,19 +49,13 @@ def test_check_stop_saves_first_but_not_for_ever(conditions: Conditions) -> None
     assert conditions.check() and conditions.conditions.stop_reason == "enough"
     conditions.now += SAVE_GRACE_SECONDS
     assert conditions.check()
+    for phase, has_made_steps in ((AgentPhase.RUNNING, False), (AgentPhase.SPARE, True)):
+        assert conditions.end(phase, has_made_steps) == (MachineState.STOPPED, "enough"), "there is nothing to save"
     conditions.now += 0.1
     assert conditions.end() == (MachineState.STOPPED, "enough")
 
 
-@pytest.mark.parametrize("phase, has_made_steps", [(AgentPhase.RUNNING, False), (AgentPhase.SPARE, True)])
-def test_check_stop_without_steps_to_save_ends_at_once(
-    conditions: Conditions, phase: AgentPhase, has_made_steps: bool
-) -> None:
-    conditions.watchdog.limit_reason = "the limit was reached"
-    assert conditions.end(phase, has_made_steps) == (MachineState.STOPPED, "the limit was reached")
-
-
-def test_check_leaving_machine_waits_for_its_steps_to_be_saved(conditions: Conditions) -> None:
+def test_check_leaving_machine_waits_for_its_steps_to_be_saved(conditions: Conditions, hand_made: Fixture) -> None:
     conditions.watchdog.leave_reason = "a notice"
     for phase in (AgentPhase.RUNNING, AgentPhase.SAVED, AgentPhase.FAILED):
         assert not conditions.check(phase)
@@ -69,9 +63,6 @@ def test_check_leaving_machine_waits_for_its_steps_to_be_saved(conditions: Condi
     assert conditions.end(AgentPhase.RUNNING, has_made_steps=False) == (MachineState.LEFT, "a notice")
     conditions.seconds_left = 0.0
     assert conditions.end() == (MachineState.LEFT, "a notice")
-
-
-def test_check_leaving_only_machine_stops_the_job(hand_made: Fixture) -> None:
-    conditions = Conditions(hand_made())
-    conditions.watchdog.leave_reason = "a notice"
-    assert conditions.end(AgentPhase.SPARE) == (MachineState.STOPPED, "a notice")
+    only_machine = Conditions(hand_made("job-2"))
+    only_machine.watchdog.leave_reason = "a notice"
+    assert only_machine.end(AgentPhase.SPARE) == (MachineState.STOPPED, "a notice")

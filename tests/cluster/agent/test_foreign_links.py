@@ -19,7 +19,6 @@ from train.tools.checkpoint_io import CheckpointWriter
 from train.tools.filesystem import create_once, locked, write_atomic
 from train.weights import run_files
 
-Fixture = Any
 STATUS = MachineStatus(id="0.a", state=MachineState.TRAINING)
 
 

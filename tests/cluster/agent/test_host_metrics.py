@@ -138,26 +138,18 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvidiaS
 WAIT_FOR_GO = 'until [ -e "$(dirname "$0")/go" ]; do sleep 0.01; done'
 
 
-def test_gpus_are_those_of_the_newest_lines_without_unavailable_values(smi: FakeNvidiaSmi) -> None:
+def test_gpus_are_those_of_the_newest_lines_and_become_stale_while_nvidia_smi_hangs(smi: FakeNvidiaSmi) -> None:
     lines = 'echo "0, 97, 61234, 64, 612.50"; echo nonsense; echo "1, [N/A], 10, [Unknown Error], 70.1"'
     sampler = smi.install(f'{lines}; {WAIT_FOR_GO}; printf "0, 1, 2, "; sleep 0.1; echo "3, 4"; exec sleep 100')
     first, second = wait_for(lambda: (gpus := sampler.sample().gpus)[1:] and gpus)
     assert first == GpuLoad(use=97.0, memory_gb=64.21, temperature=64.0, watts=612.5)
     assert second == GpuLoad(memory_gb=0.01, watts=70.1)
-    (smi.folder / "go").touch()
-    wait_for(lambda: sampler.sample().gpus == (GpuLoad(use=1.0, memory_gb=0.0, temperature=3.0, watts=4.0), second))
-    query = "--query-gpu=index,utilization.gpu,memory.used,temperature.gpu,power.draw"
-    assert smi.starts == [f"{query} --format=csv,noheader,nounits -l 5"], "it is started once"
-
-
-def test_gpus_while_nvidia_smi_hangs_never_block_and_become_stale(smi: FakeNvidiaSmi) -> None:
-    sampler = smi.install(f'echo "0, 97, 1, 2, 3"; {WAIT_FOR_GO}; echo "0, 98, 1, 2, 3"; exec sleep 100')
-    wait_for(lambda: sampler.sample().gpus)
     smi.now += host_metrics.STALE_SECONDS
     assert sampler.sample().gpus == ()
     (smi.folder / "go").touch()
-    wait_for(lambda: sampler.sample().gpus)
-    assert len(smi.starts) == 1
+    assert wait_for(lambda: sampler.sample().gpus) == (GpuLoad(use=1.0, memory_gb=0.0, temperature=3.0, watts=4.0),)
+    query = "--query-gpu=index,utilization.gpu,memory.used,temperature.gpu,power.draw"
+    assert smi.starts == [f"{query} --format=csv,noheader,nounits -l 5"], "it is started once"
 
 
 @pytest.mark.parametrize("content", ["not a program", "#!/nowhere/sh\n", "#!/bin/sh\nexit 9\n"])

@@ -21,15 +21,6 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name, *more: None if name == "nvidia-smi" else which(name, *more))
 
 
-def test_closed_window_is_opened_again_and_the_other_stays(sandbox: Fixture, tmp_path: Path) -> None:
-    windows = TmuxWindows("job-1", tmp_path)
-    for closed_window in ("train", "processes", ""):
-        windows._open_missing()
-        assert sorted(tmux.window_names("job-1")) == ["agent", "processes", "train"]
-        if closed_window:
-            sandbox.tmux("kill-window", "-t", f"=job-1:{closed_window}")
-
-
 def test_ctrl_c_in_a_window_changes_nothing(sandbox: Fixture, tmp_path: Path) -> None:
     """People press it to leave the session."""
     windows = TmuxWindows("job-1", tmp_path)
@@ -57,7 +48,7 @@ def test_ctrl_c_in_a_window_changes_nothing(sandbox: Fixture, tmp_path: Path) ->
         os.kill(pid, signal.SIGKILL)
 
 
-def test_windows_of_machines_are_in_their_order_and_the_status_line_says_how_to_leave(
+def test_windows_of_machines_are_in_their_order_and_opened_again_and_the_status_line_says_how_to_leave(
     sandbox: Fixture, tmp_path: Path
 ) -> None:
     tmux.start_session("job-1", tmp_path, "supervisor", ["sleep", "1000"])
@@ -66,6 +57,10 @@ def test_windows_of_machines_are_in_their_order_and_the_status_line_says_how_to_
         TmuxWindows("job-1", tmp_path, machine)._open_missing()
     names = ["supervisor", "train-0", "train-1", "train-2", "agent-0", "agent-1", "agent-2", "processes"]
     assert tmux.window_names("job-1") == names
+    for closed_window, machine in (("train-1", "1"), ("processes", "0")):
+        sandbox.tmux("kill-window", "-t", f"=job-1:{closed_window}")
+        TmuxWindows("job-1", tmp_path, machine)._open_missing()
+        assert tmux.window_names("job-1") == names
     assert sandbox.tmux("display-message", "-p", "-t", "=job-1:", "#W").strip() == "train-0"
     status = sandbox.tmux("display-message", "-p", "-t", "=job-1:", "#{T:status-right}").strip()
     assert status == "leave: C-b d (in your own tmux: C-b C-b d)"

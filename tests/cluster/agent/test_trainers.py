@@ -82,14 +82,6 @@ def attempt(number: int = 1, **more: Any) -> Attempt:
     return Attempt(**{"number": number, "members": ("0.a", "1.b"), "master_port": 1234, **more})
 
 
-def has_ended(pid: str) -> bool:
-    """Return whether a process has ended; it may still be a zombie of ours."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
 def wait_for_exit(trainers: Trainers) -> ProcessesExit:
     """Wait until trainers have ended, and return how."""
     return wait_for(lambda: trainers.collect_exit(trainers.exit_codes()))
@@ -125,14 +117,17 @@ def test_start_ranks_follow_machine_rank(make_trainers: Fixture, monkeypatch: py
         assert f"--attempt 1 --resume {trainers.shared}/{resume}" in " ".join(argv)
 
 
-def test_start_uses_ready_standby_and_makes_new_one(make_trainers: Fixture) -> None:
+def test_start_uses_ready_standby_and_stop_spares_the_new_one(make_trainers: Fixture) -> None:
     trainers = make_trainers(WRITE_ASSIGNMENT, procs=2, standby=True)
     wait_for(trainers.ensure_standby)
     pids = [child.pid for child in trainers.standby_processes]
     trainers.start(attempt(), 0)
     assert [read_assignment(trainers, rank)[2] for rank in (0, 1)] == pids and trainers.standby_processes == []
     wait_for(trainers.ensure_standby)
-    assert [child.pid for child in trainers.standby_processes] != pids and trainers.exit_codes() == [None, None]
+    assert trainers.exit_codes() == [None, None]
+    trainers.stop()
+    assert all(standby.poll() is None for standby in trainers.standby_processes) and trainers.is_standby_ready
+    assert len(trainers.standby_processes) == 2 and trainers.processes == []
 
 
 def test_start_incomplete_standby_is_not_used(make_trainers: Fixture) -> None:
@@ -156,42 +151,6 @@ def test_ensure_standby_without_wish_or_memory_starts_none(
     assert trainers.ensure_standby() and trainers.standby_processes == [], "the machine is ready without one"
     trainers.start(attempt(), 0)
     assert read_assignment(trainers, 0)[1]["RANK"] == "0"
-
-
-def test_stop_spares_standby_unless_included(make_trainers: Fixture) -> None:
-    child = "import subprocess\nchild = subprocess.Popen(['sleep', '4321'], start_new_session=True).pid\n"
-    trainers = make_trainers(child + "(out / 'child').write_text(str(child))\n" + WRITE_ASSIGNMENT, standby=True)
-    wait_for(trainers.ensure_standby)
-    trainers.start(attempt(), 0)
-    read_assignment(trainers, 0)
-    wait_for(trainers.ensure_standby)
-    (standby,) = trainers.standby_processes
-    trainers.stop()
-    assert standby.poll() is None and trainers.processes == [] and trainers.is_standby_ready
-    wait_for(lambda: has_ended((trainers.shared / "child").read_text()))
-    trainers.stop(include_standby=True)
-    assert standby.poll() is not None and trainers.standby_processes == []
-
-
-GO_ON_AFTER_SAVE = (
-    "until(report.save_requested); (report.folder / f'saved-{rank}').touch(); until(report.stop_requested); sys.exit(3)"
-)
-
-
-def test_request_save_lets_the_trainers_go_on(make_trainers: Fixture) -> None:
-    trainers = make_trainers(GO_ON_AFTER_SAVE)
-    trainers.start(attempt(), 0)
-    trainers.request_save()
-    wait_for((trainers.attempt_folder / "saved-0").exists)
-    (trainers.attempt_folder / "save").unlink()
-    trainers.request_save()
-    assert not (trainers.attempt_folder / "save").exists(), "once in each attempt"
-    assert trainers.collect_exit(trainers.exit_codes()) is None
-    trainers.request_save_and_exit()
-    assert wait_for_exit(trainers) == ProcessesExit(AgentPhase.SAVED)
-    trainers.stop()
-    trainers.start(attempt(2), 0)
-    assert not {"save", "ask"} & {path.name for path in trainers.attempt_folder.iterdir()}
 
 
 def nccl_abort(error: str) -> str:
@@ -244,19 +203,6 @@ def test_collect_exit_tells_reason_and_fault(
     trainers = make_trainers(f"{text}\nuntil(lambda: False)", procs=2)
     trainers.start(attempt(), 1)
     assert wait_for_exit(trainers) == ProcessesExit(AgentPhase.FAILED, reason, fault)
-
-
-def test_collect_exit_ignores_reports_of_earlier_attempt(make_trainers: Fixture) -> None:
-    fail_once = "if not (out / 'again').exists(): report.report_failure('of attempt 1'); sys.exit(1)\n"
-    trainers = make_trainers(fail_once + "until(lambda: False)")
-    trainers.start(attempt(), 0)
-    assert wait_for_exit(trainers).reason == "of attempt 1"
-    (trainers.shared / "again").touch()
-    trainers.stop()
-    trainers.start(attempt(2), 0)
-    assert trainers.read_progress() is None and not (trainers.work / "000001").exists()
-    trainers.processes[0].kill()
-    assert wait_for_exit(trainers).reason == "the trainer of rank 0 was killed by SIGKILL"
 
 
 def test_dump_stacks_writes_stacks_to_log(make_trainers: Fixture) -> None:

@@ -50,38 +50,27 @@ def watchdog(tmp_path: Path, service: Any) -> Watchdog:
 # --- the metadata service -------------------------------------------------------------------------------------------
 
 
-def test_poll_once_spot_notice_sets_reason_and_deadline(
+def test_poll_once_asks_every_two_seconds_for_a_recommendation_and_until_the_notice(
     service: Any, watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # no proxy is asked
+    for seconds in (0.0, 0.5, METADATA_POLL_SECONDS - 0.1, METADATA_POLL_SECONDS + 0.1, METADATA_POLL_SECONDS + 0.5):
+        watchdog.poll_once(watchdog.start_time + seconds)
+    assert service.requested == 2 * [SPOT, REBALANCE] and len(service.tokens) == 1
+    service.requested.clear()
+    service.texts[REBALANCE] = json.dumps({"noticeTime": "2026-01-02T03:04:05Z"})
+    for count in range(2, 5):
+        watchdog.poll_once(watchdog.start_time + 3 * count)
+    assert watchdog.risk_reason == "EC2 may interrupt it soon (rebalance recommendation at 2026-01-02T03:04:05Z)"
+    assert (watchdog.leave_reason, watchdog.is_deadline_near(), watchdog.seconds_left()) == ("", False, float("inf"))
     service.texts[SPOT] = json.dumps({"action": "terminate", "time": "2026-01-02T03:04:05Z"})
-    watchdog.poll_once(watchdog.start_time)
+    for count in range(5, 8):
+        watchdog.poll_once(watchdog.start_time + 3 * count)
+    assert service.requested == [SPOT, REBALANCE, SPOT, SPOT, SPOT]
     assert watchdog.leave_reason == "spot/instance-action: terminate at 2026-01-02T03:04:05Z"
     assert SPOT_NOTICE_SECONDS - 5 < watchdog.seconds_left() <= SPOT_NOTICE_SECONDS and not watchdog.is_deadline_near()
     monkeypatch.setattr("cluster.agent.watchdog.time.monotonic", lambda: watchdog.notice_time + 16)
     assert watchdog.is_deadline_near()
-
-
-def test_poll_once_rebalance_recommendation_is_a_risk_and_no_notice(service: Any, watchdog: Watchdog) -> None:
-    service.texts[REBALANCE] = json.dumps({"noticeTime": "2026-01-02T03:04:05Z"})
-    for count in range(3):
-        watchdog.poll_once(watchdog.start_time + 3 * count)
-    assert watchdog.risk_reason == "EC2 may interrupt it soon (rebalance recommendation at 2026-01-02T03:04:05Z)"
-    assert (watchdog.leave_reason, watchdog.is_deadline_near(), watchdog.seconds_left()) == ("", False, float("inf"))
-    assert service.requested == [SPOT, REBALANCE, SPOT, SPOT]
-    service.texts[SPOT] = json.dumps({"action": "terminate", "time": "now"})
-    watchdog.poll_once(watchdog.start_time + 9)
-    assert watchdog.leave_reason == "spot/instance-action: terminate at now"
-
-
-def test_poll_once_queries_metadata_every_two_seconds_until_notice(service: Any, watchdog: Watchdog) -> None:
-    for seconds in (0.0, 0.5, METADATA_POLL_SECONDS - 0.1, METADATA_POLL_SECONDS + 0.1, METADATA_POLL_SECONDS + 0.5):
-        watchdog.poll_once(watchdog.start_time + seconds)
-    assert service.requested == 2 * [SPOT, REBALANCE] and len(service.tokens) == 1
-    service.texts[SPOT] = json.dumps({"action": "stop", "time": "now"})
-    for count in range(2, 6):
-        watchdog.poll_once(watchdog.start_time + 3 * count)
-    assert service.requested == [*2 * [SPOT, REBALANCE], SPOT]
 
 
 @pytest.mark.parametrize(
@@ -144,33 +133,23 @@ def test_poll_once_incomplete_notice_file_has_defaults(tmp_path: Path, text: str
 # --- the limit ------------------------------------------------------------------------------------------------------
 
 
-def test_poll_once_limit_sets_reason_then_hard_exits(tmp_path: Path) -> None:
+def test_poll_once_limit_sets_reason_then_hard_exits_whatever_a_notice_contains(tmp_path: Path, service: Any) -> None:
     exits: list[int] = []
-    watchdog = make_watchdog(tmp_path, max_hours=1.0, hard_exit=lambda: exits.append(1), elapsed_seconds=600.0)
+    watchdog = make_watchdog(tmp_path, 1.0, service.address, lambda: exits.append(1), elapsed_seconds=600.0)
+    service.texts[SPOT] = "[]"
+    (tmp_path / "notice").write_text("[1]")
     assert time.monotonic() - watchdog.start_time >= 600.0, "the job ran before this agent"
-    watchdog.poll_once(watchdog.start_time + 3599)
+    poll_like_thread(watchdog, watchdog.start_time + 3599)
     assert watchdog.limit_reason == ""
-    watchdog.poll_once(watchdog.start_time + 3601)
+    poll_like_thread(watchdog, watchdog.start_time + 3601)
     assert "1 hours (--max-hours)" in watchdog.limit_reason and not exits
-    watchdog.poll_once(watchdog.start_time + 3601 + 2 * SAVE_GRACE_SECONDS - 1)
+    poll_like_thread(watchdog, watchdog.start_time + 3601 + 2 * SAVE_GRACE_SECONDS - 1)
     assert not exits
-    watchdog.poll_once(watchdog.start_time + 3601 + 2 * SAVE_GRACE_SECONDS + 1)
+    poll_like_thread(watchdog, watchdog.start_time + 3601 + 2 * SAVE_GRACE_SECONDS + 1)
     assert exits == [1]
     watchdog.is_stopped = True
-    watchdog.poll_once(watchdog.start_time + 9999)
+    poll_like_thread(watchdog, watchdog.start_time + 9999)
     assert exits == [1]
-
-
-def test_poll_once_invalid_notice_does_not_disarm_limit(tmp_path: Path, service: Any) -> None:
-    exits: list[int] = []
-    service.texts[SPOT] = "[]"
-    watchdog = make_watchdog(
-        tmp_path, max_hours=1.0, metadata_address=service.address, hard_exit=lambda: exits.append(1)
-    )
-    (tmp_path / "notice").write_text("[1]")
-    for seconds in (3601, 3601 + 2 * SAVE_GRACE_SECONDS + 1, 3602 + 2 * SAVE_GRACE_SECONDS + 1):
-        poll_like_thread(watchdog, watchdog.start_time + seconds)
-    assert watchdog.limit_reason and exits
 
 
 OLD, NEW = "the limit of 1 hours (--max-hours)", "the limit of 9 dollars (--max-price-total)"
@@ -199,12 +178,12 @@ import os, sys, time
 from pathlib import Path
 from cluster.agent import watchdog
 work = Path(sys.argv[1])
-watchdog.SAVE_GRACE_SECONDS, watchdog.METADATA_POLL_SECONDS = 0.2, 0.05
+watchdog.SAVE_GRACE_SECONDS = 0.2
 def hard_exit():
     (work / "hard_exit").touch()
     os._exit(7)
 hours = float(sys.argv[2]) / 3600 if sys.argv[2] else None
-monitor = watchdog.Watchdog(work, hours, 0.0, sys.argv[3], hard_exit, float(sys.argv[4]) if sys.argv[4] else None)
+monitor = watchdog.Watchdog(work, hours, 0.0, "", hard_exit, float(sys.argv[3]) if sys.argv[3] else None)
 monitor.start()
 import threading
 def write_reasons():
@@ -221,14 +200,12 @@ fifo = os.open(work / "fifo", os.O_RDONLY)  # nobody writes to it: the main thre
 
 @pytest.fixture
 def hanging(tmp_path: Path, sandbox: Fixture) -> Iterator[Callable[..., "subprocess.Popen[bytes]"]]:
-    """Start a watchdog whose main thread hangs in a system call, with a limit in seconds and a metadata service."""
+    """Start a watchdog whose main thread hangs in a system call, with a limit in seconds."""
     os.mkfifo(tmp_path / "fifo")
     started = []
 
-    def start(
-        limit_seconds: str = "", metadata_address: str = "", poweroff_grace: str = ""
-    ) -> "subprocess.Popen[bytes]":
-        argv = [sys.executable, "-c", HANGING_PROCESS, str(tmp_path), limit_seconds, metadata_address, poweroff_grace]
+    def start(limit_seconds: str = "", poweroff_grace: str = "") -> "subprocess.Popen[bytes]":
+        argv = [sys.executable, "-c", HANGING_PROCESS, str(tmp_path), limit_seconds, poweroff_grace]
         started.append(subprocess.Popen(argv, cwd=ROOT, start_new_session=True))
         sandbox.wait_for((tmp_path / "ready").exists)
         return started[-1]
@@ -239,28 +216,27 @@ def hanging(tmp_path: Path, sandbox: Fixture) -> Iterator[Callable[..., "subproc
         process.wait()
 
 
-def read_if_exists(path: Path) -> str:
-    return path.read_text() if path.exists() else ""
-
-
-@pytest.mark.parametrize("stop_signal", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("signals", "poweroff_grace"),
+    [
+        ([signal.SIGTERM], ""),
+        ([signal.SIGHUP], ""),
+        ([signal.SIGINT], ""),
+        ([signal.SIGINT, signal.SIGTERM], "900"),  # a rented machine ignores Ctrl-C
+    ],
+)
 def test_watchdog_signal_is_noticed_while_main_thread_hangs(
-    tmp_path: Path, sandbox: Fixture, hanging: Fixture, stop_signal: signal.Signals
+    tmp_path: Path, sandbox: Fixture, hanging: Fixture, signals: list[signal.Signals], poweroff_grace: str
 ) -> None:
-    process = hanging()
-    process.send_signal(stop_signal)
-    assert sandbox.wait_for(lambda: read_if_exists(tmp_path / "leave_reason")) == f"the agent got {stop_signal.name}"
-    assert process.poll() is None
-
-
-def test_watchdog_rented_machine_ignores_ctrl_c(tmp_path: Path, sandbox: Fixture, hanging: Fixture) -> None:
-    process = hanging(poweroff_grace="900")
-    process.send_signal(signal.SIGINT)
-    process.send_signal(signal.SIGTERM)
-    assert sandbox.wait_for(lambda: read_if_exists(tmp_path / "leave_reason")) == "the agent got SIGTERM"
+    process = hanging(poweroff_grace=poweroff_grace)
+    for stop_signal in signals:
+        process.send_signal(stop_signal)
+    path = tmp_path / "leave_reason"
+    sandbox.wait_for(lambda: path.exists() and path.read_text())
+    assert path.read_text() == f"the agent got {signals[-1].name}" and process.poll() is None
 
 
 def test_watchdog_limit_kills_hanging_agent(tmp_path: Path, hanging: Fixture) -> None:
     process = hanging(limit_seconds="0.3")
     assert process.wait(120) == 7 and (tmp_path / "hard_exit").exists()
-    assert "--max-hours" in read_if_exists(tmp_path / "limit_reason")
+    assert "--max-hours" in (tmp_path / "limit_reason").read_text()

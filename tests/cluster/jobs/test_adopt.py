@@ -1,5 +1,6 @@
 """Adoption of a job from a shared folder that others can write to: what is taken from it, and what is refused."""
 
+import contextlib
 import json
 import re
 from collections.abc import Callable
@@ -18,23 +19,10 @@ UID = "job-3-9073e811"
 Change = Callable[..., None]
 
 
-class ConnectorOfHost(LocalConnector):
-    """A connector to this computer in the place of an ssh connector."""
-
-    def __init__(self, host: object) -> None:
-        super().__init__()
-
-    def __enter__(self) -> "ConnectorOfHost":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """There is no connection."""
-
-
 @pytest.fixture
 def shared(sandbox: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A shared folder with the description of one unfinished job, beside a hosts file that names it."""
-    monkeypatch.setattr(adopt, "SSHConnector", ConnectorOfHost)
+    monkeypatch.setattr(adopt, "SSHConnector", lambda host: contextlib.nullcontext(LocalConnector()))
     monkeypatch.setattr(Job, "refresh", lambda self: None)  # would start a supervisor, which would log in
     shared: Path = sandbox.path / "shared"
     (shared / UID).mkdir(parents=True)
@@ -95,8 +83,10 @@ def test_fields_that_name_things_of_this_computer_are_not_taken(change: Change) 
         name="../../evil",
         forecast={"minutes": 1.0, "terms": {"evil": 1.0}},
     )
+    Path("runs/job-3").mkdir(parents=True)
     spec = adopt.adopt("hosts.toml").spec
-    assert (spec.queue, spec.parallel, spec.name, spec.metadata_address) == ("", 1, "job-3", "")
+    assert (spec.queue, spec.parallel, spec.metadata_address) == ("", 1, "")
+    assert spec.name == "job-1", "job-3 is taken"
     assert spec.poweroff_grace is None and spec.forecast is None
     assert "evil" not in json.dumps(spec.to_json())
 
@@ -131,8 +121,3 @@ def test_description_of_another_job_and_a_job_that_has_ended_are_refused(shared:
     (shared / UID / "result.json").touch()
     with pytest.raises(NoSuchJob, match="no unfinished job"):
         adopt.adopt("hosts.toml")
-
-
-def test_adopted_job_whose_name_is_taken_gets_the_next_number(shared: Path) -> None:
-    Path("runs/job-3").mkdir(parents=True)
-    assert adopt.adopt("hosts.toml").name == "job-1"

@@ -1,7 +1,6 @@
-"""The cost of a job, from hand-made journals: totals, what was spent on losses, and that the job is refreshed first."""
+"""The cost of a job, from hand-made journals: totals, what was spent on losses."""
 
 import json
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -9,9 +8,8 @@ from support import aws_journal
 from support.train_records import epoch_line, step_line
 
 from cluster.backends.rented.traffic import TRAFFIC_FILE, TrafficCount, TrafficRecord
-from cluster.cli import cloud
 from cluster.display import cloud as display_cloud
-from cluster.jobs import billing, store
+from cluster.jobs import billing
 from infra.aws.journal_events import InstanceEnded, JournalEvent
 from infra.aws.launch_request import Place
 from infra.costs import Traffic
@@ -46,11 +44,9 @@ def test_cost_report_counts_losses_and_no_time_between_launches(hand_made: Fixtu
     run = hand_made(backend="aws", cloud={})
     run.write_attempt(1, "0.a", reason="start", launch_id="evening")
     write_metrics(run, 1, (1, 100.0), (20, 500.0), epoch=500.0)
-    run.write_attempt(2, "0.b", reason="lost", launch_id="evening", resume="checkpoints/000002/resume-00000016-abcd.pt")
+    run.write_attempt(2, "0.b", reason="lost", launch_id="evening", resume_step=16)
     write_metrics(run, 2, (17, 560.0), (30, 900.0), epoch=900.0)
-    run.write_attempt(
-        3, "0.c", reason="start", launch_id="morning", resume="checkpoints/000003/resume-00000030-abcd.pt"
-    )
+    run.write_attempt(3, "0.c", reason="start", launch_id="morning", resume_step=30)
     write_metrics(run, 3, (31, 90_100.0), (40, 90_500.0), epoch=90_500.0)
     write_journal(run, ("i-1", 0.0, 1000.0), ("i-2", 90_000.0, 91_000.0))
     report = billing.cost_report(run.job)
@@ -62,26 +58,17 @@ def test_cost_report_counts_losses_and_no_time_between_launches(hand_made: Fixtu
     assert run.job.backend.job_cost().unknown == ["i-1"]
 
 
-def test_cost_command_of_a_local_job_says_that_nothing_is_rented(hand_made: Fixture, sandbox: Any) -> None:
+def test_cost_command_refreshes_the_job_and_says_of_a_local_one_that_nothing_is_rented(
+    hand_made: Fixture, sandbox: Any
+) -> None:
+    """Without the refresh, machines that were terminated while nothing here was watching would be billed for ever."""
     run = hand_made()
     run.write_status("done", ended=True)
     text = sandbox.cli("cost", "job-1")
-    assert (text.code, text.err) == (0, "")
+    assert (text.code, text.err) == (0, "") and run.run_folder.result_path.exists()
     assert text.out == "job-1 runs on this computer: nothing is rented, so it costs nothing\n"
-    answer = sandbox.cli("cost", "job-1", "-o", "json")
-    report = json.loads(answer.out)
-    assert (answer.code, report["is_billed"], report["dollars"], report["machines"]) == (0, False, 0.0, [])
-
-
-def test_cost_command_refreshes_the_job_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise machines that were terminated while nothing here was watching would be billed for ever."""
-    calls: list[str] = []
-    job = SimpleNamespace(spec=SimpleNamespace(backend="aws"), refresh=lambda: calls.append("refresh"), name="job-1")
-    monkeypatch.setattr(store, "find", lambda name: job)
-    monkeypatch.setattr(billing, "cost_report", lambda *_: calls.append("cost_report"))
-    monkeypatch.setattr(display_cloud, "show_cost", lambda _: calls.append("show_cost"))
-    cloud.cost.callback("job-1", None, "table")  # type: ignore[misc]
-    assert calls == ["refresh", "cost_report", "show_cost"]
+    report = json.loads(sandbox.cli("cost", "job-1", "-o", "json").out)
+    assert (report["is_billed"], report["dollars"], report["machines"]) == (False, 0.0, [])
 
 
 def test_cost_shows_a_row_for_each_kind_of_traffic(hand_made: Fixture, capsys: pytest.CaptureFixture[str]) -> None:

@@ -250,37 +250,20 @@ def test_spec_parallel_jobs_share_the_processors(hand_made: Fixture, monkeypatch
 # --- creating a queue ------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def requested_queues(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The queues whose process was requested. No process is started, and the first job counts as started."""
-    queue_ids: list[str] = []
-
-    def ensure_queue_process(runs_folder: Path, queue_id: str) -> None:
-        queue_ids.append(queue_id)
-        queue_state.queued_runs(runs_folder, queue_id)[0].folder.started_marker.touch()
-
-    monkeypatch.setattr(queue_state, "ensure_queue_process", ensure_queue_process)
-    return queue_ids
-
-
-def hosts_file(sandbox: Fixture, count: int) -> str:
-    """A hosts file with this many machines."""
-    path = sandbox.path / "hosts.toml"
-    path.write_text(f'shared = "/shared"\nmachines = {[f"gpu{number}" for number in range(count)]!r}\n')
-    return str(path)
-
-
 def host_names(spec: Any) -> list[str]:
     """The hosts of a job."""
     return [machine.host for machine in spec.host_list]
 
 
-def test_queue_gives_each_job_machines_of_its_own(
-    sandbox: Fixture, requested_queues: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_queue_gives_each_job_machines_of_its_own(sandbox: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[Path, str]] = []
+    monkeypatch.setattr(queue_state, "ensure_queue_process", lambda *call: calls.append(call))
+    monkeypatch.setattr(queue_state, "QUEUE_START_SECONDS", 0.0)
     monkeypatch.setattr(SshBackend, "launch", lambda ssh_backend: None)
+    hosts_file = sandbox.path / "hosts.toml"
+    hosts_file.write_text(f'shared = "/shared"\nmachines = {[f"gpu{number}" for number in range(7)]!r}\n')
     (recipe,) = submit.load_recipes(sandbox.write_recipe())
-    options = make_launch_options(hosts=hosts_file(sandbox, 7), machines=2, spares=1, data="/data", procs=1)
+    options = make_launch_options(hosts=str(hosts_file), machines=2, spares=1, data="/data", procs=1)
     plans = [submit.plan(replace(recipe, name=f"r{number}"), options) for number in range(4)]
     runs_folder = sandbox.path / "runs"
     assert queue.resolve_parallel(plans) == 2
@@ -291,11 +274,10 @@ def test_queue_gives_each_job_machines_of_its_own(
 
     jobs = queue.enqueue(plans)
     first, second, third, fourth = jobs
-    assert requested_queues == [first.spec.queue] and {job.spec.parallel for job in jobs} == {2}
+    assert calls == [(runs_folder, first.spec.queue)] and {job.spec.parallel for job in jobs} == {2}
     assert {len(host_names(job.spec)) for job in jobs} == {7}
-    first.run_folder.started_marker.unlink()
     for _ in range(2):
-        queue.advance_queue(runs_folder, requested_queues[0])
+        queue.advance_queue(*calls[0])
     assert host_names(Job(first.path).spec) == ["gpu0", "gpu1", "gpu2"]
     assert host_names(Job(second.path).spec) == ["gpu3", "gpu4", "gpu5"]
     assert third.is_waiting and len(host_names(Job(third.path).spec)) == 7
@@ -308,7 +290,7 @@ def test_queue_gives_each_job_machines_of_its_own(
         fourth.resume()
     assert fourth.has_ended and fourth.state == "stopped"
     first.run_folder.result_path.write_text("{}")
-    queue.advance_queue(runs_folder, requested_queues[0])
+    queue.advance_queue(*calls[0])
     assert host_names(Job(third.path).spec) == ["gpu0", "gpu1", "gpu2"]
 
 

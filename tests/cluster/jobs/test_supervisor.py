@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +34,6 @@ def start_supervisor(sandbox: Fixture) -> Any:
 LOG = "logs/000001/rank-0.log"
 
 
-def append_log(run: Any, text: str) -> None:
-    """Append to the trainer's log in the shared folder."""
-    path = run.run_folder.shared / LOG
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        file.write(text)
-
-
 def text_of(path: Path) -> str:
     """The text of a file, "" when there is none."""
     return path.read_text() if path.exists() else ""
@@ -64,7 +57,7 @@ def test_second_supervisor_exits_and_the_next_one_goes_on_after_the_death_of_the
     run = hand_made()
     run.write_status("training")
     with run.hold_agent_lock():
-        append_log(run, "one\n")
+        run.write_shared(LOG, "one\n")
         first = start_supervisor(run)
         sandbox.wait_for(lambda: local_log(run) == "one\n")
         assert start_supervisor(run).wait(120) == 0 and first.poll() is None
@@ -75,7 +68,7 @@ def test_second_supervisor_exits_and_the_next_one_goes_on_after_the_death_of_the
         first.send_signal(end)
         assert first.wait(120) in (-end, 128 + end)
         assert ("SIGTERM: the supervisor was ended" in logged_messages(run)) == (end == signal.SIGTERM)
-        append_log(run, "two\n")
+        run.write_shared(LOG, "one\ntwo\n")
         third = start_supervisor(run)
         sandbox.wait_for(lambda: local_log(run) == "one\ntwo\n")
         assert not run.job.has_ended
@@ -150,30 +143,22 @@ def test_replacer_replaces_after_a_second_that_doubles_up_to_a_minute_per_machin
     assert now - start == 1.0, "the delay of one machine must not delay another one"
 
 
-@pytest.mark.parametrize(
-    "reason", ["all are dead", "one machine only", "for good", "it failed", "a stop", "a result", "the end", "booting"]
-)
+# What makes the replacement of machine 1 pointless.
+POINTLESS: dict[str, Callable[[Any], object]] = {
+    "all are dead": lambda job: job.dead.extend(["0", "2"]),
+    "for good": lambda job: job.run_folder.disabled_marker("1").touch(),
+    "it failed": lambda job: job.run_.write_status("failed", "1", ended=True),
+    "a stop": lambda job: job.run_.write_shared("stop", "{}"),
+    "a result": lambda job: job.run_.write_shared("result.json", "{}"),
+    "the end": lambda job: job.run_.write_attempt(1, end_state="failed", reason="why", launch_id=""),
+    "it boots": lambda job: (job.run_folder.launch_path.touch(), job.run_folder.status_path("1").unlink()),
+}
+
+
+@pytest.mark.parametrize("reason", [*POINTLESS, "one machine only"])
 def test_replacer_replaces_nothing_when_pointless(job: Any, hand_made: Fixture, reason: str) -> None:
-    run = job.run_
     job.dead = ["1"]
-    match reason:
-        case "all are dead":
-            job.dead = ["0", "1", "2"]
-        case "one machine only":
-            job = hand_made("job-2").job
-            job.replaced = []
-        case "for good":
-            job.run_folder.disabled_marker("1").touch()
-        case "it failed":
-            run.write_status("failed", "1", ended=True)
-        case "a stop":
-            run.write_shared("stop", "{}")
-        case "a result":
-            run.write_shared("result.json", "{}")
-        case "the end":
-            run.write_attempt(1, end_state="failed", reason="why", launch_id="")
-        case "booting":
-            run.run_folder.launch_path.write_text("")  # launched just now, and machine 1 has no status yet
-            run.run_folder.status_path("1").unlink()
-    replacer = MachineReplacer(job)
+    if reason in POINTLESS:
+        POINTLESS[reason](job)
+    replacer = MachineReplacer(job if reason in POINTLESS else hand_made("job-2").job)
     assert [replacer.replace_due_machines(float(now)) for now in range(0, 200, 5)] == [[]] * 40 and job.replaced == []

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from support.toy_cloud import ToyBackend, ToyCloud
@@ -27,7 +28,6 @@ from cluster.jobs.job import Job
 from cluster.jobs.supervision import START_MARKER
 from cluster.jobs.supervisor import heartbeats, supervise
 from cluster.state import supervisor_records
-from cluster.state.run_folder import SUPERVISOR_LOCK
 from cluster.state.supervisor_records import SupervisorTrouble
 from infra.errors import AdoptedElsewhere, NoCredentials
 from train.tools import host
@@ -57,17 +57,13 @@ def job(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.fixture
 def without_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     """A shell without credentials for the toy cloud."""
-
-    def check_access(*_: Any) -> None:
-        raise NoCredentials("the toy cloud: no credentials")
-
-    monkeypatch.setattr(ToyCloud, "check_access", check_access)
+    monkeypatch.setattr(ToyCloud, "check_access", Mock(side_effect=NoCredentials("the toy cloud: no credentials")))
 
 
 # Holds the lock as a supervisor does; its command line ends as that of a supervisor.
 LOCK_HOLDER = """
 import fcntl, os, sys, time
-with open(sys.argv[3], "w") as lock:
+with open(os.path.join(sys.argv[2], ".supervisor.lock"), "w") as lock:
     fcntl.flock(lock, fcntl.LOCK_EX)
     lock.write(str(os.getpid()))
     lock.flush()
@@ -82,8 +78,7 @@ def start_holder(job: Any) -> Iterator[Any]:
     processes = []
 
     def start(module: str = "cluster.jobs.supervisor") -> "subprocess.Popen[bytes]":
-        lock = str(job.path / SUPERVISOR_LOCK)
-        argv = [sys.executable, "-c", LOCK_HOLDER.replace("sys.argv[3]", repr(lock)), module, str(job.path)]
+        argv = [sys.executable, "-c", LOCK_HOLDER, module, str(job.path)]
         process = subprocess.Popen(argv, stdout=subprocess.PIPE)
         processes.append(process)
         assert process.stdout and process.stdout.readline() == b"held\n"
@@ -108,19 +103,10 @@ def test_command_without_credentials_starts_no_supervisor_and_says_so(job: Any, 
     assert not (job.run_folder.shared / "stop").exists()
 
 
-def test_command_with_credentials_starts_one_supervisor_and_warns_of_nothing(job: Any) -> None:
-    for _ in range(2):
-        job.refresh()
-    assert job.sessions == ["supervisor"] and job.status().warning == ""
-
-
 def test_supervisor_without_access_ends_and_keeps_the_reason(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     job.is_supervisor = True
-
-    def poll(_: Any) -> bool:
-        raise NoCloudAccess("job-1 runs in account 1, but these credentials are for account 2")
-
-    monkeypatch.setattr(ToyBackend, "poll", poll)
+    error = NoCloudAccess("job-1 runs in account 1, but these credentials are for account 2")
+    monkeypatch.setattr(ToyBackend, "poll", Mock(side_effect=error))
     assert supervise(job) == 1 and not job.has_ended
     assert f"for account 2; {NOTHING_IS_RENTED}" in job.status().warning
 
@@ -128,18 +114,13 @@ def test_supervisor_without_access_ends_and_keeps_the_reason(job: Any, monkeypat
 def test_job_that_another_computer_adopted_is_not_called_running(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     job.is_supervisor = True
     error = "job-1 was adopted by another computer (ann on desk), which supervises it since 14:02"
-
-    def poll(_: Any) -> bool:
-        raise JobAdopted(error, since=1000.0)
-
-    def ask_cloud(*_: Any) -> None:
-        raise AssertionError("the cloud is asked no more: the answer cannot change")
-
-    monkeypatch.setattr(ToyBackend, "poll", poll)
+    monkeypatch.setattr(ToyBackend, "poll", Mock(side_effect=JobAdopted(error, since=1000.0)))
     assert supervise(job) == 1
     job.is_supervisor = False
+    ask_cloud = Mock()
     monkeypatch.setattr(ToyCloud, "check_access", ask_cloud)
     job.refresh()
+    assert not ask_cloud.called, "the answer cannot change"
     status = job.status()
     assert (status.state, status.doing, job.sessions) == ("adopted", "", [])
     assert status.warning.startswith(f"{error}; all shown here is from before then") and "type:" not in status.warning
@@ -154,14 +135,11 @@ def test_job_that_another_computer_adopted_is_not_called_running(job: Any, monke
 def test_job_is_ending_until_its_machines_are_known_to_be_gone(
     job: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse(_: Any) -> list[str]:
-        raise NoCredentials(REFUSED.error)
-
     rented = RentedNow(machines=2, requested=1, power_off_time=time.time() + 3600)
     parts = ("2 machines still run and are billed", "1 machine that was requested may run")
     assert all(part in str(rented) for part in parts)
     monkeypatch.setattr(ToyBackend, "rented_now", lambda _: rented)
-    monkeypatch.setattr(ToyCloud, "terminate_job", refuse)
+    monkeypatch.setattr(ToyCloud, "terminate_job", Mock(side_effect=NoCredentials(REFUSED.error)))
     (job.path / JOURNAL_FILE).write_text("rent 0\n")
     with pytest.raises(
         ClusterError, match=f"^{REFUSED.error}; job-1 is ending: {rented}; .*imgnet-cluster down job-1$"
@@ -183,11 +161,7 @@ def test_job_is_ending_until_its_machines_are_known_to_be_gone(
 def test_command_that_finds_the_adoption_writes_it_down(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The computer slept: its supervisor is gone, and lacked access before."""
     supervisor_records.write_trouble(job.path, REFUSED)
-
-    def check_access(*_: Any) -> None:
-        raise AdoptedElsewhere("adopted", since=1000.0)
-
-    monkeypatch.setattr(ToyCloud, "check_access", check_access)
+    monkeypatch.setattr(ToyCloud, "check_access", Mock(side_effect=AdoptedElsewhere("adopted", since=1000.0)))
     job.refresh()
     assert job.status().state == "adopted" and job.supervision.adoption.adopted_since == 1000.0
 

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +34,7 @@ def weights_file(note: str = "") -> bytes:
     return blank.replace(BLANK_SHA256.encode(), hashlib.sha256(blank).hexdigest().encode(), 1)
 
 
-def write_network(folder: Path, **changes: bytes) -> None:
+def write_network(folder: Path) -> None:
     """Write the files of a network below a shared folder or a run folder."""
     files = {
         "model.safetensors": weights_file("last"),
@@ -42,36 +43,26 @@ def write_network(folder: Path, **changes: bytes) -> None:
         "confusion.json": b"{}\n",
     }
     (folder / "network").mkdir(parents=True, exist_ok=True)
-    for name, content in {**files, **changes}.items():
+    for name, content in files.items():
         (folder / "network" / name).write_bytes(content)
 
 
 class CountingConnector(LocalConnector):
-    """This computer as a machine, which sends files in small pieces and records what is read from it."""
+    """This computer as a machine, which sends files in small pieces and records what is read from it.
+
+    `before_read` is called with the path and the offset of each piece.
+    """
 
     name = "machine 0"
 
-    def __init__(self) -> None:
+    def __init__(self, before_read: Callable[[str, int], None] = lambda *_: None) -> None:
         self.reads: list[str] = []
+        self.before_read = before_read
 
     def read_from(self, path: str, offset: int, limit: int = 40) -> bytes:
         self.reads.append(path.rpartition("/")[2])
+        self.before_read(path, offset)
         return super().read_from(path, offset, 40)
-
-
-class LyingConnector(LocalConnector):
-    """A machine that lists files as it likes, and sends this content for each."""
-
-    name = "machine 0"
-
-    def __init__(self, listing: dict[str, int], content: bytes = b"") -> None:
-        self.listing, self.content = listing, content
-
-    def list_files(self, folder: str, with_hidden: bool = False) -> dict[str, int]:
-        return self.listing
-
-    def read_from(self, path: str, offset: int, limit: int = 0) -> bytes:
-        return self.content[offset:]
 
 
 @pytest.fixture
@@ -117,8 +108,11 @@ def test_download_from_a_lying_machine_leaves_nothing(
     home: Path, monkeypatch: pytest.MonkeyPatch, download: Any, listing: dict[str, int], content: bytes, error: str
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(total=1 << 40, free=1 << 33))
+    machine = LocalConnector("machine 0")
+    monkeypatch.setattr(machine, "list_files", lambda folder, with_hidden=False: listing)
+    monkeypatch.setattr(machine, "read_from", lambda path, offset: content[offset:])
     with pytest.raises((ClusterError, OSError), match=error) if error else contextlib.nullcontext():
-        assert download(LyingConnector(listing, content), "/shared", home, lambda *_: None) is None
+        assert download(machine, "/shared", home, lambda *_: None) is None
     assert not [path for path in home.rglob("*") if path.is_file()]
 
 
@@ -169,39 +163,37 @@ def test_download_version_brings_the_newest_complete_one_with_hidden_files_and_d
     assert connector.reads.count("model") == 3
 
 
-def test_download_version_takes_over_what_an_interrupted_one_has_left(tmp_path: Path, home: Path) -> None:
-    class CutConnector(CountingConnector):
-        def read_from(self, path: str, offset: int, limit: int = 40) -> bytes:
-            if path.endswith("/b") and offset:
-                raise ClusterError("machine 0: no answer")
-            return super().read_from(path, offset, limit)
-
+def test_download_version_is_continued_and_of_one_that_is_replaced_meanwhile_the_newer_one_comes(
+    tmp_path: Path, home: Path
+) -> None:
     machine = tmp_path / "machine"
-    write_version(machine, "000001/save-00000001", a="1", b="b" * 150)
+    first = "000001/save-00000001"
+    write_version(machine, first, a="1", b="b" * 150)
+
+    def cut(path: str, offset: int) -> None:
+        if path.endswith("/b") and offset:
+            raise ClusterError("machine 0: no answer")
+
+    def replace_version(path: str, offset: int) -> None:
+        if path.endswith("save-00000002/a") and offset:
+            remove_version(machine / "checkpoints/000001/save-00000002")
+            write_version(machine, "000001/save-00000003", a="3" * 250)
+
     with pytest.raises(ClusterError, match="no answer"):
-        trained_files.download_version(CutConnector(), str(machine), home, lambda *_: None)
+        trained_files.download_version(CountingConnector(cut), str(machine), home, lambda *_: None)
     assert newest_version(home) is None
     connector = CountingConnector()
     assert trained_files.download_version(connector, str(machine), home, lambda *_: None)
-    assert "a" not in connector.reads and files_below(home / "checkpoints/000001/save-00000001")["b"] == "b" * 150
+    assert connector.reads.count("a") == 0 and files_below(home / "checkpoints" / first) == {"a": "1", "b": "b" * 150}
+
+    write_version(machine, "000001/save-00000002", a="2" * 250)
+    trained_files.download_version(CountingConnector(replace_version), str(machine), home, lambda *_: None)
+    assert files_below(home / "checkpoints") == {"000001/save-00000003/a": "3" * 250}
 
 
-def test_download_version_that_is_replaced_meanwhile_brings_the_newer_one(tmp_path: Path, home: Path) -> None:
-    class BusyConnector(CountingConnector):
-        def read_from(self, path: str, offset: int, limit: int = 40) -> bytes:
-            content = super().read_from(path, offset, limit)
-            if "save-00000001" in path:
-                remove_version(machine / "checkpoints/000001/save-00000001")
-                write_version(machine, "000001/save-00000002", a="2" * 250)
-            return content
-
-    machine = tmp_path / "machine"
-    write_version(machine, "000001/save-00000001", a="1" * 250)
-    trained_files.download_version(BusyConnector(), str(machine), home, lambda *_: None)
-    assert files_below(home / "checkpoints") == {"000001/save-00000002/a": "2" * 250}
-
-
-def test_link_network_takes_files_only(tmp_path: Path, home: Path) -> None:
+def test_link_network_takes_files_only_and_copies_where_there_are_no_hard_links(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shared = tmp_path / "shared"
     trained_files.link_network(shared, home)
     assert not list(home.iterdir())
@@ -216,16 +208,10 @@ def test_link_network_takes_files_only(tmp_path: Path, home: Path) -> None:
         trained_files.link_network(shared, home)
     assert sorted(path.name for path in (home / "network").iterdir()) == ["classes.json", "model.safetensors"]
     assert (home / "network" / "model.safetensors").samefile(shared / "network" / "model.safetensors")
-
-
-def test_link_network_copies_where_there_are_no_hard_links(
-    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_network(tmp_path / "shared")
-    monkeypatch.setattr(os, "link", Mock(side_effect=PermissionError(1, "Operation not permitted")))
-    trained_files.link_network(tmp_path / "shared", home)
-    assert (home / "network" / "model.safetensors").read_bytes() == weights_file("last")
-    assert len(list((home / "network").iterdir())) == 4
+    monkeypatch.setattr(os, "link", Mock(side_effect=PermissionError(1, "no hard links here")))
+    (tmp_path / "copy").mkdir()
+    trained_files.link_network(shared, tmp_path / "copy")
+    assert files_below(tmp_path / "copy") == files_below(home)
 
 
 # --- which file a command takes -----------------------------------------------------------------------------------
@@ -272,37 +258,21 @@ def test_trained_weights_of_an_unfinished_job_are_its_newest_complete_checkpoint
 # --- checkpoints of another machine -------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def remote_shared(hand_made: Fixture) -> Any:
-    """The shared folder of another machine: two attempts, the newest file of the second one damaged."""
-    run = hand_made("job-9")
-    for attempt, step, is_complete in ((1, 50, True), (2, 7, True), (2, 8, True), (2, 9, False)):
-        run.write_checkpoint(attempt, step, is_complete)
-    run.write_shared("checkpoints/000002/resume-00000050-abc.pt", "x")
-    run.write_shared("checkpoints/000002/notes.txt", "x")
-    return run.run_folder.shared
-
-
-def test_download_checkpoint_brings_the_newest_complete_file_once(remote_shared: Path, home: Path) -> None:
-    connector, calls = CountingConnector(), list[tuple[int, int]]()
-    name = "checkpoints/000002/step-00000008.pt"
-    missing = str(remote_shared / "nowhere")
-    assert trained_files.download_checkpoint(connector, missing, home, lambda *_: None) is None
-    for _ in range(2):
-        path = trained_files.download_checkpoint(connector, str(remote_shared), home, lambda *call: calls.append(call))
-        assert path == home / name and path.read_bytes() == (remote_shared / name).read_bytes()
-    size = (home / name).stat().st_size
-    assert (size, size) in calls and connector.reads.count("step-00000008.pt") <= size // 40 + 2
-    assert [path.name for path in home.rglob("*.pt")] == ["step-00000008.pt"]
-
-
-def test_newest_checkpoint_of_a_remote_job_falls_back_to_the_local_copy(
-    hand_made: Fixture, remote_shared: Path, monkeypatch: pytest.MonkeyPatch
+def test_newest_checkpoint_of_a_remote_job_is_downloaded_once_or_is_the_local_copy(
+    hand_made: Fixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """On the machine the newest file of the second attempt is damaged."""
+    machine = hand_made("job-9")
+    for attempt, step, is_complete in ((1, 50, True), (2, 7, True), (2, 8, True), (2, 9, False)):
+        machine.write_checkpoint(attempt, step, is_complete)
+    machine.write_shared("checkpoints/000002/resume-00000050-abc.pt", "x")
+    machine.write_shared("checkpoints/000002/notes.txt", "x")
+    connector = CountingConnector()
+
     class Fleet:
         """Machine 0 does not answer, machine 1 was never set up, machine 2 answers until `is_silent`."""
 
-        connectors = dict.fromkeys("012", CountingConnector())
+        connectors = dict.fromkeys("012", connector)
         is_silent = False
 
         @property
@@ -312,13 +282,18 @@ def test_newest_checkpoint_of_a_remote_job_falls_back_to_the_local_copy(
         def job_folder(self, name: str) -> str:
             if name == "0" or self.is_silent:
                 raise ClusterError(f"machine {name}: does not answer")
-            return {"2": str(remote_shared)}[name]
+            return {"2": str(machine.run_folder.shared)}[name]
 
     fleet = Fleet()
     monkeypatch.setattr(SshBackend, "open_fleet", lambda ssh_backend: fleet)
     run = hand_made(backend="ssh")
-    local_path = run.run_folder.shared / "checkpoints/000002/step-00000008.pt"
-    assert checkpoints.newest_checkpoint(run.job) == local_path
+    name = "checkpoints/000002/step-00000008.pt"
+    local_path = run.run_folder.shared / name
+    for _ in range(2):
+        assert checkpoints.newest_checkpoint(run.job) == local_path
+    assert local_path.read_bytes() == (machine.run_folder.shared / name).read_bytes()
+    assert connector.reads.count(local_path.name) <= local_path.stat().st_size // 40 + 2
+    assert [path.name for path in run.run_folder.path.rglob("*.pt")] == [local_path.name]
     fleet.is_silent = True
     assert checkpoints.newest_checkpoint(run.job) == local_path
     local_path.unlink()

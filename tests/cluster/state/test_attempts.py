@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,10 @@ def resume_content(run: Any, attempt: attempts.Attempt) -> bytes:
 def test_propose_resumes_from_newest_checkpoint_of_previous_attempt(run: Any, shared: Path) -> None:
     for step in (8, 16, 24):
         run.write_checkpoint(1, step)
+    run.write_shared("checkpoints/000001/best-00000004.safetensors", "best")
     second = propose(shared)
+    for path in (shared / "checkpoints/000001").iterdir():
+        path.unlink()  # trainers of an older attempt may live on for a while, and keep two of their own checkpoints
     assert (second.number, second.first_step, resume_content(run, second)) == (2, 24, b"1 24")
     assert resume_content(run, propose(shared)) == b"1 24", "attempt 2 has saved nothing"
     run.write_checkpoint(3, 32)
@@ -59,6 +63,7 @@ def test_propose_resumes_from_newest_checkpoint_of_previous_attempt(run: Any, sh
     run.write_checkpoint(1, 1000)
     fourth = propose(shared)
     assert (fourth.first_step, resume_content(run, fourth)) == (32, b"3 32")
+    assert (shared / "checkpoints/000004/best-00000004.safetensors").read_text() == "best"
     folders = sorted(path.name for path in (shared / "checkpoints").iterdir())
     assert folders == ["000003", "000004"], "those of older attempts are deleted"
 
@@ -81,17 +86,6 @@ def test_propose_damaged_checkpoint_is_skipped(run: Any, shared: Path, damage: C
     damage(shared / run.write_checkpoint(1, 16))
     second = propose(shared)
     assert resume_content(run, second) == b"1 8" and (shared / second.resume).samefile(shared / whole)
-
-
-def test_propose_late_pruning_by_older_attempt_does_no_harm(run: Any, shared: Path) -> None:
-    """Trainers of an older attempt may live on for a while, and keep two of their own checkpoints."""
-    for step in (8, 16):
-        run.write_checkpoint(1, step)
-    second = propose(shared)
-    for path in (shared / "checkpoints/000001").iterdir():
-        path.unlink()
-    run.write_checkpoint(1, 24)
-    assert resume_content(run, second) == resume_content(run, propose(shared)) == b"1 16"
 
 
 def test_propose_stale_knowledge_returns_newest_attempt(tmp_path: Path) -> None:
@@ -144,7 +138,10 @@ def test_propose_checkpoint_vanishes_chooses_again(
 
 @pytest.mark.parametrize("launches", [1, 2])
 def test_propose_passes_over_a_checkpoint_that_cannot_be_read(run: Any, shared: Path, launches: int) -> None:
-    """Also after the job has ended and was resumed, when the folder that both were saved in is gone."""
+    """Also after the job has ended and was resumed, when the folder that both were saved in is gone.
+
+    Its checksum is right, but the trainers could not read it. Without an earlier one the job ends.
+    """
     for step in (8, 16, 24):
         run.write_checkpoint(1, step)
     if launches == 2:
@@ -156,16 +153,11 @@ def test_propose_passes_over_a_checkpoint_that_cannot_be_read(run: Any, shared: 
     attempt = attempts.propose(shared, unreadable, following)
     assert resume_content(run, attempt) == b"1 16" and attempt.first_step == 16
     assert attempt.reason == "cannot be read; training goes on from step 16"
-    assert resume_content(run, propose(shared)) == b"1 16"
-
-
-def test_propose_without_an_earlier_checkpoint_ends_the_job(run: Any, shared: Path) -> None:
-    """Its checksum is right, but the trainers could not read it."""
-    run.write_checkpoint(1, 8)
-    following = attempts.Attempt(launch_id="now", members=("0.a",), reason="cannot be read", resume_before=8)
-    attempt = attempts.propose(shared, propose(shared), following)
-    assert (attempt.members, attempt.resume, attempt.end_state) == ((), "", MachineState.FAILED)
-    assert attempt.reason.startswith("cannot be read; no checkpoint can be read, all are damaged (of step 8); ")
+    last = propose(shared)
+    assert resume_content(run, last) == b"1 16"
+    ended = attempts.propose(shared, last, replace(following, resume_before=16))
+    assert (ended.members, ended.resume, ended.end_state) == ((), "", MachineState.FAILED)
+    assert ended.reason.startswith("cannot be read; no checkpoint can be read, all are damaged (of step 16); ")
 
 
 def test_propose_with_damaged_checkpoints_only_ends_the_job_until_they_are_deleted(run: Any, shared: Path) -> None:
@@ -181,14 +173,6 @@ def test_propose_with_damaged_checkpoints_only_ends_the_job_until_they_are_delet
     anew = attempts.Attempt(launch_id="at last", members=("0.a",), reason="test")
     begun = attempts.propose(shared, attempts.newest_attempt(shared), anew)
     assert (begun.members, begun.resume, begun.end_state) == (("0.a",), "", None)
-
-
-def test_propose_passes_the_best_weights_on(run: Any, shared: Path) -> None:
-    run.write_checkpoint(1, 8)
-    run.write_shared("checkpoints/000001/best-00000004.safetensors", "best")
-    for number in (2, 3):
-        assert propose(shared).number == number
-        assert (shared / f"checkpoints/{number:06d}/best-00000004.safetensors").read_text() == "best"
 
 
 def test_propose_concurrently_has_one_winner(tmp_path: Path, run_in_processes: Callable[..., list[Any]]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.recorded_run import PRICE, make_job
 from support.train_records import epoch_line, make_epoch, make_result, step_line
 
 from cluster.errors import ClusterError
@@ -61,7 +62,9 @@ def test_write_result_done_merges_trainer_result(hand_made: Fixture) -> None:
     assert result.seconds == {"training": 4.0, "total": 10.0, "setup": 1.0, "starting": 3.0}
 
 
-def test_agent_without_status_fails_the_job_after_its_time_to_start(hand_made: Fixture) -> None:
+def test_agent_without_status_fails_the_job_after_its_time_to_start(
+    hand_made: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     young, old, resumed = hand_made("job-1", created=time.time()), hand_made("job-2"), hand_made("job-3")
     young.job.refresh()
     assert not young.job.has_ended and young.job.state == "booting"
@@ -77,22 +80,12 @@ def test_agent_without_status_fails_the_job_after_its_time_to_start(hand_made: F
     for run, reason in ((old, f"{error}; try"), (resumed, "it was killed, or")):
         run.job.refresh()
         assert run.job.state == "failed" and f"before it wrote its first status: {reason}" in run.job.result.reason
-
-
-def test_refresh_first_status_during_poll_keeps_job_alive(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine answered that no agent was alive there, just before one started."""
-    run = hand_made("job-1", created=time.time())
-
-    def step(*_: object) -> bool:
-        run.write_status("starting")
-        return False
-
-    job = run.job
-    monkeypatch.setattr(job.backend, "poll", step)
+    job = young.job
+    monkeypatch.setattr(job.backend, "poll", lambda: bool(young.write_status("starting")))
     job.refresh()
-    assert not job.has_ended
+    assert not job.has_ended, "its agent started after the machine had answered that none was alive"
     job.refresh()
-    assert job.state == "failed"  # it has a status but does not live: it was killed
+    assert job.state == "failed", "it has a status but does not live: it was killed"
 
 
 @pytest.mark.parametrize(
@@ -154,7 +147,7 @@ def test_add_job_times_shows_pauses_in_status_and_result(hand_made: Fixture, san
     assert run.job.status().where is None
     run.write_attempt(1, "0.a", reason="start")
     run.write_metrics(1, {**step(8), "step": 1, "time": 100.0}, {**step(16), "step": 9, "time": 108.0})
-    run.write_attempt(2, "0.a", reason="crash", resume="checkpoints/000002/resume-00000009-abcd.pt")
+    run.write_attempt(2, "0.a", reason="crash", resume_step=9)
     run.write_metrics(2, {**step(24), "step": 10, "time": 120.5})
     run.write_status("training", step=8, where=WHERE)
     with run.hold_agent_lock():
@@ -198,16 +191,6 @@ def test_resumed_job_that_starts_is_not_recovering(hand_made: Fixture) -> None:
         assert [row.reason for row in run.job.timeline()] == ["start", "killed", "resume"]
 
 
-def test_infer_end_state_ignores_end_of_earlier_launch(hand_made: Fixture) -> None:
-    run = hand_made(machines=2)
-    run.write_attempt(1, end_state="stopped", reason="long ago", launch_id="the first")
-    run.run_folder.launch_path.write_text("the second")
-    os.utime(run.run_folder.launch_path, (time.time() - 600,) * 2)
-    run.write_status("training", "1", launch="the second")
-    run.job.refresh()
-    assert run.job.state == "failed" and "was killed" in run.job.result.reason
-
-
 AGREED = {"end_state": "failed", "reason": "machine 1: the loss is nan", "launch_id": ""}
 
 
@@ -221,12 +204,8 @@ AGREED = {"end_state": "failed", "reason": "machine 1: the loss is nan", "launch
         ((None, None), {}, "failed", "was killed"),
         ((None, None), {"result.json": trained()}, "done", ""),
         ((None, None), {"stop": "{}"}, "stopped", "stopped by the user; the agents were ended before they could save"),
-        (
-            (("left", "a notice"), None),
-            {"attempts/000002.json": json.dumps(AGREED)},
-            "failed",
-            "machine 1: the loss is",
-        ),
+        ((("left", "a notice"), None), {"attempts/000002.json": json.dumps(AGREED)}, "failed", "machine 1: the loss"),
+        ((None, None), {"attempts/000002.json": json.dumps(AGREED | {"launch_id": "old"})}, "failed", "was killed"),
     ],
 )
 def test_end_is_agreed_or_inferred_from_the_final_statuses(
@@ -333,3 +312,25 @@ def test_status_shows_the_last_activity_of_a_rented_job(hand_made: Fixture) -> N
             supervisor_records.write_activity(run.run_folder.path, doing)
         status = job_status.job_status(run.job.run, None)
         assert (status.state, status.doing) == (expected, doing or "")
+
+
+# --- the accuracy target ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["local", "aws"])
+def test_result_has_seconds_and_dollars_to_target(hand_made: Fixture, backend: str) -> None:
+    job = make_job(hand_made, backend)
+    target, row = job.result.target, job.result.epochs[-1]
+    assert (target.metric, target.goal, target.reached, target.epoch, target.best) == ("top5", 93.0, True, 4, 94.0)
+    assert target.seconds == row.clock and target.minutes == row.clock / 60
+    assert target.seconds_all == pytest.approx(row.clock + 100)
+    dollars = (row.clock + 90 + 260 + row.clock - 175) * PRICE / 3600
+    assert target.dollars == (None if backend == "local" else pytest.approx(dollars, abs=2 * PRICE / 3600))
+    contradicting = replace(job.run, spec=replace(job.spec, created=target.at - 1.0))
+    outcome = job_result.target_outcome(contradicting, job.backend, job.result.epochs)
+    assert outcome == replace(target, seconds_all=None), "the clock contradicts the time since the launch"
+
+
+def test_failed_job_has_the_best_of_a_target_that_it_missed(hand_made: Fixture) -> None:
+    job = make_job(hand_made, done=False, target="top5=99")
+    assert job.state == "failed" and (job.result.target.reached, job.result.target.best) == (False, 94.0)

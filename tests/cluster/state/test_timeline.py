@@ -1,82 +1,159 @@
-"""Tests of the timeline of a job: one row per attempt, with its members, reason and cost."""
+"""Tests of the timeline of a job: one row per attempt, with its members, reason and cost, also of a long history."""
 
+import random
 from typing import Any
 
-from support.train_records import step_line
+import pytest
+from support.train_records import epoch_line, step_line
 
+from cluster.jobs.job import Job
 from cluster.state import timeline
+from cluster.state.result import LEFT_OUT, MAX_RESULT_BYTES, write_result
+from train.metrics import step_search
+from train.metrics.records import EpochRow, RowT, StepRow, read_metrics_file
+from train.metrics.time_table import TimePart
+from train.tools import filesystem, records
+from train.tools.agent_protocol import metrics_file, metrics_files
 
 Fixture = Any
+ATTEMPTS = 30
 
 
-def write_steps(run: Any, attempt: int, *pairs: tuple[int, float], tail: str = "") -> None:
+def write_steps(run: Any, attempt: int, *pairs: tuple[int, float]) -> None:
     """Write the metrics of an attempt from (step, time) pairs."""
-    rows = [step_line(step, time, attempt=attempt) for step, time in pairs]
-    run.write_metrics(attempt, *rows, tail=tail)
+    run.write_metrics(attempt, *(step_line(step, time, attempt=attempt) for step, time in pairs))
 
 
-def timeline_rows(run: Any) -> list[timeline.AttemptRow]:
-    """End the job and return its timeline, which must be part of the result."""
+def test_attempt_rows_have_machines_pause_and_lost_steps(hand_made: Fixture) -> None:
+    """Attempt 3 goes back further than attempt 2, which made no step."""
+    run = hand_made(machines=2)
+    run.write_attempt(1, "0.a", "1.b", reason="start")
+    write_steps(run, 1, (1, 100.0), (10, 109.0), (20, 119.0))
+    run.write_attempt(2, "1.b", reason="machine 0 lost", resume_step=16)
+    run.write_attempt(3, "1.b", reason="killed", resume_step=8)
+    write_steps(run, 3, (9, 122.5), (40, 145.0))
+    run.write_attempt(4, "1.b", "0.c", reason="machine 0 joined", resume_step=40)
+    write_steps(run, 4, (41, 146.0))
     run.write_status("failed", ended=True)
     run.job.refresh()
     rows = timeline.attempt_rows(run.run_folder)
     assert rows == run.job.result.timeline
-    return rows
-
-
-def test_attempt_rows_have_machines_pause_and_lost_steps(hand_made: Fixture) -> None:
-    run = hand_made(machines=2)
-    run.write_attempt(1, "0.a", "1.b", reason="start")
-    write_steps(run, 1, (1, 100.0), (10, 109.0), (20, 119.0))
-    run.write_attempt(2, "1.b", reason="machine 0 lost", resume="checkpoints/000002/resume-00000016-abcd.pt")
-    write_steps(run, 2, (17, 122.5), (40, 145.0))
-    run.write_attempt(3, "1.b", "0.c", reason="machine 0 joined", resume="checkpoints/000003/resume-00000040-ef01.pt")
-    write_steps(run, 3, (41, 146.0))
-    rows = [
-        (row.machines, row.reason, row.first_step, row.last_step, row.pause, row.steps_lost)
-        for row in timeline_rows(run)
-    ]
-    assert rows == [
+    assert [(row.machines, row.reason, row.first_step, row.last_step, row.pause, row.steps_lost) for row in rows] == [
         (("0", "1"), "start", 0, 20, None, None),
-        (("1",), "machine 0 lost", 16, 40, 3.5, 4),
+        (("1",), "machine 0 lost", 16, None, None, 4),
+        (("1",), "killed", 8, 40, 3.5, 8),
         (("1", "0"), "machine 0 joined", 40, 41, 1.0, 0),
     ]
 
 
-def test_attempts_without_steps_have_no_pause_and_their_lost_steps_add_up(hand_made: Fixture) -> None:
-    """Attempt 3 goes back further than attempt 2, which made no step; attempt 4 repeats attempt 3's start."""
-    run = hand_made()
-    run.write_attempt(1, "0.a", reason="start")
-    write_steps(run, 1, (1, 100.0), (20, 119.0))
-    for number, first_step in ((2, 16), (3, 8), (4, 8)):
-        resume = f"checkpoints/{number:06d}/resume-{first_step:08d}-abcd.pt"
-        run.write_attempt(number, f"0.{number}", reason="killed", resume=resume)
-    write_steps(run, 4, (9, 130.0), (20, 141.0))
-    rows = timeline_rows(run)
-    assert [row.steps_lost for row in rows] == [None, 4, 8, 0], "20 - 8 in all"
-    assert [row.pause for row in rows] == [None, None, None, 11.0]
-
-
-def test_clocks_of_two_machines_that_contradict_give_no_pause_and_a_line(hand_made: Fixture) -> None:
+def test_clocks_that_contradict_and_the_time_between_launches_give_no_pause(hand_made: Fixture) -> None:
     run = hand_made(machines=2)
     run.write_attempt(1, "0.a", "1.b", reason="start")
     write_steps(run, 1, (1, 10_000.0), (20, 10_019.0))
-    run.write_attempt(2, "1.b", reason="machine 0 lost", resume="checkpoints/000002/resume-00000016-abcd.pt")
+    run.write_attempt(2, "1.b", reason="machine 0 lost", resume_step=16)
     write_steps(run, 2, (17, 400.0), (30, 413.0))
-    _, second = timeline_rows(run)
-    assert (second.pause, second.steps_lost, second.reason) == (None, 4, "machine 0 lost; the clock jumped")
-    assert timeline.lost_seconds(run.run_folder) == 0.0
+    for number, first_step in ((3, 24), (4, 30)):
+        run.write_attempt(number, "1.b", reason="killed", launch_id="morning", resume_step=first_step)
+    write_steps(run, 3, (25, 30_000.0), (30, 30_005.0))
+    write_steps(run, 4, (31, 30_008.0))
+    run.copy_logs()
+    assert [(row.pause, row.steps_lost, row.reason) for row in timeline.attempt_rows(run.run_folder)] == [
+        (None, None, "start"),
+        (None, 4, "machine 0 lost; the clock jumped"),
+        (None, 6, "killed"),
+        (3.0, 0, "killed"),
+    ]
+    # Steps 25 to 30 were done again; the last known time before them is that of step 17.
+    assert timeline.lost_intervals(run.run_folder) == [(400.0, 413.0), (30_005.0, 30_008.0)]
 
 
-def test_lost_intervals_exclude_time_between_launches(hand_made: Fixture) -> None:
+# --- a long history: each file is read once, and the results are those of a full reading ------------------------------
+
+
+def write_history(run: Any, seed: int = 0) -> None:
+    """Write attempts of some steps each, of which each repeats a part of the one before. One step has one image."""
+    rng = random.Random(seed)
+    step, now = 0, 1000.0
+    for number in range(1, ATTEMPTS + 1):
+        run.write_attempt(number, f"0.{number}", reason="killed", resume_step=step, time=now)
+        last = step + rng.randrange(0, 300)
+        rows = [step_line(each, now + each - step, attempt=number) for each in range(step + 1, last, 5)]
+        epochs = [
+            epoch_line(each, now + each - step, attempt=number) for each in range(step + 1, last) if each % 64 == 0
+        ]
+        run.write_metrics(number, *sorted([*rows, *epochs], key=lambda row: row["time"]), tail='{"kind": "tr')
+        now += last - step + 10
+        step = rng.randrange(step, max(step + 1, last))
+    run.copy_logs()
+
+
+def effective_rows(run: Any, row_type: type[RowT]) -> list[RowT]:
+    """Return the rows that count by their definition: those of each attempt replace the rows from its first on."""
+    rows: list[RowT] = []
+    for path in metrics_files(run.run_folder.path):
+        attempt_rows = list(read_metrics_file(path, row_type))
+        if attempt_rows:
+            rows = [row for row in rows if row.images < attempt_rows[0].images] + attempt_rows
+    return rows
+
+
+def lost_intervals(run: Any) -> list[tuple[float, float]]:
+    """Return the lost intervals of a run of one launch by their definition, from all lines."""
+    intervals = []
+    previous: list[StepRow] = []
+    for attempt in run.run_folder.attempts.all():
+        rows = list(read_metrics_file(metrics_file(run.run_folder.path, attempt.number), StepRow))
+        if previous and rows:
+            begin = max((row.time for row in previous if row.step <= attempt.first_step), default=previous[0].time)
+            intervals.append((begin, rows[0].time))
+        previous = rows or previous
+    return intervals
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_rows_and_lost_intervals_equal_their_definition(hand_made: Fixture, seed: int) -> None:
     run = hand_made()
-    run.write_attempt(1, "0.a", reason="start", launch_id="evening")
-    write_steps(run, 1, (1, 100.0), (20, 119.0))
-    for number, first_step in ((2, 16), (3, 16), (4, 30)):
-        resume = f"checkpoints/{number:06d}/resume-{first_step:08d}-abcd.pt"
-        run.write_attempt(number, "0.b", reason="killed", launch_id="morning", resume=resume)
-    write_steps(run, 3, (17, 30_000.0), (30, 30_013.0))
-    write_steps(run, 4, (31, 30_016.0))
-    assert [row.pause for row in timeline_rows(run)] == [None, None, None, 3.0]
-    # Steps 17 to 20 were done again; the first known time before them is that of step 1.
-    assert timeline.lost_intervals(run.run_folder) == [(100.0, 119.0), (30_013.0, 30_016.0)]
+    write_history(run, seed)
+    assert [*run.run_folder.steps()] == effective_rows(run, StepRow)
+    assert run.run_folder.epochs() == effective_rows(run, EpochRow)
+    assert timeline.lost_intervals(run.run_folder) == lost_intervals(run)
+
+
+def test_polling_reads_no_file_of_the_history_again(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `follow`, `top` and the supervisor ask for again and again reads only what is new."""
+    run = hand_made()
+    write_history(run)
+    parts = {part: {"seconds": 1.0, "epoch": 0, "most": 0.0} for part in TimePart}
+    run.write_status("training", phase="running", where={"wall": 1.0, "parts": parts})
+    opened: list[str] = []
+    for module in (filesystem, records, step_search):
+        open_file = filesystem.open_regular
+
+        def note(path: Any, *mode: Any, open_file: Any = open_file) -> Any:
+            opened.append(path.name)
+            return open_file(path, *mode)
+
+        monkeypatch.setattr(module, "open_regular", note)
+    job = Job(run.run_folder.path)
+
+    def poll() -> list[str]:
+        opened.clear()
+        job.status(), job.timeline(), job.epochs(), job.machine_details()
+        return [name for name in opened if name[:6].isdigit()]
+
+    assert len(poll()) >= ATTEMPTS
+    assert set(poll()) <= {f"{ATTEMPTS + 1:06d}.json"}, "only the next attempt is looked for"
+    with metrics_file(run.run_folder.path, ATTEMPTS).open("a") as file:
+        file.write("\n")
+    assert set(poll()) <= {f"{ATTEMPTS + 1:06d}.json", f"{ATTEMPTS:06d}.jsonl"}
+
+
+def test_attempts_of_a_machine_that_fill_memory_are_cut_and_the_result_can_be_read(hand_made: Fixture) -> None:
+    run = hand_made()
+    for number in range(1, 12):
+        run.write_attempt(number, f"0.{number}", reason="x" * 900_000)
+    kept = run.job.run_folder.attempts.all()
+    assert 1 < len(kept) < 11 and kept[-1].number == 11 and LEFT_OUT in run.job.status().warning
+    write_result(run.job.run, run.job.backend, end_reason="stopped")
+    assert run.run_folder.result_path.stat().st_size <= MAX_RESULT_BYTES
+    assert run.job.result.timeline[-1].attempt == run.job.result.attempts == 11
