@@ -23,7 +23,6 @@ PROCESS_FILES = (
     "cluster/cli/test_spending.py",
     "cluster/cli/test_trained_network.py",
     "cluster/connectors/test_ssh.py",
-    "cluster/connectors/test_ssh_agent.py",
     "cluster/connectors/test_tmux.py",
     "cluster/display/test_status.py",
     "cluster/display/test_tensorboard.py",
