@@ -15,11 +15,6 @@ from train.tools.option_fields import OptionError
 URL = "https://hooks.slack.com/services/T0/B0/s3cr3t"
 
 
-@pytest.mark.parametrize("target", [URL, "mail -s 'job' me@host", "curl -d @- https://ntfy.sh/x", "echo a://b", "none"])
-def test_commands_and_webhooks_are_accepted(target: str) -> None:
-    assert LaunchOptions(notify=(target,)).notify == (target,)
-
-
 @pytest.mark.parametrize("target", ["", "  ", "a\nb", "ftp://h/s3cr3t", "https:///s3cr3t", "https://h:1e9/s3cr3t"])
 def test_wrong_target_is_refused_without_showing_a_url(target: str) -> None:
     with pytest.raises(OptionError, match="'--notify': ") as error:
@@ -61,7 +56,8 @@ def test_command_of_a_launch_is_kept_without_its_targets(
 
 def test_none_drops_configured_targets_and_words_of_the_shell_are_accepted() -> None:
     assert chosen_targets((URL, "none")) == ()
-    accepted = ("exec true", "X=1 true", "$HOME/tell", "cat > /dev/null", URL)
+    accepted = ("exec true", "X=1 true", "$HOME/tell", "cat > /dev/null", "echo a://b 'a job'", URL)
+    assert LaunchOptions(notify=accepted).notify == accepted
     assert chosen_targets((*accepted, URL)) == accepted
 
 

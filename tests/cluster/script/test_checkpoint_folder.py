@@ -48,16 +48,6 @@ def wait_for_scan(begun: CheckpointFolder) -> None:
     wait_for(lambda: begun._tree == tree)
 
 
-def test_folder_is_copied_once_it_is_at_rest(bed: Bed) -> None:
-    begun = bed.start()
-    bed.write("first")
-    wait_for_scan(begun)
-    assert not begun.is_copy_due()
-    bed.now += REST_SECONDS
-    wait_for(lambda: begun.copied == 1)
-    assert bed.copies() == ["first"] and not begun.is_copy_due()
-
-
 def test_folder_that_never_rests_is_copied_when_no_file_is_open(bed: Bed) -> None:
     begun = bed.start()
     with (bed.folder / "model.pt").open("w") as file:
@@ -108,15 +98,18 @@ def test_version_that_cannot_be_read_is_a_problem_and_not_an_empty_folder(
     assert begun.problem == "the checkpoint folder cannot be restored: model.pt: No space left on device"
 
 
-def test_failed_copy_is_tried_again(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_at_rest_is_copied_once_and_a_failed_copy_is_tried_again(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     publish = snapshot.publish
     monkeypatch.setattr(snapshot, "publish", fail)
     begun = bed.start()
     bed.write("first")
     wait_for_scan(begun)
+    assert not begun.is_copy_due(), "it is not at rest yet"
     bed.now += REST_SECONDS
     wait_for(lambda: begun.problem)
     assert begun.problem == "the checkpoint folder cannot be copied: model.pt: No space left on device"
     monkeypatch.setattr(snapshot, "publish", publish)
     wait_for(lambda: begun.copied == 1)
-    assert begun.problem == "" and bed.copies() == ["first"]
+    assert begun.problem == "" and bed.copies() == ["first"] and not begun.is_copy_due()

@@ -20,13 +20,6 @@ def run_folder(tmp_path: Path) -> Path:
     return tmp_path / "job-1"
 
 
-def test_collect_takes_values_from_environment_argument_and_file(tmp_path: Path) -> None:
-    file = tmp_path / "keys"
-    file.write_text("A=from file\nB=2\n")
-    values = secret_values.collect(["A", "C=x=y", "D="], [str(file)], {"A": "mine"})
-    assert values == {"A": "mine", "B": "2", "C": "x=y", "D": ""}
-
-
 @pytest.mark.parametrize(
     "arguments, files, problem",
     [

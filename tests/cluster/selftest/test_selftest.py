@@ -1,6 +1,8 @@
-"""The order of a self-test: what runs after a failure and after Ctrl-C, and what is removed at the end."""
+"""A self-test: what runs after a failure and Ctrl-C, what is removed at the end, and its report without secrets."""
 
+import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +12,10 @@ import pytest
 from cluster.errors import ClusterError
 from cluster.jobs import billing, store
 from cluster.selftest import selftest
-from cluster.selftest.report import Observation, SelftestReport, StepState
+from cluster.selftest.report import Observation, SelftestReport, StepState, remove_private, write_report
 from cluster.selftest.session import STATE_FILE, SelftestSession
 from cluster.selftest.steps import Step
+from train.tools.records import decode
 
 
 def make_session(cloud: Any, folder: Path) -> SelftestSession:
@@ -45,12 +48,14 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SelftestSession:
     return make_session(FakeCloud(), tmp_path)
 
 
-def part(name: str, log: list[str], error: BaseException | None = None, is_right: bool = True) -> Any:
+def part(
+    name: str, log: list[str], error: BaseException | None = None, is_right: bool = True, seen: str = "seen"
+) -> Any:
     """Return a part of a step that writes its name to the log, yields an observation, and then perhaps fails."""
 
     def observe(session: SelftestSession) -> Iterator[Observation]:
         log.append(name)
-        yield Observation(name, is_right, "seen")
+        yield Observation(name, is_right, seen)
         if error:
             raise error
 
@@ -146,3 +151,32 @@ def test_what_a_killed_session_left_is_removed_first(session: SelftestSession) -
     cloud.leftovers, cloud.stack = (), False
     second.begin()
     assert len(cloud.removed) == 2
+
+
+# --- the report ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("credentials: arn:aws:sts::123456789012:assumed-role/admin/jane in account 123456789012",
+         "credentials: <arn> in account <account>"),
+        ("AWS does not accept AKIAIOSFODNN7EXAMPLE", "AWS does not accept <key>"),
+        ("ssh from 203.0.113.7/32, machine 10.77.0.5", "ssh from <address>/32, machine 10.77.0.5"),
+        ("i-0123456789012 of ami-123456789012, torch 2.13.0", "i-0123456789012 of ami-123456789012, torch 2.13.0"),
+        ("/home/jane/runs of jane on janes-laptop", "<private>/runs of <private> on janes-laptop"),
+    ],
+)  # fmt: skip
+def test_private_things_are_left_out_and_others_stay(text: str, expected: str) -> None:
+    assert remove_private(text, ["/home/jane", "jane", "me"]) == expected
+
+
+def test_report_is_written_as_json_and_as_text(run_steps: Callable[..., SelftestReport], tmp_path: Path) -> None:
+    failed = part("a thing", [], is_right=False, seen='account 123456789012, "quoted"')
+    report = replace(run_steps(step(), step(failed), last=step()), dollars=2.5)
+    text = write_report(tmp_path, report)
+    assert text == (tmp_path / "selftest-report.txt").read_text()
+    assert "\n2 a step: failed after " in text and "\n  WRONG  a thing: account <account>" in text
+    assert "$2.50 of $10.00" in text
+    read = decode(SelftestReport, json.loads((tmp_path / "selftest-report.json").read_text()))
+    assert read.steps[1].observations[0].seen == 'account <account>, "quoted"' and read.max_dollars == 10.0
