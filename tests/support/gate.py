@@ -97,7 +97,7 @@ SMOKE_TESTS = (
     # packed sets, the report's numbers, its page in a browser
     "end_to_end/test_fetch.py::test_local_job_fetches_what_its_phases_read",
     "cluster/report/test_report.py::test_render_report_page_is_complete_and_self_contained",
-    "cluster/report/test_report_in_browser.py::test_page_is_visible_in_both_schemes_with_empty_console[phone]",
+    "cluster/report/test_report.py::test_page_is_visible_in_both_schemes_with_empty_console[phone]",
 )
 
 if __name__ == "__main__":

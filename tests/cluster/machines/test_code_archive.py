@@ -3,7 +3,6 @@
 import importlib.metadata
 import io
 import os
-import sys
 import tarfile
 import tomllib
 from collections.abc import Callable
@@ -129,11 +128,3 @@ def test_upload_code_concurrent_calls_leave_one_folder(checkout: Path, tmp_path:
         assert set(pool.map(put, range(24))) == {f"{tmp_path}/code/{name}"}
     assert [path.name for path in (tmp_path / "code").iterdir()] == [name]
     assert (tmp_path / "code" / name / "train/__init__.py").exists()
-
-
-def test_upload_code_of_this_project_is_importable(tmp_path: Path) -> None:
-    path = code_archive.upload_code(LocalConnector(), str(tmp_path), *code_archive.pack_code())
-    code = "import cluster; print(cluster.__file__)"
-    result = LocalConnector().run(["env", f"PYTHONPATH={path}", sys.executable, "-P", "-c", code])
-    assert result.out.decode().strip() == f"{path}/cluster/__init__.py"
-    assert (Path(path) / "cluster/report/style.css").exists()  # data files travel with the code

@@ -52,33 +52,6 @@ def lies(job: Job) -> Iterator[Callable[[bytes], None]]:
 # --- mirroring files ----------------------------------------------------------------------------------------------
 
 
-def test_pull_files_copies_each_byte_once_over_cut_connections(job: Job) -> None:
-    source, copy = job.shared / "logs" / "long.log", job.fleet.folders.path / "logs" / "long.log"
-    over = threading.Event()
-
-    def write() -> None:
-        with source.open("w") as file:
-            for number in range(4000):
-                file.write(f"line {number}\n")
-                if number % 100 == 0:
-                    file.flush()
-                    over.wait(0.02)
-        over.set()
-
-    def cut() -> None:
-        while not over.wait(0.15):
-            for machine in job.machines:
-                machine.cut()
-
-    threads = [threading.Thread(target=target) for target in (write, cut)]
-    for thread in threads:
-        thread.start()
-    job.pull_until(lambda: over.is_set() and copy.exists() and copy.stat().st_size == source.stat().st_size)
-    for thread in threads:
-        thread.join()
-    assert copy.read_bytes() == source.read_bytes()
-
-
 def test_pull_files_continues_after_partial_write(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     copy = job.fleet.folders.path / "logs" / "a.log"
     job.fleet.pull_files()
@@ -279,16 +252,3 @@ def test_endless_drip_holds_up_neither_other_machines_nor_a_stop(job: Job, monke
         assert not fleet.pull_last_files(), "the answers are not complete"
         fleet.last_pull_start = time.monotonic() - module.STOPPED_PATIENCE_SECONDS
         assert fleet.pull_last_files(), "the user of a stopped job does not wait for all of it"
-
-
-def test_pull_files_writes_through_no_link(job: Job, tmp_path: Path) -> None:
-    fleet = job.new_fleet("job-2")
-    victim = tmp_path / "victim"
-    victim.mkdir()
-    (fleet.folders.path / "logs").symlink_to(victim)
-    with pytest.raises(OSError, match="symbolic link or not a regular file; remove it"):
-        fleet.pull_files()
-    assert not list(victim.iterdir())
-    (fleet.folders.path / "logs").unlink()
-    fleet.pull_files()
-    assert (fleet.folders.path / "logs").is_dir()

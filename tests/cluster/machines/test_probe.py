@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -135,24 +136,21 @@ def test_find_problems_stale_nfs_mount_prints_mount_command(options: str, good: 
 
 
 @pytest.mark.parametrize(
-    ("fault", "message"),
+    ("make", "message"),
     [
-        ("missing", "does not exist on this machine"),
-        ("file", "is not a folder"),
-        ("probe is a file", "probe"),
-        ("hangs", "no answer in 0.2 s"),
+        pytest.param(lambda folder: None, "does not exist on this machine", id="missing"),
+        pytest.param(lambda folder: folder.touch(), "is not a folder", id="file"),
+        pytest.param(lambda folder: (folder.mkdir(), (folder / "probe").touch()), "probe", id="probe is a file"),
+        pytest.param(None, "no answer in 0.2 s", id="hangs"),
     ],
 )
 def test_find_problems_unusable_shared_folder_is_one_error(
-    tmp_path: Path, fault: str, message: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, make: Callable[[Path], object] | None, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "shared"
-    if fault == "file":
-        folder.touch()
-    if fault == "probe is a file":
-        folder.mkdir()
-        (folder / "probe").touch()
-    if fault == "hangs":
+    if make:
+        make(folder)
+    else:
         monkeypatch.setattr(probe, "folder_facts", lambda *_: signal.pause())
         monkeypatch.setattr(probe, "FOLDER_TIMEOUT_SECONDS", 0.2)
     text = findings_text(checks.find_problems(probe.gather_facts(folder, tmp_path, folder / "probe/t-a"), 0, 0))
@@ -201,22 +199,11 @@ def test_lost_gpus_are_reported_and_tell_a_broken_machine_from_a_missing_driver(
 
 def test_query_gpus_kills_hanging_nvidia_smi(nvidia_smi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "NVIDIA_SMI_TIMEOUT_SECONDS", 0.3)
-    running = nvidia_smi.with_name("running")  # the child of nvidia-smi holds a lock of this file
-    write_program(nvidia_smi, f"flock {running} sleep 600 & wait")
-    start = subprocess.Popen
-
-    def is_held() -> bool:
-        return running.exists() and subprocess.call(["flock", "-n", str(running), "true"]) != 0
-
-    def start_and_wait(*arguments: Any, **options: Any) -> Any:
-        process = start(*arguments, **options)
-        if "nvidia-smi" in arguments[0][0]:
-            wait_for(is_held)
-        return process
-
-    monkeypatch.setattr(subprocess, "Popen", start_and_wait)
-    assert probe.query_gpus() == ((), "hangs")
-    wait_for(lambda: not is_held())
+    lock, began = nvidia_smi.with_name("lock"), nvidia_smi.with_name("began")
+    write_program(nvidia_smi, f"flock {lock} sh -c 'touch {began}; exec sleep 600' & wait")
+    while not began.exists():  # a busy computer may take longer to start the child, which holds the lock
+        assert probe.query_gpus() == ((), "hangs")
+    wait_for(lambda: subprocess.call(["flock", "-n", str(lock), "true"]) == 0)
     assert "no GPU: nvidia-smi does not answer; reboot" in problems_text(procs=8, nvidia="hangs")
 
 

@@ -1,6 +1,6 @@
 """Tests of the record of the set-up: one for each launch, also when many threads write it."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,11 +39,8 @@ def test_setup_progress_concurrent_changes_are_all_kept(tmp_path: Path) -> None:
             progress.update(name, lambda row: replace(row, notes=(*row.notes, str(len(row.notes)))))
         progress.set_failure_reason(name, f"reason {name}")
 
-    threads = [threading.Thread(target=set_up, args=(name,)) for name in names]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        assert known(read_record(progress.path, SetupRecord)).launch == "first"
+    with ThreadPoolExecutor(len(names)) as pool:
+        list(pool.map(set_up, names))
     assert known(read_record(progress.path, SetupRecord)).machines == progress.rows
     notes = tuple(str(number) for number in range(30))
     assert {name: (row.seconds, row.notes, row.reason) for name, row in progress.rows.items()} == {
