@@ -36,7 +36,6 @@ PROCESS_FILES = (
     "cluster/machines/test_host_check.py",
     "cluster/machines/test_provision.py",
     "cluster/machines/test_python_env.py",
-    "cluster/machines/test_requirements.py",
     "cluster/notifications/test_notifier.py",
     "cluster/planning/test_data_fetch.py",
     "cluster/planning/test_plan_forecast.py",
