@@ -1,10 +1,10 @@
 """Copying of growing files: each byte once, with several readers, restarts and full disks."""
 
+import multiprocessing
 import os
 import random
 import shutil
-import subprocess
-import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 from support.small_disk import enlarge
+from support.waiting import wait_for
 
-from cluster.connectors import untrusted
+from cluster.connectors import log_sync, untrusted
 from cluster.connectors.log_sync import LogShipper, pull_logs
-
-Fixture = Any
+from cluster.connectors.untrusted import ArrivalFolder
 
 
 @pytest.fixture
@@ -99,28 +99,19 @@ def test_pull_logs_concurrent_processes_copy_each_line_once(
     assert (run_folder / "logs/a").read_bytes() == b"".join(lines)
 
 
-SLOW_PULL = """
-import sys, time
-from pathlib import Path
-from cluster.connectors import log_sync
-from cluster.connectors.untrusted import ArrivalFolder
-
-append = ArrivalFolder.append
-ArrivalFolder.append = lambda *arguments: (time.sleep(0.0005), append(*arguments))[1]
-log_sync.PART_BYTES = 3000
-log_sync.pull_logs(Path(sys.argv[1]), Path(sys.argv[2]))
-"""
-
-
-def test_pull_logs_continues_after_sigkill(shared: Path, run_folder: Path, sandbox: Fixture) -> None:
-    append(shared / "logs/a", os.urandom(30_000_000))
-    target = run_folder / "logs/a"
-    for part in (1, 2, 3):
-        process = subprocess.Popen([sys.executable, "-c", SLOW_PULL, str(shared), str(run_folder)])
-        sandbox.wait_for(lambda part=part: target.exists() and target.stat().st_size > part * 100_000)
-        process.kill()
-        assert process.wait() == -9
-        assert target.stat().st_size < 30_000_000
+def test_pull_logs_continues_after_sigkill(shared: Path, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append(shared / "logs/a", os.urandom(3_000_000))
+    target, append_arrival = run_folder / "logs/a", ArrivalFolder.append
+    with monkeypatch.context() as patch:
+        patch.setattr(log_sync, "PART_BYTES", 3000)
+        patch.setattr(ArrivalFolder, "append", lambda *words: (time.sleep(0.001), append_arrival(*words))[1])
+        for part in (1, 2, 3):
+            process = multiprocessing.get_context("fork").Process(target=pull_logs, args=(shared, run_folder))
+            process.start()
+            wait_for(lambda part=part: target.exists() and target.stat().st_size > part * 100_000)
+            process.kill()
+            process.join()
+            assert process.exitcode == -9 and target.stat().st_size < 3_000_000
     pull_logs(shared, run_folder)
     assert target.read_bytes() == (shared / "logs/a").read_bytes()
 

@@ -99,16 +99,20 @@ def test_pack_code_changed_tree_changes_hash(tmp_path: Path, change: Callable[[P
 # --- on a machine -------------------------------------------------------------------------------------------------
 
 
-def test_upload_code_places_tree_once(checkout: Path, tmp_path: Path) -> None:
+def test_upload_code_places_tree_once_also_by_concurrent_calls(checkout: Path, tmp_path: Path) -> None:
     archive_bytes, name = code_archive.pack_code(checkout)
     folder = str(tmp_path / "a 'strange' $folder")
-    for _ in range(2):
-        path = Path(code_archive.upload_code(LocalConnector(), folder, archive_bytes, name))
-        assert str(path) == code_archive.code_folder(folder, name) == f"{folder}/code/{name}"
-        assert os.access(path / "train/run", os.X_OK) and not os.access(path / "pyproject.toml", os.X_OK)
-        assert (path / "train/link.py").readlink() == Path("__init__.py")
-        assert (path / "pyproject.toml").read_text() == PYPROJECT
-        assert [path.name for path in path.parent.iterdir()] == [name]
+
+    def upload(_: int) -> str:
+        return code_archive.upload_code(LocalConnector(), folder, archive_bytes, name)
+
+    with ThreadPoolExecutor(6) as pool:
+        (path,) = map(Path, set(pool.map(upload, range(24))))
+    assert str(path) == code_archive.code_folder(folder, name) == f"{folder}/code/{name}"
+    assert os.access(path / "train/run", os.X_OK) and not os.access(path / "pyproject.toml", os.X_OK)
+    assert (path / "train/link.py").readlink() == Path("__init__.py")
+    assert (path / "pyproject.toml").read_text() == PYPROJECT
+    assert [path.name for path in path.parent.iterdir()] == [name]
 
 
 def test_upload_code_broken_archive_leaves_nothing(checkout: Path, tmp_path: Path) -> None:
@@ -116,15 +120,3 @@ def test_upload_code_broken_archive_leaves_nothing(checkout: Path, tmp_path: Pat
     with pytest.raises(ClusterError, match=r"^box-1: the code cannot be unpacked into .*[^\n]$"):
         code_archive.upload_code(LocalConnector("box-1"), str(tmp_path), archive_bytes[: len(archive_bytes) // 2], name)
     assert list((tmp_path / "code").iterdir()) == []
-
-
-def test_upload_code_concurrent_calls_leave_one_folder(checkout: Path, tmp_path: Path) -> None:
-    archive_bytes, name = code_archive.pack_code(checkout)
-
-    def put(_: int) -> str:
-        return code_archive.upload_code(LocalConnector(), str(tmp_path), archive_bytes, name)
-
-    with ThreadPoolExecutor(6) as pool:
-        assert set(pool.map(put, range(24))) == {f"{tmp_path}/code/{name}"}
-    assert [path.name for path in (tmp_path / "code").iterdir()] == [name]
-    assert (tmp_path / "code" / name / "train/__init__.py").exists()

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -24,28 +25,15 @@ def make_session(cloud: Any, folder: Path) -> SelftestSession:
     )
 
 
-class FakeCloud:
-    """A cloud that records what is done to its stack."""
-
-    backend = "aws"
-
-    def __init__(self, has_stack: bool = False, leftovers: tuple[str, ...] = ()) -> None:
-        self.stack = has_stack
-        self.leftovers = leftovers
-        self.removed: list[tuple[str, bool]] = []
-
-    def has_stack(self, region: str) -> bool:
-        return self.stack
-
-    def remove_stack(self, region: str, delete_data: bool) -> list[str]:
-        self.removed.append((region, delete_data))
-        return list(self.leftovers)
+def make_cloud(has_stack: bool = False, leftovers: tuple[str, ...] = ()) -> Mock:
+    """Return a cloud that records what is done to its stack."""
+    return Mock(backend="aws", has_stack=Mock(return_value=has_stack), remove_stack=Mock(return_value=list(leftovers)))
 
 
 @pytest.fixture
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SelftestSession:
     monkeypatch.setenv(store.RUNS_ENV_VAR, str(tmp_path / "runs"))
-    return make_session(FakeCloud(), tmp_path)
+    return make_session(make_cloud(), tmp_path)
 
 
 def part(
@@ -133,24 +121,25 @@ def test_jobs_of_a_failed_part_are_terminated_before_the_next_part(
 def test_stack_is_removed_only_if_there_was_none_before(session: SelftestSession) -> None:
     cloud: Any = session.cloud
     session.begin()
-    assert session.remove_everything() == [] and cloud.removed == [("us-east-1", True)]
+    assert session.remove_everything() == []
+    cloud.remove_stack.assert_called_once_with("us-east-1", delete_data=True)
     assert not (session.folder / STATE_FILE).exists()
-    cloud.removed.clear()
-    cloud.stack = True
+    cloud.remove_stack.reset_mock()
+    cloud.has_stack.return_value = True
     session.begin()
-    assert session.remove_everything() == [] and cloud.removed == []
+    assert session.remove_everything() == [] and not cloud.remove_stack.called
 
 
 def test_what_a_killed_session_left_is_removed_first(session: SelftestSession) -> None:
     session.begin()
-    cloud: Any = FakeCloud(has_stack=True, leftovers=("vpc-1 stays",))
+    cloud = make_cloud(has_stack=True, leftovers=("vpc-1 stays",))
     second = make_session(cloud, session.folder)
     with pytest.raises(ClusterError, match="vpc-1 stays"):
         second.begin()
     assert (session.folder / STATE_FILE).exists(), "what is left is not forgotten"
-    cloud.leftovers, cloud.stack = (), False
+    cloud.remove_stack.return_value, cloud.has_stack.return_value = [], False
     second.begin()
-    assert len(cloud.removed) == 2
+    assert cloud.remove_stack.call_count == 2
 
 
 # --- the report ---------------------------------------------------------------------------------------------------
