@@ -112,14 +112,6 @@ def test_kill_session_frozen_server_raises_one_line(
     assert tmux.is_owned_by("job-1", sandbox.path)
 
 
-def test_require_tmux_missing_raises_install_hint(sandbox: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(sandbox.path))
-    for call in (tmux.require_tmux, lambda: tmux.start_session("job-1", sandbox.path, "first", ["true"])):
-        with pytest.raises(ClusterError, match=r"^tmux is missing; install it[^\n]*$"):
-            call()
-    tmux.kill_session("job-1", sandbox.path)
-
-
 def test_failing_tmux_is_not_taken_for_no_session(
     sandbox: Fixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -219,12 +219,13 @@ def test_render_report_hostile_names_stay_text(hand_made: Fixture, tmp_path: Pat
     thumbnails(run, data)
     lost(run)
     run.write_attempt(2, "0.a", time=BEGIN + 15, reason=HOSTILE)
-    done(run, reason=HOSTILE, recipe=recipe_name, versions={HOSTILE: HOSTILE})
+    done(run, state="failed", reason=HOSTILE, recipe=recipe_name, versions={HOSTILE: HOSTILE})
     run.run_folder.path.joinpath("machines.json").write_text(json.dumps({"machines": {"0": {"host": HOSTILE}}}))
     page = reports.render_report([run.job])
     reader = Reader(page)
     assert "script" not in reader.tags and not any(name.startswith("on") for name, _ in reader.attributes)
     assert reader.tags["title"] == reader.tags["style"] == reader.tags["main"] == 1
+    assert ("class", "state failed") in reader.attributes
     assert reader.text.count(HOSTILE) >= 5 and "alert(1)" in reader.text and "$x_{" in reader.text
     assert page.encode("utf-8")
 
@@ -244,15 +245,6 @@ def test_render_report_before_validation_has_no_accuracy_chart(hand_made: Fixtur
     assert "No validation yet." in page and "Loss over images" in chart_titles(page)
     assert not [title for title in chart_titles(page) if "Accuracy" in title]
     assert "3 minutes in total (constants: presets)" in page and "Forecast" in chart_titles(page)
-
-
-@pytest.mark.parametrize("state", ["failed", "stopped"])
-def test_render_report_unsuccessful_job_shows_reason(hand_made: Fixture, state: str) -> None:
-    run = hand_made()
-    home(run, "metrics/000001.jsonl", step(1, BEGIN))
-    done(run, state=state, reason="because of <that>", epochs=[], where=None, goodput=None, top1=None, top5=None)
-    page = reports.render_report([run.job])
-    assert "because of &lt;that&gt;" in page and f'class="state {state}"' in page
 
 
 def test_render_report_several_jobs_share_charts_and_images(run: Any, hand_made: Fixture) -> None:
