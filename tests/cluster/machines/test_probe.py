@@ -15,6 +15,7 @@ import pytest
 from support.waiting import wait_for
 
 from cluster.connectors import mounts
+from cluster.connectors.local import visible_gpus
 from cluster.machines import checks, probe
 from cluster.machines.checks import MachineFacts, SharedFolder, WorkFolder
 from train.tools.records import decode_json
@@ -205,6 +206,17 @@ def test_query_gpus_kills_hanging_nvidia_smi(nvidia_smi: Path, monkeypatch: pyte
         assert probe.query_gpus() == ((), "hangs")
     wait_for(lambda: subprocess.call(["flock", "-n", str(lock), "true"]) == 0)
     assert "no GPU: nvidia-smi does not answer; reboot" in problems_text(procs=8, nvidia="hangs")
+
+
+@pytest.mark.parametrize(
+    ("variable", "names"),
+    [("", ()), ("-1", ()), ("0", ("0",)), ("0,1, 2", ("0", "1", "2")), ("GPU-1,GPU-2", ("GPU-1", "GPU-2"))],
+)
+def test_visible_gpus_reads_cuda_visible_devices(
+    monkeypatch: pytest.MonkeyPatch, variable: str, names: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
+    assert visible_gpus() == names
 
 
 # --- findings ------------------------------------------------------------------------------------------------
