@@ -104,20 +104,6 @@ def test_files_of_submodules_and_of_clones_in_the_repository_are_copied(place: P
     assert set(user_project.list_files(place)) == copied | own
 
 
-def test_data_that_is_not_copied_outside_git_is_told(place: Path) -> None:
-    project = UserProject(folder=str(place))
-    assert user_project.describe_left_out(project) == ""
-    write(place / "data/images.bin")
-    (place / "empty").mkdir()
-    (place / "weights.bin").write_bytes(bytes(user_project.MAX_PLAIN_FILE_BYTES + 1))
-    os.mkfifo(place / "pipe")
-    (place / "broken").symlink_to("nowhere")
-    line = user_project.describe_left_out(project)
-    assert line.startswith(f"not copied, because {place} is not a git repository: data/, weights.bin;")
-    git(place, "init")
-    assert user_project.describe_left_out(project) == ""
-
-
 def test_folder_that_python_runs_is_found_by_its_main_file(place: Path) -> None:
     command = Command(argv=["python", "package", "x"])
     (place / "package").mkdir()
@@ -152,17 +138,28 @@ def test_repository_that_git_refuses_is_not_copied_as_a_plain_folder(
         find(place)
 
 
-def test_plain_folder_is_copied_without_data_results_and_environments(
+def test_plain_folder_is_copied_without_data_results_and_environments_and_the_data_is_told(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_all(place, "data/x.jpg", "runs/job-1/job.json", "nets/__pycache__/x.pyc", "birds/train/a/1.jpg")
-    write_all(place, "birds/val/a/1.jpg", "birds-sz/64/1.jpg", "env/pyvenv.cfg", "env/lib/x.py", ".secret", ".cache/x")
-    write(place / "weights.pt", "w" * 1_000_001)
+    project = UserProject(folder=str(place))
+    write_all(place, "runs/job-1/job.json", "parts/__pycache__/x.pyc", "env/pyvenv.cfg", "env/lib/x.py")
+    write_all(place, ".secret", ".cache/x")
     write(place / "parts/head.py")
+    (place / "empty").mkdir()
+    os.mkfifo(place / "pipe")
+    (place / "broken").symlink_to("nowhere")
+    assert user_project.describe_left_out(project) == ""
+    write_all(place, "data/x.jpg", "birds/train/a/1.jpg", "birds/val/a/1.jpg", "birds-sz/64/1.jpg")
+    write(place / "weights.pt", "w" * 1_000_001)
     assert set(user_project.list_files(place)) == {"recipe.py", "nets.py", "parts/head.py"}
+    line = user_project.describe_left_out(project)
+    left_out = "birds/, birds-sz/, data/ and 1 more"
+    assert line.startswith(f"not copied, because {place} is not a git repository: {left_out};")
     monkeypatch.setattr(user_project, "MAX_PLAIN_FILES", 2)
     with pytest.raises(BadInput, match=r"more than 2 files .*git init"):
         find(place)
+    git(place, "init")
+    assert user_project.describe_left_out(project) == ""
 
 
 def test_too_large_project_names_the_largest_files(place: Path) -> None:

@@ -313,14 +313,8 @@ def test_render_report_shows_the_rectangle_that_the_last_phase_sees(hand_made: F
     assert "90 wide, 60 high; seen as 96 x 64" in page and page.count('class="square"') == 6
 
 
-@pytest.mark.parametrize("content", ["nothing", "half a file", "no list", "no JPEG"])
-def test_render_report_unreadable_images_are_one_line(run: Any, content: str) -> None:
-    path = run.run_folder.path / "logs/val-000001.json"
-    whole = path.read_bytes()
-    path.unlink()
-    damaged = {"half a file": whole[:500], "no list": b"7", "no JPEG": b'[{"jpeg": "\'><script>"}]'}
-    if content != "nothing":
-        path.write_bytes(damaged[content])
+def test_render_report_unreadable_images_are_one_line(run: Any) -> None:
+    (run.run_folder.path / "logs/val-000001.json").write_text("""[{"jpeg": "'><script>"}]""")
     assert "There are none: no trainer" in Reader(reports.render_report([run.job])).text
 
 
