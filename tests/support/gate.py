@@ -33,7 +33,6 @@ PROCESS_FILES = (
     "cluster/jobs/test_supervisor_access.py",
     "cluster/machines/test_code_archive.py",
     "cluster/machines/test_fleet.py",
-    "cluster/machines/test_host_check.py",
     "cluster/machines/test_provision.py",
     "cluster/machines/test_python_env.py",
     "cluster/notifications/test_notifier.py",

@@ -8,7 +8,7 @@ import pytest
 from support.known import known
 
 from cluster.errors import SetupFailed
-from cluster.machines.setup_progress import SetupProgress, fold_by_machine, timed_step
+from cluster.machines.setup_progress import SetupProgress, timed_step
 from cluster.state.states import SetupStep
 from cluster.state.supervisor_records import MachineSetup, SetupRecord
 from train.tools.records import read_record
@@ -19,13 +19,6 @@ def progress(tmp_path: Path) -> SetupProgress:
     progress = SetupProgress(tmp_path / "machines.json")
     progress.start_launch("first", {"0": "gpu1", "1": "gpu2"})
     return progress
-
-
-def test_fold_by_machine_says_each_line_once() -> None:
-    hosts = {str(number): f"gpu{number}" for number in range(20)}
-    lines = [("0", "full"), ("1", "no GPU"), ("2", "full"), ("1", "old")]
-    assert fold_by_machine(lines, hosts) == ["machines 0, 2: full", "machine 1 (gpu1): no GPU", "machine 1 (gpu1): old"]
-    assert fold_by_machine([(name, "x") for name in hosts], hosts) == ["machines 0, 1, 2, 3, 4, 5, 6, 7 and 12 more: x"]
 
 
 def test_setup_progress_concurrent_changes_are_all_kept(tmp_path: Path) -> None:

@@ -59,15 +59,6 @@ def test_folders_keep_their_times_when_they_are_restored(folder: Path, shared: P
         assert [(restored / name).stat().st_mtime for name in ("epoch_2", "epoch_1")] == [1000, 1001]
 
 
-def test_publish_keeps_the_newest_version_with_links_to_unchanged_files(folder: Path, shared: Path) -> None:
-    (folder / "old.pt").write_bytes(b"old")
-    inode = (save(folder, shared) / "old.pt").stat().st_ino
-    (folder / "new.pt").write_bytes(b"new")
-    second = save(folder, shared)
-    assert (second / "old.pt").stat().st_ino == inode != (folder / "old.pt").stat().st_ino
-    assert contents(second.parent) == {"save-00000002/old.pt": b"old", "save-00000002/new.pt": b"new"}
-
-
 def test_version_is_not_changed_by_writes_in_place(folder: Path, shared: Path) -> None:
     (folder / "model.pt").write_bytes(b"first")
     first = save(folder, shared)
@@ -180,8 +171,14 @@ def test_link_newest_takes_what_the_attempt_saved_before_what_it_resumed_from(fo
     (folder / "model.pt").write_bytes(b"newer")
     saved = save(folder, shared, attempt=3)
     assert saved.name == "save-00000002"
+    inode = (saved / "model.pt").stat().st_ino
+    assert inode != (folder / "model.pt").stat().st_ino
+    (folder / "more.pt").write_bytes(b"more")
+    saved = save(folder, shared, attempt=3)
+    assert (saved / "model.pt").stat().st_ino == inode, "an unchanged file is a link"
+    assert [path.name for path in saved.parent.glob("save-*")] == [saved.name], "only the newest is kept"
     fourth = snapshot.link_newest(shared, 4)
-    assert fourth and contents(fourth) == {"model.pt": b"newer"}
+    assert fourth and contents(fourth) == {"model.pt": b"newer", "more.pt": b"more"}
     assert snapshot.newest_version(shared) == fourth
 
 
