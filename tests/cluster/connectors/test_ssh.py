@@ -82,11 +82,6 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def when_running(server: Any, action: Callable[[], object]) -> None:
-    """Do something, in a thread, when the command on a machine has made the file "ran"."""
-    threading.Thread(target=lambda: (wait_for((server.home / "ran").exists), action())).start()
-
-
 def kill_one(server: Any, words: str) -> None:
     """Kill the one process on a machine with these words in its command line."""
     (pid,) = wait_for(lambda: server.processes(words))
@@ -338,7 +333,7 @@ def test_run_on_a_machine_that_is_gone_raises_unreachable(
         monkeypatch.setattr(ssh_connection, "KEEPALIVE_TIMEOUT_SECONDS", 0.5)
         monkeypatch.setattr(ssh_connection, "KEEPALIVE_SECONDS", 0.2)
     connector.reconnect_seconds = 0.5
-    when_running(server, getattr(server, fault))
+    threading.Thread(target=lambda: (wait_for((server.home / "ran").exists), getattr(server, fault)())).start()
     with pytest.raises(Unreachable, match=message):
         connector.run(["sh", "-c", "touch ran; exec sleep 4324"], timeout=timeout)
     server.thaw()

@@ -38,15 +38,16 @@ def job(make_job: Callable[..., Job]) -> Job:
 
 
 @pytest.fixture
-def lies(job: Job) -> Iterator[Callable[[bytes], None]]:
-    """Let both machines answer each question for new files with a lie."""
+def lies(job: Job) -> Iterator[tuple[Path, Path]]:
+    """Files whose contents both machines answer to each question for new files."""
     with lying(job.machines[0]) as lie_of_first, lying(job.machines[1]) as lie_of_second:
+        yield lie_of_first, lie_of_second
 
-        def lie(content: bytes) -> None:
-            for path in (lie_of_first, lie_of_second):
-                path.write_bytes(content)
 
-        yield lie
+def tell(lies: tuple[Path, Path], lie: bytes) -> None:
+    """Let both machines tell the same lie."""
+    for path in lies:
+        path.write_bytes(lie)
 
 
 # --- mirroring files ----------------------------------------------------------------------------------------------
@@ -188,13 +189,13 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in files}
 
 
-def test_pull_files_drops_answers_with_foreign_paths(job: Job, lies: Callable[[bytes], None], tmp_path: Path) -> None:
+def test_pull_files_drops_answers_with_foreign_paths(job: Job, lies: tuple[Path, Path], tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.mkdir()
     fleet, before = job.fleet, contents(job.fleet.folders.path)
     with log_lines("cluster.machines.fleet") as lines:
         for path in (f"logs/{'../' * 20}{victim}/bashrc", f"{victim}/absolute.json", "status/7.json", "logs/a\0b"):
-            lies(lie_about(path))
+            tell(lies, lie_about(path))
             fleet.pull_files()
             assert fleet.agents_alive() and contents(fleet.folders.path) == before and not list(victim.iterdir()), path
     messages = [line for line in lines if "its answer was dropped" in line]
@@ -207,22 +208,20 @@ def test_pull_files_drops_answers_with_foreign_paths(job: Job, lies: Callable[[b
         assert any("its answer was dropped" in note for note in fleet.setup_progress.rows[name].notes)
 
 
-def test_pull_files_goes_on_beside_a_lie_that_needs_the_place_of_a_file(
-    job: Job, lies: Callable[[bytes], None]
-) -> None:
+def test_pull_files_goes_on_beside_a_lie_that_needs_the_place_of_a_file(job: Job, lies: tuple[Path, Path]) -> None:
     logs = job.fleet.folders.path / "logs"
     logs.joinpath("a").write_text("one\n")
-    lies(b"MARK\nlogs/a/x\n1" + lie_about("logs/b", b"1"))
+    tell(lies, b"MARK\nlogs/a/x\n1" + lie_about("logs/b", b"1"))
     job.fleet.pull_files()
     assert (logs / "b").read_text() == "1" and (logs / "a").read_text() == "one\n"
     assert any("logs/a/x" in line for line in job.fleet.bad_answers.values())
 
 
-def test_pull_files_stops_reading_endless_answer(job: Job, lies: Callable[[bytes], None]) -> None:
+def test_pull_files_stops_reading_endless_answer(job: Job, lies: tuple[Path, Path]) -> None:
     def peak_bytes() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
-    lies(b"1000000000")
+    tell(lies, b"1000000000")
     before = peak_bytes()
     for _ in range(5):
         job.fleet.pull_files()
@@ -230,25 +229,26 @@ def test_pull_files_stops_reading_endless_answer(job: Job, lies: Callable[[bytes
     assert job.fleet.agents_alive()
 
 
-def test_endless_drip_holds_up_neither_other_machines_nor_a_stop(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_drip_holds_up_neither_other_machines_nor_a_stop(
+    job: Job, lies: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(mirror, "MAX_ANSWER_SECONDS", 1.0)
     fleet = job.fleet
     copy = fleet.folders.path / "logs" / "a.log"
-    with lying(job.machines[0]) as lie_of_first, lying(job.machines[1]) as lie_of_second:
-        lie_of_first.write_bytes(b"drip")
-        lie_of_second.write_bytes(lie_about("logs/a.log", b"one\n"))
-        fleet.mirror.last_responder = "0"
-        pull = threading.Thread(target=fleet.pull_files, daemon=True)
-        pull.start()
-        pull.join(120)
-        assert not pull.is_alive() and copy.read_text() == "one\n" and fleet.mirror.last_responder == "1"
-        lie_of_second.write_bytes(b"drip")
-        for _ in range(3):
-            fleet.pull_files()
-        (fleet.folders.shared / "stop").write_text("{}")
-        while not (job.shared / "stop").exists():
-            fleet.push_stop_request()
-        wait_for(lambda: not fleet.agents_alive())
-        assert not fleet.pull_last_files(), "the answers are not complete"
-        fleet.last_pull_start = time.monotonic() - module.STOPPED_PATIENCE_SECONDS
-        assert fleet.pull_last_files(), "the user of a stopped job does not wait for all of it"
+    lies[0].write_bytes(b"drip")
+    lies[1].write_bytes(lie_about("logs/a.log", b"one\n"))
+    fleet.mirror.last_responder = "0"
+    pull = threading.Thread(target=fleet.pull_files, daemon=True)
+    pull.start()
+    pull.join(120)
+    assert not pull.is_alive() and copy.read_text() == "one\n" and fleet.mirror.last_responder == "1"
+    lies[1].write_bytes(b"drip")
+    for _ in range(3):
+        fleet.pull_files()
+    (fleet.folders.shared / "stop").write_text("{}")
+    while not (job.shared / "stop").exists():
+        fleet.push_stop_request()
+    wait_for(lambda: not fleet.agents_alive())
+    assert not fleet.pull_last_files(), "the answers are not complete"
+    fleet.last_pull_start = time.monotonic() - module.STOPPED_PATIENCE_SECONDS
+    assert fleet.pull_last_files(), "the user of a stopped job does not wait for all of it"
