@@ -28,11 +28,6 @@ def run(hand_made: Fixture) -> RunData:
     return run_data.collect_run_data(make_job(hand_made, "aws"))
 
 
-def make_entry(run: RunData) -> dict[str, Any]:
-    """Return the JSON of a run whose author is not known."""
-    return writers.dawnbench_entry(run, None, None, None, None)
-
-
 def log_events(run: RunData) -> list[dict[str, Any]]:
     """Return the lines of a run's log."""
     lines = writers.render_mlperf_log(run, None).splitlines()
@@ -52,7 +47,7 @@ def test_table_has_a_row_for_each_validated_epoch_also_of_a_failed_job(
 
 
 def test_entry_describes_hardware_price_epochs_and_attempts(run: RunData) -> None:
-    entry = make_entry(run)
+    entry = writers.dawnbench_entry(run, None, None, None, None)
     assert (entry["model"], entry["timestamp"], entry["costPerHour"]) == ("resnet18", "2023-11-14", 2 * PRICE)
     assert (entry["version"], entry["framework"]) == ("v1.0", "imgnet-cluster 1, PyTorch 2")
     # What DAWNBench's tests demand (stanford-futuredata/dawn-bench-entries at fb27b82), also of the table's columns.
@@ -79,7 +74,7 @@ def test_entry_has_null_for_what_is_not_known(hand_made: Fixture, backend: str) 
     if backend == "aws":  # the price of one machine is not known
         path = job.path / "cloud.jsonl"
         path.write_text(path.read_text().replace(f'"price": {PRICE}', '"price": null', 1))
-    entry = make_entry(run_data.collect_run_data(job))
+    entry = writers.dawnbench_entry(run_data.collect_run_data(job), None, None, None, None)
     assert entry["author"] is entry["authorEmail"] is entry["codeURL"] is entry["logFilename"] is None
     assert entry["costPerHour"] is entry["misc"]["dollars"] is entry["misc"]["billed"] is None
 

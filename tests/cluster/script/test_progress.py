@@ -34,18 +34,11 @@ class Bed:
             file.write(text)
 
     def write_event(self, step: int, name: str = "events.out.tfevents.1", is_whole: bool = True) -> None:
-        message = b"\x09" + struct.pack("<d", 1.5) + b"\x10" + varint(step) + b"\x2a\x03abc"
+        varint = bytes([step & 127 | 128, step >> 7])
+        message = b"\x09" + struct.pack("<d", 1.5) + b"\x10" + varint + b"\x2a\x03abc"
         record = struct.pack("<QI", len(message), 0) + message + b"\0\0\0\0"
         with (self.events / name).open("ab") as file:
             file.write(record if is_whole else record[:-6])
-
-
-def varint(value: int) -> bytes:
-    text = bytearray()
-    while value >= 128:
-        text.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*text, value])
 
 
 @pytest.fixture
