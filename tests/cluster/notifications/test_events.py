@@ -4,16 +4,18 @@ The URL of a webhook is a secret, which is never shown whole.
 """
 
 import time
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any
 
 import pytest
+from support.specs import TINY
 
 from cluster.cli import launch
 from cluster.errors import BadInput
 from cluster.notifications.events import Event, SupervisorView, describe, find_events
 from cluster.notifications.targets import chosen_targets, describe_target
-from cluster.planning.launch_options import LaunchOptions
+from cluster.planning.launch_options import LaunchOptions, make_launch_options
+from cluster.planning.resolve import plan
 from cluster.state.run_folder import Run
 from train.tools.option_fields import OptionError
 
@@ -142,18 +144,13 @@ def test_url_is_shown_by_its_host_and_a_command_by_its_program(target: str, show
 @pytest.mark.parametrize("target", [URL, "curl -d @- https://chat.googleapis.com/s3cr3t"])
 @pytest.mark.parametrize("form", ["--notify {}", "--notify={}"])
 def test_command_of_a_launch_is_kept_without_its_targets(
-    target: str, form: str, hand_made: Fixture, monkeypatch: pytest.MonkeyPatch
+    target: str, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is in the job.json that the machines get, and in the report."""
-
-    @dataclass(frozen=True)
-    class PlanWithSpec:
-        spec: Any
-
-    spec = replace(Run.read(hand_made().run_folder.path).spec, notify=(target,))
     words = [word.replace("{}", target) for word in form.split()]
     monkeypatch.setattr("sys.argv", ["imgnet-cluster", "launch", *words, "recipe.py"])
-    command = launch._with_command(cast(Any, PlanWithSpec(spec)), is_only=True).spec.command
+    planned = plan(TINY, make_launch_options(notify=(target,)))
+    command = launch._with_command(planned, is_only=True).spec.command
     assert "s3cr3t" not in command and command.startswith("imgnet-cluster launch ") and "recipe.py" in command
 
 

@@ -200,21 +200,17 @@ def test_render_report_hostile_names_stay_text(hand_made: Fixture, tmp_path: Pat
     assert page.encode("utf-8")
 
 
-def test_render_report_new_job_has_a_page(hand_made: Fixture) -> None:
-    run = hand_made()
-    page = reports.render_report([run.job])
-    assert chart_titles(page) == [] and "Training has not started yet." in page and "There are none: no trainer" in page
-    assert ">0-2<" in page  # the planned schedule
-
-
-def test_render_report_before_validation_has_no_accuracy_chart(hand_made: Fixture) -> None:
+def test_render_report_of_a_job_that_begins_has_what_there_is(hand_made: Fixture) -> None:
     run = hand_made(forecast={"minutes": 3.0, "terms": {"compute": 60.0}, "source": "presets", "start": {}})
+    page = reports.render_report([run.job])
+    assert chart_titles(page) == ["Forecast"] and "3 minutes in total (constants: presets)" in page
+    assert "Training has not started yet." in page and "There are none: no trainer" in page
+    assert ">0-2<" in page  # the planned schedule
     home(run, "metrics/000001.jsonl", step(1, BEGIN), step(2, BEGIN + 1), epoch(1, BEGIN + 2, top1=None, top5=None))
     run.write_status("training", step=2, steps=16)
     page = reports.render_report([run.job])
     assert "No validation yet." in page and "Loss over images" in chart_titles(page)
     assert not [title for title in chart_titles(page) if "Accuracy" in title]
-    assert "3 minutes in total (constants: presets)" in page and "Forecast" in chart_titles(page)
 
 
 def test_render_report_several_jobs_share_charts_and_images(run: Any, hand_made: Fixture) -> None:
