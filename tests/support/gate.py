@@ -31,7 +31,6 @@ PROCESS_FILES = (
     "cluster/jobs/test_submit_and_store.py",
     "cluster/jobs/test_supervisor.py",
     "cluster/jobs/test_supervisor_access.py",
-    "cluster/machines/test_code_archive.py",
     "cluster/machines/test_fleet.py",
     "cluster/machines/test_provision.py",
     "cluster/machines/test_python_env.py",
