@@ -35,26 +35,25 @@ PROBE, PYTHON_ENV = "cluster.machines.probe", "cluster.machines.python_env"
 
 
 @pytest.mark.parametrize(
-    ("module", "script", "reason"),
+    ("break_machine", "reason"),
     [
-        ("", "another host key", "its host key has CHANGED"),
-        ("", "full disk", "folder/commands cannot be used"),
-        (PROBE, "free=1", "1 GB free, 2 GB are needed"),
-        (PYTHON_ENV, "echo 'Segmentation fault'; exit 139", "no Python environment was found or made: Segmentation"),
-        (PROBE, """echo '{"gpus": [], "time": "x"}'; exit""", "its answer to the checks is damaged"),
-        (PROBE, f"echo '{'[' * 100_000}'; exit", "its answer to the checks is damaged"),
+        (lambda job, _: job.change_host(1, host_key=job.machines[0].host_key), "its host key has CHANGED"),
+        (lambda job, disk: job.change_host(1, folder=str(disk / "folder")), "folder/commands cannot be used"),
+        (lambda job, _: job.stub.override(f"{PROBE}-1", "free=1"), "1 GB free, 2 GB are needed"),
+        (lambda job, _: job.stub.override(f"{PYTHON_ENV}-1", "echo 'Segmentation fault'; exit 139"),
+         "no Python environment was found or made: Segmentation"),
+        (lambda job, _: job.stub.override(f"{PROBE}-1", """echo '{"gpus": [], "time": "x"}'; exit"""),
+         "its answer to the checks is damaged"),
+        (lambda job, _: job.stub.override(f"{PROBE}-1", f"echo '{'[' * 100_000}'; exit"),
+         "its answer to the checks is damaged"),
     ],
-)
+    ids=["another host key", "full disk", "little room", "Python crashes", "wrong answer", "deep answer"],
+)  # fmt: skip
 def test_set_up_machines_fault_is_named_and_nothing_starts(
-    make_job: MakeJob, full_disk: Path, module: str, script: str, reason: str
+    make_job: MakeJob, full_disk: Path, break_machine: Callable[[Any, Path], None], reason: str
 ) -> None:
     job = make_job(2)
-    if module:
-        job.stub.override(f"{module}-1", script)
-    elif script == "full disk":
-        job.change_host(1, folder=str(full_disk / "folder"))
-    else:
-        job.change_host(1, host_key=job.machines[0].host_key)
+    break_machine(job, full_disk)
     fleet = job.new_fleet()
     with pytest.raises(SetupFailed) as caught:
         fleet.set_up_machines()

@@ -235,22 +235,17 @@ def test_render_report_several_jobs_share_charts_and_images(run: Any, hand_made:
     assert used_variables <= set(re.findall(r"--(\w+):", page)) and {"ink", "grid", "s1"} <= used_variables
 
 
-def comparison_rows(*runs: Any) -> dict[str, list[str]]:
-    """Return the rows of the comparison at the top of a page of several jobs, by name."""
-    header = reports.render_report([run.job for run in runs]).partition("<h2>")[0]
-    assert re.search(r'<div class="card"><div class="scroll" tabindex="0"><table>', header)
-    rows = [Reader(row).texts for row in re.findall(r"<tr>(.*?)</tr>", re.sub(r"></td>", ">-</td>", header))]
-    assert len({name for name, *_ in rows}) == len(rows), "two rows have the same name"
-    return {name: values for name, *values in rows}
-
-
 def test_comparison_card_shows_only_differing_settings(hand_made: Fixture) -> None:
     first = hand_made()
     recipe = first.spec.recipe
     data, optim = replace(recipe.data, name="mine", train=1000), Optim(nesterov=True)
     second = hand_made("job-2", recipe=replace(recipe, data=data, optim=optim), scale=0.5)
     done(second, state="failed", reason="nothing <but> this", epochs=[], top1=None, top5=None)
-    rows = comparison_rows(first, second)
+    header = reports.render_report([first.job, second.job]).partition("<h2>")[0]
+    assert re.search(r'<div class="card"><div class="scroll" tabindex="0"><table>', header)
+    cells = [Reader(row).texts for row in re.findall(r"<tr>(.*?)</tr>", re.sub(r"></td>", ">-</td>", header))]
+    rows = {name: values for name, *values in cells}
+    assert len(rows) == len(cells), "two rows have the same name"
     assert rows["data"] == ["drawn, 60 for training, 20 for validation", "mine, 500 for training, 10 for validation"]
     assert ["nesterov" in text for text in rows["training"]] == [False, True]
     assert rows["epochs run"] == ["0", "0"] and rows["reason"][1] == "nothing <but> this"

@@ -285,14 +285,13 @@ def test_next_attempt_begins_with_the_version_and_not_with_the_rest_of_the_folde
     assert bed.copies(2) == ["first"]
 
 
-def fail(*_: object) -> Path:
-    raise OSError(28, "No space left on device", "model.pt")
+FAILURE = Mock(side_effect=OSError(28, "No space left on device", "model.pt"))
 
 
 def test_version_that_cannot_be_read_is_a_problem_and_not_an_empty_folder(
     bed: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshot, "restore", fail)
+    monkeypatch.setattr(snapshot, "restore", FAILURE)
     begun = CheckpointFolder(bed.folder, bed.shared, 2, "checkpoints/000002/resume-00000001-ab", True)
     assert begun.wait(60) and not begun.is_restored
     assert begun.problem == "the checkpoint folder cannot be restored: model.pt: No space left on device"
@@ -302,7 +301,7 @@ def test_folder_at_rest_is_copied_once_and_a_failed_copy_is_tried_again(
     bed: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish = snapshot.publish
-    monkeypatch.setattr(snapshot, "publish", fail)
+    monkeypatch.setattr(snapshot, "publish", FAILURE)
     begun = bed.start()
     bed.write("first")
     wait_for_scan(begun)
