@@ -102,9 +102,14 @@ def test_pull_logs_concurrent_processes_copy_each_line_once(
 def test_pull_logs_continues_after_sigkill(shared: Path, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     append(shared / "logs/a", os.urandom(3_000_000))
     target, append_arrival = run_folder / "logs/a", ArrivalFolder.append
+
+    def append_slowly(*arguments: Any) -> int:
+        time.sleep(0.001)
+        return append_arrival(*arguments)
+
     with monkeypatch.context() as patch:
         patch.setattr(log_sync, "PART_BYTES", 3000)
-        patch.setattr(ArrivalFolder, "append", lambda *words: (time.sleep(0.001), append_arrival(*words))[1])
+        patch.setattr(ArrivalFolder, "append", append_slowly)
         for part in (1, 2, 3):
             process = multiprocessing.get_context("fork").Process(target=pull_logs, args=(shared, run_folder))
             process.start()

@@ -80,7 +80,12 @@ class FleetJob:
 
     def pull_until(self, condition: Callable[[], Any]) -> None:
         """Pull files until a condition is true."""
-        wait_for(lambda: (self.fleet.pull_files(), condition())[1])
+
+        def pull() -> Any:
+            self.fleet.pull_files()
+            return condition()
+
+        wait_for(pull)
 
     def close(self) -> None:
         """End everything on the machines."""
