@@ -17,15 +17,11 @@ key = "~/.ssh/id_ed25519"
 jump = "me@gate.example.com:22"
 python = "python3.11"
 folder = "~/work"
-[[machines]]
-host = "gpu1"
-address = "10.0.0.11"
-host_key = "ssh-ed25519 AAAAC3"
-[[machines]]
-host = "gpu2"
-user = "other"
-port = 22
-folder = "/scratch/imgnet"
+machines = [
+    {host = "gpu1", address = "10.0.0.11", host_key = "ssh-ed25519 AAAAC3"},
+    {host = "gpu2", user = "other", port = 22, folder = "/scratch/imgnet"},
+    "gpu3:24", {host = "[fd00::1]:23"}, "fd00::2",
+]
 """
 
 
@@ -35,29 +31,24 @@ def parse_text(tmp_path: Path, text: str) -> Hosts:
     return read_hosts(path)
 
 
-def test_read_hosts_table_keys_override_top_level_keys(tmp_path: Path) -> None:
-    inherited: dict[str, Any] = {"key": "~/.ssh/id_ed25519", "jump": "me@gate.example.com:22", "python": "python3.11"}
-    own_values: dict[str, Any] = {
+def test_read_hosts_keys_of_a_machine_override_top_level_keys(tmp_path: Path) -> None:
+    common: dict[str, Any] = {
         "port": 2222,
         "user": "ubuntu",
         "folder": "~/work",
-        "address": "10.0.0.11",
-        "host_key": "ssh-ed25519 AAAAC3",
+        "key": "~/.ssh/id_ed25519",
+        "jump": "me@gate.example.com:22",
+        "python": "python3.11",
     }
-    assert parse_text(tmp_path, COMPLETE_FILE) == Hosts(
-        "/mnt/shared/imgnet",
-        (
-            Host(host="gpu1", **inherited, **own_values),
-            Host(host="gpu2", **inherited, port=22, user="other", folder="/scratch/imgnet"),
-        ),
-    )
-
-
-def test_read_hosts_takes_the_port_behind_the_host(tmp_path: Path) -> None:
-    text = 'shared = "/a"\nport = 22\nmachines = ["a:2222", "a", {host = "[fd00::1]:23"}, "fd00::2"]\n'
-    machines = parse_text(tmp_path, text).machines
-    expected = [("a", 2222), ("a", 22), ("fd00::1", 23), ("fd00::2", 22)]
-    assert machines == tuple(Host(host=host, port=port) for host, port in expected)
+    own: list[dict[str, Any]] = [
+        {"host": "gpu1", "address": "10.0.0.11", "host_key": "ssh-ed25519 AAAAC3"},
+        {"host": "gpu2", "user": "other", "port": 22, "folder": "/scratch/imgnet"},
+        {"host": "gpu3", "port": 24},
+        {"host": "fd00::1", "port": 23},
+        {"host": "fd00::2"},
+    ]
+    machines = tuple(Host(**{**common, **values}) for values in own)
+    assert parse_text(tmp_path, COMPLETE_FILE) == Hosts("/mnt/shared/imgnet", machines)
 
 
 TWO_MACHINES = 'machines = ["a", "b"]\n'

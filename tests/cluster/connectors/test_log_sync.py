@@ -1,10 +1,10 @@
 """Copying of growing files: each byte once, with several readers, restarts and full disks."""
 
+import multiprocessing
 import os
 import random
 import shutil
-import subprocess
-import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 from support.small_disk import enlarge
+from support.waiting import wait_for
 
-from cluster.connectors import untrusted
+from cluster.connectors import log_sync, untrusted
 from cluster.connectors.log_sync import LogShipper, pull_logs
-
-Fixture = Any
+from cluster.connectors.untrusted import ArrivalFolder
 
 
 @pytest.fixture
@@ -50,28 +50,20 @@ def copied_files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
-def test_pull_logs_copies_synced_folders_only(shared: Path, run_folder: Path) -> None:
+def test_pull_logs_copies_files_of_synced_folders_only(shared: Path, run_folder: Path, tmp_path: Path) -> None:
     pull_logs(shared / "not there", run_folder)
     synced_names = ["events/events.out.tfevents.1", "metrics/000001.jsonl", "logs/000001/rank-0.log", "logs/empty"]
     other_names = ["checkpoints/000001/step-1.pt", "logs/.temp", "logs/ä b\n", "logs/-n", "result.json"]
     for name in [*synced_names, *other_names]:
         (shared / name).parent.mkdir(parents=True, exist_ok=True)
         (shared / name).write_bytes(b"" if name == "logs/empty" else os.urandom(100))
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "victim/rank-0.log").write_bytes(b"mine")  # another user of the shared folder may have placed the links
+    (shared / "logs/link.log").symlink_to(tmp_path / "victim/rank-0.log")
+    (shared / "ids").symlink_to(tmp_path / "victim")
     for _ in range(2):
         pull_logs(shared, run_folder)
         assert copied_files(run_folder) == {name: (shared / name).read_bytes() for name in synced_names}
-
-
-@pytest.mark.parametrize("place", ["logs", "logs/rank-0.log"])
-def test_pull_logs_copies_nothing_through_links(tmp_path: Path, run_folder: Path, place: str) -> None:
-    """Another user of the shared folder may have placed them."""
-    (tmp_path / "victim").mkdir()
-    (tmp_path / "victim/rank-0.log").write_bytes(b"mine")
-    link = tmp_path / "of all" / place
-    link.parent.mkdir(parents=True)
-    link.symlink_to(tmp_path / "victim" / link.name if place.endswith(".log") else tmp_path / "victim")
-    pull_logs(tmp_path / "of all", run_folder)
-    assert not list(run_folder.rglob("*.log"))
 
 
 def test_pull_logs_goes_on_beside_a_file_that_was_a_folder_before(shared: Path, run_folder: Path) -> None:
@@ -107,28 +99,24 @@ def test_pull_logs_concurrent_processes_copy_each_line_once(
     assert (run_folder / "logs/a").read_bytes() == b"".join(lines)
 
 
-SLOW_PULL = """
-import sys, time
-from pathlib import Path
-from cluster.connectors import log_sync
-from cluster.connectors.untrusted import ArrivalFolder
+def test_pull_logs_continues_after_sigkill(shared: Path, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append(shared / "logs/a", os.urandom(3_000_000))
+    target, append_arrival = run_folder / "logs/a", ArrivalFolder.append
 
-append = ArrivalFolder.append
-ArrivalFolder.append = lambda *arguments: (time.sleep(0.0005), append(*arguments))[1]
-log_sync.PART_BYTES = 3000
-log_sync.pull_logs(Path(sys.argv[1]), Path(sys.argv[2]))
-"""
+    def append_slowly(*arguments: Any) -> int:
+        time.sleep(0.001)
+        return append_arrival(*arguments)
 
-
-def test_pull_logs_continues_after_sigkill(shared: Path, run_folder: Path, sandbox: Fixture) -> None:
-    append(shared / "logs/a", os.urandom(30_000_000))
-    target = run_folder / "logs/a"
-    for part in (1, 2, 3):
-        process = subprocess.Popen([sys.executable, "-c", SLOW_PULL, str(shared), str(run_folder)])
-        sandbox.wait_for(lambda part=part: target.exists() and target.stat().st_size > part * 100_000)
-        process.kill()
-        assert process.wait() == -9
-        assert target.stat().st_size < 30_000_000
+    with monkeypatch.context() as patch:
+        patch.setattr(log_sync, "PART_BYTES", 3000)
+        patch.setattr(ArrivalFolder, "append", append_slowly)
+        for part in (1, 2, 3):
+            process = multiprocessing.get_context("fork").Process(target=pull_logs, args=(shared, run_folder))
+            process.start()
+            wait_for(lambda part=part: target.exists() and target.stat().st_size > part * 100_000)
+            process.kill()
+            process.join()
+            assert process.exitcode == -9 and target.stat().st_size < 3_000_000
     pull_logs(shared, run_folder)
     assert target.read_bytes() == (shared / "logs/a").read_bytes()
 

@@ -1,6 +1,7 @@
 """The ssh connector against the real sshd of the testbed: commands, dropped connections, files, login, errors."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -79,11 +80,6 @@ def pool() -> Iterator[ThreadPoolExecutor]:
     """Threads for calls that wait while the test does something to the machine."""
     with ThreadPoolExecutor(8) as pool:
         yield pool
-
-
-def when_running(server: Any, action: Callable[[], object]) -> None:
-    """Do something, in a thread, when the command on a machine has made the file "ran"."""
-    threading.Thread(target=lambda: (wait_for((server.home / "ran").exists), action())).start()
 
 
 def kill_one(server: Any, words: str) -> None:
@@ -337,7 +333,7 @@ def test_run_on_a_machine_that_is_gone_raises_unreachable(
         monkeypatch.setattr(ssh_connection, "KEEPALIVE_TIMEOUT_SECONDS", 0.5)
         monkeypatch.setattr(ssh_connection, "KEEPALIVE_SECONDS", 0.2)
     connector.reconnect_seconds = 0.5
-    when_running(server, getattr(server, fault))
+    threading.Thread(target=lambda: (wait_for((server.home / "ran").exists), getattr(server, fault)())).start()
     with pytest.raises(Unreachable, match=message):
         connector.run(["sh", "-c", "touch ran; exec sleep 4324"], timeout=timeout)
     server.thaw()
@@ -497,6 +493,13 @@ def can_connect(host: Host) -> bool:
         return connector.run(["echo", "in"]).out == b"in\n"
 
 
+def write_user_config(bed: Testbed, home: Path, options: str) -> None:
+    """Write the user's ~/.ssh/config, in which machine 0 is the host gpu."""
+    server = bed.machines[0]
+    login = f"Host gpu\n HostName {server.address}\n Port {server.port}\n User root\n "
+    (home / ".ssh/config").write_text(login + options)
+
+
 def test_missing_openssh_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ClusterError, match=r"^ssh is missing; install it: sudo apt-get install openssh-client \(Deb"):
@@ -553,13 +556,11 @@ def test_connect_reads_the_users_ssh_config(
     shared_bed: Testbed, home: Path, key_file: str, options: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KEY_NAME", "gpu of root")
-    server = shared_bed.machines[0]
     shared_bed.known_hosts(home / ".ssh/mine")
     (home / "keys").mkdir()
     (home / key_file).write_bytes(shared_bed.key.read_bytes())
     (home / key_file).chmod(0o600)
-    login = f"Host gpu\n HostName {server.address}\n Port {server.port}\n User root\n "
-    (home / ".ssh/config").write_text(login + options.format(home=home))
+    write_user_config(shared_bed, home, options.format(home=home))
     assert can_connect(Host(host="gpu"))
     assert "refused" in refusal_line(Host(host="gpu", port=1), Unreachable), "hosts.toml wins"
 
@@ -612,6 +613,69 @@ def test_connect_without_ssh_server_raises_unreachable(
         name = "no-such-host.invalid" if what == "no name" else "127.1.0.9"
         line = refusal_line(host(shared_bed, host=name, port=port), Unreachable)
     assert f"cannot be reached at {name} port {port}: " in line
+
+
+# --- ssh-agent ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def agent(shared_bed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The socket of an ssh-agent with three keys: one that asks its user, in vain; a wrong one; and the right one."""
+    path = tmp_path_factory.mktemp("agent") / "agent.sock"
+    keys = {name: shared_bed.new_key(name) for name in ("asking", "wrong", "right")}
+    for name in ("asking", "right"):
+        shared_bed.authorize(keys[name])
+    process = subprocess.Popen(["ssh-agent", "-D", "-a", str(path)], stdout=subprocess.DEVNULL)
+    try:
+        wait_for(path.exists)
+        for options in (["-c", str(keys["asking"])], [str(keys["wrong"])], [str(keys["right"])]):
+            environment = {**os.environ, "SSH_AUTH_SOCK": str(path)}
+            subprocess.run(["ssh-add", "-q", *options], env=environment, check=True, capture_output=True)
+        yield path
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("config, variable, is_let_in", [
+    ("", "SSH_AUTH_SOCK", True),
+    ("IdentityAgent SSH_AUTH_SOCK", "SSH_AUTH_SOCK", True),
+    ("IdentityAgent $OTHER_AGENT", "OTHER_AGENT", True),
+    ('IdentityAgent "{agent}"', "OTHER_AGENT", True),
+    ("IdentityFile {keys}/right.pub\nIdentitiesOnly yes", "SSH_AUTH_SOCK", True),
+    ("IdentityFile {folder}/only-in-agent\nIdentitiesOnly yes", "SSH_AUTH_SOCK", True),
+    ("IdentityFile {folder}/locked", "SSH_AUTH_SOCK", True),
+    ("IdentityFile {keys}/wrong.pub\nIdentitiesOnly yes", "SSH_AUTH_SOCK", False),
+    ("IdentityAgent none", "SSH_AUTH_SOCK", False),
+    ("IdentityAgent /nonexistent/agent.sock", "SSH_AUTH_SOCK", False),
+])  # fmt: skip
+def test_keys_of_an_agent_are_offered_as_openssh_offers_them(
+    config: str,
+    variable: str,
+    is_let_in: bool,
+    shared_bed: Testbed,
+    agent: Path,
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(variable, str(agent))
+    right = shared_bed.folder / "right"
+    shutil.copy(right, tmp_path / "locked")
+    subprocess.run(["ssh-keygen", "-q", "-p", "-P", "", "-N", "secret", "-f", str(tmp_path / "locked")], check=True)
+    shutil.copy(right.with_name("right.pub"), tmp_path / "only-in-agent.pub")
+    options = config.format(folder=tmp_path, keys=shared_bed.folder, agent=agent)
+    write_user_config(shared_bed, home, f'UserKnownHostsFile "{shared_bed.known_hosts(home / ".ssh/mine")}"\n{options}')
+    openssh = ["ssh", "-F", str(home / ".ssh/config"), "-o", "BatchMode=yes", "gpu", "true"]
+    assert (subprocess.run(openssh, capture_output=True).returncode == 0) == is_let_in, "what OpenSSH's client does"
+    if is_let_in:
+        assert can_connect(Host(host="gpu"))
+    else:
+        refusal_line(Host(host="gpu"))
+    write_ssh_config([resolve_route(Host(host="gpu"))], tmp_path / "job/ssh_config")
+    argv = openssh_argv(tmp_path / "job/ssh_config", 0, ["true"], tty=False)
+    completed = subprocess.run([*argv[:1], "-o", "BatchMode=yes", *argv[1:]], capture_output=True)
+    assert (completed.returncode == 0) == is_let_in, "the job's own configuration, for `attach` and `ssh`"
 
 
 # --- OpenSSH on a terminal ----------------------------------------------------------------------------------------

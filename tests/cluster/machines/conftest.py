@@ -78,11 +78,11 @@ class FleetJob:
         status: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         return status
 
-    def pull_until(self, condition: Callable[[], Any], fleet: Fleet | None = None) -> None:
+    def pull_until(self, condition: Callable[[], Any]) -> None:
         """Pull files until a condition is true."""
 
         def pull() -> Any:
-            (fleet or self.fleet).pull_files()
+            self.fleet.pull_files()
             return condition()
 
         wait_for(pull)

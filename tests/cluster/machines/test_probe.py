@@ -1,4 +1,4 @@
-"""Facts and findings of a machine: really probed, with fakes for GPUs, mounts and lost file servers."""
+"""Facts and findings of a machine, really probed, with fakes for GPUs and mounts; the record of its set-up."""
 
 import os
 import pwd
@@ -6,17 +6,25 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from support.known import known
 from support.waiting import wait_for
 
 from cluster.connectors import mounts
+from cluster.connectors.local import visible_gpus
+from cluster.errors import SetupFailed
 from cluster.machines import checks, probe
 from cluster.machines.checks import MachineFacts, SharedFolder, WorkFolder
-from train.tools.records import decode_json
+from cluster.machines.setup_progress import SetupProgress, timed_step
+from cluster.state.states import SetupStep
+from cluster.state.supervisor_records import MachineSetup, SetupRecord
+from train.tools.records import decode_json, read_record
 
 AnswerT = TypeVar("AnswerT")
 GPU = "NVIDIA A100-SXM4-40GB, GPU-{n}"
@@ -135,24 +143,21 @@ def test_find_problems_stale_nfs_mount_prints_mount_command(options: str, good: 
 
 
 @pytest.mark.parametrize(
-    ("fault", "message"),
+    ("make", "message"),
     [
-        ("missing", "does not exist on this machine"),
-        ("file", "is not a folder"),
-        ("probe is a file", "probe"),
-        ("hangs", "no answer in 0.2 s"),
+        pytest.param(lambda folder: None, "does not exist on this machine", id="missing"),
+        pytest.param(lambda folder: folder.touch(), "is not a folder", id="file"),
+        pytest.param(lambda folder: (folder.mkdir(), (folder / "probe").touch()), "probe", id="probe is a file"),
+        pytest.param(None, "no answer in 0.2 s", id="hangs"),
     ],
 )
 def test_find_problems_unusable_shared_folder_is_one_error(
-    tmp_path: Path, fault: str, message: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, make: Callable[[Path], object] | None, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "shared"
-    if fault == "file":
-        folder.touch()
-    if fault == "probe is a file":
-        folder.mkdir()
-        (folder / "probe").touch()
-    if fault == "hangs":
+    if make:
+        make(folder)
+    else:
         monkeypatch.setattr(probe, "folder_facts", lambda *_: signal.pause())
         monkeypatch.setattr(probe, "FOLDER_TIMEOUT_SECONDS", 0.2)
     text = findings_text(checks.find_problems(probe.gather_facts(folder, tmp_path, folder / "probe/t-a"), 0, 0))
@@ -201,23 +206,23 @@ def test_lost_gpus_are_reported_and_tell_a_broken_machine_from_a_missing_driver(
 
 def test_query_gpus_kills_hanging_nvidia_smi(nvidia_smi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "NVIDIA_SMI_TIMEOUT_SECONDS", 0.3)
-    running = nvidia_smi.with_name("running")  # the child of nvidia-smi holds a lock of this file
-    write_program(nvidia_smi, f"flock {running} sleep 600 & wait")
-    start = subprocess.Popen
-
-    def is_held() -> bool:
-        return running.exists() and subprocess.call(["flock", "-n", str(running), "true"]) != 0
-
-    def start_and_wait(*arguments: Any, **options: Any) -> Any:
-        process = start(*arguments, **options)
-        if "nvidia-smi" in arguments[0][0]:
-            wait_for(is_held)
-        return process
-
-    monkeypatch.setattr(subprocess, "Popen", start_and_wait)
-    assert probe.query_gpus() == ((), "hangs")
-    wait_for(lambda: not is_held())
+    lock, began = nvidia_smi.with_name("lock"), nvidia_smi.with_name("began")
+    write_program(nvidia_smi, f"flock {lock} sh -c 'touch {began}; exec sleep 600' & wait")
+    while not began.exists():  # a busy computer may take longer to start the child, which holds the lock
+        assert probe.query_gpus() == ((), "hangs")
+    wait_for(lambda: subprocess.call(["flock", "-n", str(lock), "true"]) == 0)
     assert "no GPU: nvidia-smi does not answer; reboot" in problems_text(procs=8, nvidia="hangs")
+
+
+@pytest.mark.parametrize(
+    ("variable", "names"),
+    [("", ()), ("-1", ()), ("0", ("0",)), ("0,1, 2", ("0", "1", "2")), ("GPU-1,GPU-2", ("GPU-1", "GPU-2"))],
+)
+def test_visible_gpus_reads_cuda_visible_devices(
+    monkeypatch: pytest.MonkeyPatch, variable: str, names: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
+    assert visible_gpus() == names
 
 
 # --- findings ------------------------------------------------------------------------------------------------
@@ -265,3 +270,50 @@ def test_find_other_jobs_names_each_job_once(tmp_path: Path) -> None:
     facts = replace(FACTS, other_jobs=(jobs["job-1-00000001"],))
     (warning,) = (finding for finding in checks.find_problems(facts, 0, 1.0) if "job-1" in finding.what)
     assert warning.level == "warning" and "began 10 minutes ago and is at work here" in warning.what
+
+
+# --- the record of the set-up, which many threads write ---------------------------------------------------------------
+
+
+@pytest.fixture
+def progress(tmp_path: Path) -> SetupProgress:
+    progress = SetupProgress(tmp_path / "machines.json")
+    progress.start_launch("first", {"0": "gpu1", "1": "gpu2"})
+    return progress
+
+
+def test_setup_progress_concurrent_changes_are_all_kept(tmp_path: Path) -> None:
+    progress = SetupProgress(tmp_path / "machines.json")
+    names = [str(number) for number in range(16)]
+    progress.start_launch("first", dict.fromkeys(names, "gpu"))
+
+    def set_up(name: str) -> None:
+        for _ in range(30):
+            progress.set_step(name, SetupStep.CHECKS, 1.0)
+            progress.update(name, lambda row: replace(row, notes=(*row.notes, str(len(row.notes)))))
+        progress.set_failure_reason(name, f"reason {name}")
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        list(pool.map(set_up, names))
+    assert known(read_record(progress.path, SetupRecord)).machines == progress.rows
+    notes = tuple(str(number) for number in range(30))
+    assert {name: (row.seconds, row.notes, row.reason) for name, row in progress.rows.items()} == {
+        name: ({SetupStep.CHECKS: 30}, notes, f"reason {name}") for name in names
+    }
+
+
+def test_start_launch_keeps_which_machines_the_job_has_reached(progress: SetupProgress) -> None:
+    progress.update("1", lambda row: replace(row, was_reached=True, reason="no GPU"))
+    progress.start_launch("second", {"0": "gpu1", "1": "gpu2"})
+    assert progress.rows == {"0": MachineSetup(host="gpu1"), "1": MachineSetup(host="gpu2", was_reached=True)}
+    progress.update_record(lambda record: replace(record, is_adopted=True))
+    progress.start_launch("third", {"0": "gpu1"})
+    assert progress.rows["0"].was_reached, "by the computer that launched the job"
+
+
+def test_abandoned_set_up_goes_on_to_no_other_step(progress: SetupProgress) -> None:
+    progress.is_abandoned = True
+    with pytest.raises(SetupFailed, match="given up"), timed_step(progress, "1", SetupStep.CODE):
+        raise AssertionError("not reached")
+    progress.start_launch("second", {"1": "gpu2"})
+    progress.set_step("1", SetupStep.CODE)

@@ -171,14 +171,10 @@ def test_ensure_environment_installs_what_is_missing_with_uv(
     assert ("pytest>=1" in install) == ("pytest>=1" in installed)
     pinned = uv_only / "constraints"
     assert (pinned.read_text().splitlines() if pinned.exists() else []) == constraints
-
-
-def test_make_venv_of_a_system_python_shows_its_packages(
-    uv_only: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "base_prefix", sys.prefix)
-    python_env.make_venv(tmp_path / "one", ["imgnet-dummy"], with_system_packages=True)
-    assert "--system-site-packages" in (uv_only / "calls").read_text().splitlines()[0]
+    monkeypatch.setattr(sys, "base_prefix", sys.prefix)  # as that of a Python of the system
+    python_env.ensure_environment(tmp_path / "of the system", needs)
+    venv = (uv_only / "calls").read_text().splitlines()[2]
+    assert ("--system-site-packages" in venv) == bool(constraints), "its own packages are shown"
 
 
 def test_venv_key_depends_on_packages_python_and_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,24 +1,32 @@
-"""The user's project: how its folder is found, which of its files are copied, and a job's copy of them."""
+"""The user's project: its folder, the files that are copied, a job's copy; what a recipe needs beside it; our code.
 
+Both go to the machines in one archive.
+"""
+
+import importlib.metadata
+import io
 import os
 import subprocess
+import tarfile
+import tomllib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.local_connector import LocalConnector
+from support.specs import TINY
 
 from cluster.backends.local import LocalBackend
-from cluster.errors import BadInput
+from cluster.errors import BadInput, ClusterError
 from cluster.jobs import submit
-from cluster.machines import requirements, user_project
+from cluster.machines import code_archive, requirements, user_project
 from cluster.state.spec import UserProject
-from train.recipe import SAMPLE, Command, Model, Phase, Recipe
+from train.recipe import Command, Model, Optim, Recipe
 
-OWN_MODEL = Recipe(
-    name="own", data=SAMPLE, model=Model(name="nets:small"), phases=[Phase(epochs=(0, 1), size=32, batch=8, lr=0.1)]
-)
+OWN_MODEL = replace(TINY, model=Model(name="nets:small"))
 
 
 def write(path: Path, content: str = "") -> Path:
@@ -105,20 +113,6 @@ def test_files_of_submodules_and_of_clones_in_the_repository_are_copied(place: P
     assert set(user_project.list_files(place)) == copied | own
 
 
-def test_data_that_is_not_copied_outside_git_is_told(place: Path) -> None:
-    project = UserProject(folder=str(place))
-    assert user_project.describe_left_out(project) == ""
-    write(place / "data/images.bin")
-    (place / "empty").mkdir()
-    (place / "weights.bin").write_bytes(bytes(user_project.MAX_PLAIN_FILE_BYTES + 1))
-    os.mkfifo(place / "pipe")
-    (place / "broken").symlink_to("nowhere")
-    line = user_project.describe_left_out(project)
-    assert line.startswith(f"not copied, because {place} is not a git repository: data/, weights.bin;")
-    git(place, "init")
-    assert user_project.describe_left_out(project) == ""
-
-
 def test_folder_that_python_runs_is_found_by_its_main_file(place: Path) -> None:
     command = Command(argv=["python", "package", "x"])
     (place / "package").mkdir()
@@ -153,17 +147,28 @@ def test_repository_that_git_refuses_is_not_copied_as_a_plain_folder(
         find(place)
 
 
-def test_plain_folder_is_copied_without_data_results_and_environments(
+def test_plain_folder_is_copied_without_data_results_and_environments_and_the_data_is_told(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_all(place, "data/x.jpg", "runs/job-1/job.json", "nets/__pycache__/x.pyc", "birds/train/a/1.jpg")
-    write_all(place, "birds/val/a/1.jpg", "birds-sz/64/1.jpg", "env/pyvenv.cfg", "env/lib/x.py", ".secret", ".cache/x")
-    write(place / "weights.pt", "w" * 1_000_001)
+    project = UserProject(folder=str(place))
+    write_all(place, "runs/job-1/job.json", "parts/__pycache__/x.pyc", "env/pyvenv.cfg", "env/lib/x.py")
+    write_all(place, ".secret", ".cache/x")
     write(place / "parts/head.py")
+    (place / "empty").mkdir()
+    os.mkfifo(place / "pipe")
+    (place / "broken").symlink_to("nowhere")
+    assert user_project.describe_left_out(project) == ""
+    write_all(place, "data/x.jpg", "birds/train/a/1.jpg", "birds/val/a/1.jpg", "birds-sz/64/1.jpg")
+    write(place / "weights.pt", "w" * 1_000_001)
     assert set(user_project.list_files(place)) == {"recipe.py", "nets.py", "parts/head.py"}
+    line = user_project.describe_left_out(project)
+    left_out = "birds/, birds-sz/, data/ and 1 more"
+    assert line.startswith(f"not copied, because {place} is not a git repository: {left_out};")
     monkeypatch.setattr(user_project, "MAX_PLAIN_FILES", 2)
     with pytest.raises(BadInput, match=r"more than 2 files .*git init"):
         find(place)
+    git(place, "init")
+    assert user_project.describe_left_out(project) == ""
 
 
 def test_too_large_project_names_the_largest_files(place: Path) -> None:
@@ -242,3 +247,202 @@ def test_launch_and_resume_copy_the_project(
     monkeypatch.setattr(submit.Job, "start", lambda self: None)
     run.job.resume()
     assert (run.run_folder.user_project / "nets.py").read_text() == "corrected"
+
+
+# --- what a recipe needs beside it ------------------------------------------------------------------------------------
+
+
+def recipe_with(model: str = "resnet10_tiny", weights: str | None = None, **optim: str) -> Recipe:
+    return replace(TINY, model=Model(name=model, weights=weights), optim=Optim(**optim))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("library", ["timm", "torchvision"])
+def test_missing_requirements_names_missing_library(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = recipe_with(f"{library}:resnet18")
+    monkeypatch.setattr(requirements, "_is_importable", lambda name: False)
+    assert requirements.model_library(recipe) == library
+    assert requirements.requirements_not_sent(recipe, None) == []  # the machines install it themselves
+    assert requirements.missing_requirements(recipe) == [
+        f"model, name: {library}:resnet18 needs {library}, which is not installed here; "
+        f"install it: pip install {library}"
+    ]
+
+
+def test_missing_requirements_looks_in_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = recipe_with("nets.small:tiny", name="nets.opt:make", loss="nets:loss")
+    lines = requirements.missing_requirements(recipe)
+    assert [line.partition(":")[0] for line in lines] == ["model, name", "optim, name", "optim, loss"]
+    assert "no module nets.small here" in lines[0] and str(tmp_path) in lines[0]
+    assert len(requirements.requirements_not_sent(recipe, None)) == 3
+    project = UserProject(folder=str(tmp_path), search=("code",))
+    (tmp_path / "code").mkdir()
+    assert len(requirements.requirements_not_sent(recipe, project)) == 3
+    (tmp_path / "code/nets.py").write_text("raise SystemExit('imported by a check that must not run it')")
+    assert len(requirements.missing_requirements(recipe)) == 3
+    assert requirements.missing_requirements(recipe, project) == []
+    assert requirements.requirements_not_sent(recipe, project) == []
+    (tmp_path / "code/nets.py").rename(tmp_path / "nets.py")
+    assert requirements.missing_requirements(recipe) == []
+
+
+@pytest.mark.parametrize(("code", "is_found"), [
+    ("def small(): ...", True),
+    ("if True:\n    small = large = print", True),
+    ("from somewhere import large as small", True),
+    ("def __getattr__(name): return print", True),
+    ("globals()['sm' + 'all'] = print", True),
+    ("def", True),  # the trainer says where
+    ("raise SystemExit('imported by a check that must not run it')\ndef smal(): ...", False),
+])  # fmt: skip
+def test_function_of_a_module_is_looked_up_without_running_it(code: str, is_found: bool, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    file = tmp_path / "mine" / "nets.py"
+    file.write_text(code)
+    project = UserProject(folder=str(tmp_path), search=(".",))
+    recipe = recipe_with("mine.nets:small", loss="elsewhere:loss")
+    if is_found:
+        return requirements.require_functions(recipe, project)
+    with pytest.raises(BadInput) as caught:
+        requirements.require_functions(recipe, project)
+    assert str(caught.value) == f"model, name: mine.nets has no function small; correct the recipe, or {file}"
+
+
+def test_missing_requirements_names_weights_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = recipe_with(weights="own.pt")
+    assert requirements.missing_requirements(recipe) == [
+        f"model, weights: {tmp_path / 'own.pt'}: there is no such file"
+    ]
+    (line,) = requirements.missing_requirements(recipe_with("resnet50", weights="own.pt"))
+    assert "torchvision.models.resnet50(weights='DEFAULT').state_dict(), 'own.pt')" in line and str(tmp_path) in line
+    assert "give the whole path" in requirements.requirements_not_sent(recipe, None)[0]
+    (tmp_path / "own.pt").write_bytes(b"")
+    assert requirements.missing_requirements(recipe) == []
+    assert len(requirements.requirements_not_sent(recipe_with(weights="~/own.pt"), None)) == 1
+
+
+@pytest.mark.parametrize(("text", "new_text", "option", "problem"), [
+    ("resnet10_tiny", "nowhere:net", "--yes", "no module nowhere here"),
+    ("recipe = Recipe(", 'recipe = Recipe(comm="fp16", ', "--exact", "the comm hook fp16, which rounds"),
+])  # fmt: skip
+def test_launch_without_what_the_recipe_needs_is_refused(
+    sandbox: Any, text: str, new_text: str, option: str, problem: str
+) -> None:
+    recipe = Path(sandbox.write_recipe(1))
+    recipe.write_text(recipe.read_text().replace(text, new_text, 1))
+    launched = sandbox.cli("launch", "--local", "-y", option, recipe)
+    assert launched.code == 2 and launched.err.count("\n") == 1, launched
+    assert (launched.out + launched.err).count(problem) == 1 and "job-1" not in sandbox.cli("ls").out
+    if option == "--yes":
+        planned = sandbox.cli("plan", recipe)
+        assert planned.code == 0 and "note: model, name: there is no module nowhere here" in planned.out
+
+
+# --- the code that is sent with it ------------------------------------------------------------------------------------
+
+PYPROJECT = '[project]\ndependencies = ["click>=8"]\n'
+
+
+def make_tree(root: Path) -> Path:
+    """Make a project: the four packages, a script, a link, and files that must not be sent."""
+    for name in (*code_archive.CODE_PACKAGES, "docs", "cluster/__pycache__"):
+        (root / name).mkdir(parents=True)
+    for name in code_archive.CODE_PACKAGES:
+        (root / name / "__init__.py").write_text(f'"""{name}."""\n')
+    (root / "pyproject.toml").write_text(PYPROJECT)
+    (root / "cluster/__pycache__/x.pyc").write_bytes(b"compiled")
+    (root / "train/link.py").symlink_to("__init__.py")
+    (root / "docs/page.md").write_text("")
+    (root / "train/run").write_text("#!/bin/sh\n")
+    (root / "train/run").chmod(0o755)
+    return root
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """The folder of such a project."""
+    return make_tree(tmp_path / "checkout")
+
+
+def archive_members(archive_bytes: bytes) -> dict[str, tarfile.TarInfo]:
+    with tarfile.open(fileobj=io.BytesIO(archive_bytes)) as opened:
+        return {member.name: member for member in opened}
+
+
+def test_pack_code_has_packages_pyproject_and_the_copy_of_the_users_project(checkout: Path, tmp_path: Path) -> None:
+    (checkout / "cluster/.swap").symlink_to("nowhere")
+    project = tmp_path / "user_project"
+    for name in ("nets.py", "parts/new ä\n.py", "__pycache__/nets.pyc"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text("")
+    without, with_project = code_archive.pack_code(checkout), code_archive.pack_code(checkout, project)
+    packages = {f"{name}/__init__.py" for name in code_archive.CODE_PACKAGES}
+    names = {*packages, "train/link.py", "train/run", "cluster/.swap", "pyproject.toml"}
+    assert set(archive_members(without[0])) == names
+    assert set(archive_members(with_project[0])) == names | {"user_project/nets.py", "user_project/parts/new ä\n.py"}
+    assert without[1] != with_project[1] and code_archive.pack_code(checkout, tmp_path / "nowhere") == without
+
+
+def test_pack_code_of_installed_package_writes_pyproject(tmp_path: Path) -> None:
+    root = make_tree(tmp_path / "site-packages")
+    (root / "pyproject.toml").unlink()
+    with tarfile.open(fileobj=io.BytesIO(code_archive.pack_code(root)[0])) as opened:
+        file = opened.extractfile("pyproject.toml")
+        assert file
+        dependencies = tomllib.loads(file.read().decode())["project"]["dependencies"]
+    required = importlib.metadata.requires("imgnet-cluster") or []
+    assert dependencies == [requirement for requirement in required if "extra ==" not in requirement]
+
+
+def test_pack_code_ignores_times_and_owners(tmp_path: Path) -> None:
+    first, second = make_tree(tmp_path / "one"), make_tree(tmp_path / "other")
+    for number, path in enumerate(second.rglob("*.py")):
+        os.utime(path, (number, number), follow_symlinks=False)
+        if not path.is_symlink():
+            path.chmod(0o600)
+    assert code_archive.pack_code(first) == code_archive.pack_code(second)
+    members = archive_members(code_archive.pack_code(first)[0]).values()
+    assert {(info.mtime, info.uid, info.gid, info.uname, info.gname) for info in members} == {(0, 0, 0, "", "")}
+
+
+@pytest.mark.parametrize("change", [
+    lambda path, link: path.write_text("changed"),
+    lambda path, link: path.rename(path.with_name("other.py")),
+    lambda path, link: path.chmod(0o755),
+    lambda path, link: (link.unlink(), link.symlink_to("other.py")),
+    lambda path, link: (link.unlink(), link.write_text("__init__.py")),
+    lambda path, link: path.unlink(),
+], ids=["content", "name", "x-bit", "link", "kind", "gone"])  # fmt: skip
+def test_pack_code_changed_tree_changes_hash(tmp_path: Path, change: Callable[[Path, Path], object]) -> None:
+    root = make_tree(tmp_path / "tree")
+    before = code_archive.pack_code(root)[1]
+    assert len(before) == 16 and set(before) <= set("0123456789abcdef")
+    change(root / "cluster/__init__.py", root / "train/link.py")
+    assert code_archive.pack_code(root)[1] != before
+
+
+# --- the code on a machine ------------------------------------------------------------------------------------------
+
+
+def test_upload_code_places_tree_once_also_by_concurrent_calls(checkout: Path, tmp_path: Path) -> None:
+    archive_bytes, name = code_archive.pack_code(checkout)
+    folder = str(tmp_path / "a 'strange' $folder")
+
+    def upload(_: int) -> str:
+        return code_archive.upload_code(LocalConnector(), folder, archive_bytes, name)
+
+    with ThreadPoolExecutor(6) as pool:
+        (path,) = map(Path, set(pool.map(upload, range(24))))
+    assert str(path) == code_archive.code_folder(folder, name) == f"{folder}/code/{name}"
+    assert os.access(path / "train/run", os.X_OK) and not os.access(path / "pyproject.toml", os.X_OK)
+    assert (path / "train/link.py").readlink() == Path("__init__.py")
+    assert (path / "pyproject.toml").read_text() == PYPROJECT
+    assert [path.name for path in path.parent.iterdir()] == [name]
+
+
+def test_upload_code_broken_archive_leaves_nothing(checkout: Path, tmp_path: Path) -> None:
+    archive_bytes, name = code_archive.pack_code(checkout)
+    with pytest.raises(ClusterError, match=r"^box-1: the code cannot be unpacked into .*[^\n]$"):
+        code_archive.upload_code(LocalConnector("box-1"), str(tmp_path), archive_bytes[: len(archive_bytes) // 2], name)
+    assert list((tmp_path / "code").iterdir()) == []

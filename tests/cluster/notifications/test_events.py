@@ -1,13 +1,23 @@
-"""Tests of the events that a job's files show: each is found once, and only those of the last launch."""
+"""The events that a job's files show, each found once and only those of the last launch; and who is told.
+
+The URL of a webhook is a secret, which is never shown whole.
+"""
 
 import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.specs import TINY
 
+from cluster.cli import launch
+from cluster.errors import BadInput
 from cluster.notifications.events import Event, SupervisorView, describe, find_events
+from cluster.notifications.targets import chosen_targets, describe_target
+from cluster.planning.launch_options import LaunchOptions, make_launch_options
+from cluster.planning.resolve import plan
 from cluster.state.run_folder import Run
+from train.tools.option_fields import OptionError
 
 Fixture = Any
 
@@ -51,16 +61,11 @@ def test_loss_and_return_of_a_machine_are_told_once(run: Any) -> None:
     run.write_attempt(3, "0.a", "1.c", launch_id="one", resume="checkpoints/000003/resume-00000040-ef01.pt")
     (back,) = teller.new()
     assert (back.kind, back.text) == ("machine_back", "machine 1 joined; 2 of 2 machines train from step 40")
-    assert teller.new() == []
-
-
-def test_loss_that_pauses_the_job_is_told_before_the_next_attempt(run: Any) -> None:
-    teller = Teller(run)
-    (lost,) = teller.new("1")
+    (lost,) = teller.new("1")  # the loss pauses the job: no attempt says so
     assert lost.text == "machine 1 was lost; 1 of 2 machines are left" and teller.new("1") == []
-    run.write_attempt(2, "0.a", "1.c", launch_id="one", reason="machine 1 lost; machine 1 joined")
+    run.write_attempt(4, "0.a", "1.d", launch_id="one", reason="machine 1 lost; machine 1 joined")
     (back,) = teller.new()
-    assert back.kind == "machine_back"
+    assert back.kind == "machine_back" and teller.new() == []
 
 
 def test_events_of_an_earlier_launch_are_not_told_again(run: Any) -> None:
@@ -108,3 +113,73 @@ def test_text_of_machines_cannot_call_a_channel_and_is_one_line(run: Any) -> Non
     assert len(notification.text) <= 600
     payload = notification.payload()
     assert payload["content"] == payload["text"] and payload["allowed_mentions"] == {"parse": []}
+
+
+# --- targets ------------------------------------------------------------------------------------------------------
+
+URL = "https://hooks.slack.com/services/T0/B0/s3cr3t"
+
+
+@pytest.mark.parametrize("target", ["", "  ", "a\nb", "ftp://h/s3cr3t", "https:///s3cr3t", "https://h:1e9/s3cr3t"])
+def test_wrong_target_is_refused_without_showing_a_url(target: str) -> None:
+    with pytest.raises(OptionError, match="'--notify': ") as error:
+        LaunchOptions(notify=(target,))
+    assert "s3cr3t" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("target", "shown"),
+    [
+        (URL, "https://hooks.slack.com/..."),
+        ("https://me:s3cr3t@host:81/s3cr3t?key=s3cr3t", "https://host:81/..."),
+        ("true", "true"),
+        ("curl -sf -d @- https://chat.googleapis.com/s3cr3t", "curl ..."),
+        ("KEY=s3cr3t /home/me/tell", "..."),
+    ],
+)
+def test_url_is_shown_by_its_host_and_a_command_by_its_program(target: str, shown: str) -> None:
+    assert describe_target(target) == shown
+
+
+@pytest.mark.parametrize("target", [URL, "curl -d @- https://chat.googleapis.com/s3cr3t"])
+@pytest.mark.parametrize("form", ["--notify {}", "--notify={}"])
+def test_command_of_a_launch_is_kept_without_its_targets(
+    target: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in the job.json that the machines get, and in the report."""
+    words = [word.replace("{}", target) for word in form.split()]
+    monkeypatch.setattr("sys.argv", ["imgnet-cluster", "launch", *words, "recipe.py"])
+    planned = plan(TINY, make_launch_options(notify=(target,)))
+    command = launch._with_command(planned, is_only=True).spec.command
+    assert "s3cr3t" not in command and command.startswith("imgnet-cluster launch ") and "recipe.py" in command
+
+
+def test_none_drops_configured_targets_and_words_of_the_shell_are_accepted() -> None:
+    assert chosen_targets((URL, "none")) == ()
+    accepted = ("exec true", "X=1 true", "$HOME/tell", "cat > /dev/null", "echo a://b 'a job'", URL)
+    assert LaunchOptions(notify=accepted).notify == accepted
+    assert chosen_targets((*accepted, URL)) == accepted
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("no-such-program x", "no program no-such-program"),
+        ("./tell.sh", "give the whole path, .*: /"),
+        ("echo 'a", "is no command: No closing quotation"),
+    ],
+)
+def test_command_that_could_not_run_is_refused_before_the_launch(target: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        chosen_targets([target])
+
+
+def test_targets_of_a_job_are_in_one_file_that_others_cannot_read(hand_made: Fixture) -> None:
+    run = hand_made()
+    spec = Run.read(run.run_folder.path).spec
+    run.run_folder.write_spec(replace(spec, notify=(URL,)))
+    assert Run.read(run.run_folder.path).spec.notify == (URL,)
+    files = [path for path in run.run_folder.path.rglob("*") if path.is_file() and b"s3cr3t" in path.read_bytes()]
+    assert files == [run.run_folder.notify_path] and files[0].stat().st_mode & 0o077 == 0
+    run.run_folder.write_spec(spec)
+    assert Run.read(run.run_folder.path).spec.notify == ()

@@ -56,16 +56,6 @@ def notifier_of(run: Any) -> Notifier:
     return Notifier(Run.read(run.run_folder.path))
 
 
-def test_command_gets_the_event_in_its_environment_and_on_stdin(make_run: Fixture, tmp_path: Path) -> None:
-    run = make_run(f"cd {tmp_path} && {RECORD_EVENT}")
-    notifier_of(run).finish(VIEW)
-    sent = json.loads((tmp_path / "failed.json").read_text())
-    assert sent["event"] == "failed" and sent["job"] == "job-1" and sent["recipe"] == "tiny" and sent["id"]
-    assert (tmp_path / "text").read_text() == "job-1|" + sent["text"]
-    assert sent["text"].startswith("job-1 (tiny, local): failed: out of memory; ")
-    assert run.job.status().notifications == "" and not has_untold_end(Run.read(run.run_folder.path))
-
-
 def test_each_event_is_sent_once_to_each_target_by_whatever_process(
     make_run: Fixture, webhook: WebhookServer, tmp_path: Path
 ) -> None:
@@ -77,6 +67,11 @@ def test_each_event_is_sent_once_to_each_target_by_whatever_process(
     notifier_of(run).finish(VIEW)
     assert webhook.events == ["failed"] and webhook.paths == ["/services/T000/B000/s3cr3t"]
     assert (tmp_path / "count").read_text() == "\n"
+    sent = json.loads((tmp_path / "failed.json").read_text())
+    assert sent == webhook.posted[0] and (sent["event"], sent["job"], sent["recipe"]) == ("failed", "job-1", "tiny")
+    assert (tmp_path / "text").read_text() == "job-1|" + sent["text"]
+    assert sent["text"].startswith("job-1 (tiny, local): failed: out of memory; ")
+    assert run.job.status().notifications == "" and not has_untold_end(Run.read(run.run_folder.path))
 
 
 def test_supervisor_that_was_killed_while_it_sent_has_a_successor_that_sends(

@@ -1,10 +1,17 @@
-"""Tests of the benchmark records (DAWNBench, MLPerf) of a simulated run, and of the command that writes them."""
+"""The benchmark records (DAWNBench, MLPerf) of a simulated run, their benchmarks' rules, and the command `record`.
+
+The rules are restated, and those of MLPerf also checked by MLCommons' own checker.
+"""
 
 import contextlib
 import json
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support.benchmark_rules import mlperf_problems
+from support.peers import peer_python
 from support.recorded_run import IMAGES, LOADING_BEGAN, PRICE, SAVED_STEP, STEP_SECONDS, VAL_IMAGES, make_job
 
 from cluster.errors import ClusterError
@@ -21,29 +28,30 @@ def run(hand_made: Fixture) -> RunData:
     return run_data.collect_run_data(make_job(hand_made, "aws"))
 
 
-def make_entry(run: RunData) -> dict[str, Any]:
-    """Return the JSON of a run whose author is not known."""
-    return writers.dawnbench_entry(run, None, None, None, None)
-
-
 def log_events(run: RunData) -> list[dict[str, Any]]:
     """Return the lines of a run's log."""
     lines = writers.render_mlperf_log(run, None).splitlines()
     return [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
 
 
-@pytest.mark.parametrize("done", [True, False])
-def test_table_has_a_row_for_each_validated_epoch_also_of_a_failed_job(hand_made: Fixture, done: bool) -> None:
-    table = writers.render_tsv(run_data.collect_run_data(make_job(hand_made, done=done)))
-    rows = [line.split("\t") for line in table.splitlines()[1:]]
-    assert [(row[0], float(row[2]), float(row[3])) for row in rows] == [("1", 20, 50), ("2", 40, 72), ("4", 60, 94)]
+@pytest.mark.parametrize(("data", "done"), [("imagenet", True), ("cifar10", False)])
+def test_table_has_a_row_for_each_validated_epoch_also_of_a_failed_job(
+    hand_made: Fixture, data: str, done: bool
+) -> None:
+    table = writers.render_tsv(run_data.collect_run_data(make_job(hand_made, done=done, data=data)))
+    columns, *rows = [line.split("\t") for line in table.splitlines()]
+    with_top5 = [["1", 20, 50], ["2", 40, 72], ["4", 60, 94]]
+    assert columns == ["epoch", "hours", "top1Accuracy", "top5Accuracy"][: 3 if data == "cifar10" else 4]
+    assert [[row[0], *map(float, row[2:])] for row in rows] == [row[: len(columns) - 1] for row in with_top5]
     assert float(rows[0][1]) == pytest.approx(SECONDS_OF_FIRST_EPOCH / 3600, abs=1e-6)
 
 
 def test_entry_describes_hardware_price_epochs_and_attempts(run: RunData) -> None:
-    entry = make_entry(run)
+    entry = writers.dawnbench_entry(run, None, None, None, None)
     assert (entry["model"], entry["timestamp"], entry["costPerHour"]) == ("resnet18", "2023-11-14", 2 * PRICE)
-    assert entry["framework"] == "imgnet-cluster 1, PyTorch 2"
+    assert (entry["version"], entry["framework"]) == ("v1.0", "imgnet-cluster 1, PyTorch 2")
+    # What DAWNBench's tests demand (stanford-futuredata/dawn-bench-entries at fb27b82), also of the table's columns.
+    assert entry.keys() >= {"version", "author", "authorEmail", "framework", "model", "hardware", "timestamp"}
     for part in ("2 x p4d.24xlarge (8 x A100)", "r-1a spot", "GPUs: 2 on NVIDIA A100"):
         assert part in entry["hardware"]
     misc = json.loads(json.dumps(entry["misc"]))
@@ -66,12 +74,12 @@ def test_entry_has_null_for_what_is_not_known(hand_made: Fixture, backend: str) 
     if backend == "aws":  # the price of one machine is not known
         path = job.path / "cloud.jsonl"
         path.write_text(path.read_text().replace(f'"price": {PRICE}', '"price": null', 1))
-    entry = make_entry(run_data.collect_run_data(job))
+    entry = writers.dawnbench_entry(run_data.collect_run_data(job), None, None, None, None)
     assert entry["author"] is entry["authorEmail"] is entry["codeURL"] is entry["logFilename"] is None
     assert entry["costPerHour"] is entry["misc"]["dollars"] is entry["misc"]["billed"] is None
 
 
-def test_log_has_settings_times_and_accuracies_of_the_run(run: RunData) -> None:
+def test_log_has_settings_times_and_accuracies_and_follows_mlperfs_rules(run: RunData) -> None:
     events = log_events(run)
     time_by_key = {event["key"]: event["time_ms"] for event in events}
     run_end = LOADING_BEGAN + run.epoch_ends[-1]
@@ -91,7 +99,18 @@ def test_log_has_settings_times_and_accuracies_of_the_run(run: RunData) -> None:
     assert values["global_batch_size"] == [(None, 32), (3, 64)]
     trained_at = [event["time_ms"] for event in events if event["key"] == "epoch_stop"]
     assert len(trained_at) == 4
+    assert list(mlperf_problems(writers.render_mlperf_log(run, "Ann"))) == []
     assert trained_at[0] == 1000 * (LOADING_BEGAN + SECONDS_OF_FIRST_EPOCH - 5.0)
+
+
+@pytest.mark.parametrize("ruleset", ["1.0.0", "2.1.0", "3.1.0", "4.0.0"])
+def test_log_passes_mlcommons_checker(ruleset: str, run: RunData, tmp_path: Path) -> None:
+    python = peer_python("mlperf_logging")
+    path = tmp_path / "result_0.txt"
+    path.write_text(writers.render_mlperf_log(run, None))
+    checker = [python, "-m", "mlperf_logging.compliance_checker", "--usage", "training", "--ruleset", ruleset, path]
+    completed = subprocess.run([str(part) for part in checker], capture_output=True, text=True)
+    assert completed.returncode == 0 and "SUCCESS" in completed.stdout + completed.stderr, completed.stderr
 
 
 @pytest.mark.parametrize("target, status", [("top5=93", "success"), ("top5=99", "aborted")])

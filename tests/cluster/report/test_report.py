@@ -1,4 +1,4 @@
-"""Tests of the HTML report: facts, page, hostile names, jobs with little or no data, and who writes it."""
+"""Tests of the HTML report: facts, page, hostile names, jobs with little data, who writes it, and a browser's view."""
 
 import html.parser
 import io
@@ -9,10 +9,13 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 import pytest
 from PIL import Image
@@ -21,10 +24,8 @@ from support.report_reader import BEGIN, agent, done, draw_val, epoch, home, los
 
 from cluster import report as reports
 from cluster.connectors.hosts_file import Hosts
-from cluster.errors import ClusterError
-from cluster.plots import figures
-from cluster.report import charts, sample_images
 from cluster.report import facts as report_facts
+from cluster.report import sample_images
 from cluster.report.activity import Activity, WorkClock
 from cluster.report.steps import step_points
 from infra.aws.journal_events import InstanceEnded
@@ -32,7 +33,7 @@ from infra.aws.launch_request import Place
 from train.data.index.open import load_index
 from train.metrics.records import StepRow
 from train.metrics.thumbnails import write_class_thumbnails
-from train.recipe import IMAGENET, Optim
+from train.recipe import Optim
 
 Fixture = Any
 HOSTILE = "</title></style><script>alert(1)</script>\"'><img src=x onerror=alert(2)> & $\\frac{ --> ]]>"
@@ -68,7 +69,7 @@ def chart_titles(page: str) -> list[str]:
 @pytest.fixture
 def run(hand_made: Fixture, tmp_path: Path) -> Any:
     """A finished job of two machines that lost one of them and got it back."""
-    run = hand_made(machines=2)
+    run = hand_made(machines=2, git_commit=f"{'a' * 40}+changes")
     thumbnails(run, draw_val(tmp_path / "data", "cat", "dog"))
     lost(run)
     done(run)
@@ -89,16 +90,6 @@ def test_collect_facts_lost_machine_is_lost_until_it_is_back(run: Any) -> None:
     epochs = [(epoch.time, epoch.images, epoch.top1) for epoch in facts.epochs]
     assert epochs == [(25.0, 60, 10.0), (32.0, 120, 20.0)]
     assert [step.images for step in facts.steps] == [8, 32, 48, 56, 96], "repeated steps appear once"
-
-
-def test_collect_facts_leaves_out_damaged_lines_of_metrics(run: Any) -> None:
-    before = report_facts.collect_facts(run.job)
-    (path,) = run.run_folder.path.glob("metrics/000003.jsonl")
-    whole, *_ = path.read_bytes().splitlines()
-    damaged = [b"", b"[1]", b"\xff", b'{"kind": "train"}', b'{"kind": "epoch", "epoch": ' + b"[" * 5000, whole[:-9]]
-    path.write_bytes(b"\n".join([*damaged, path.read_bytes() + whole[:-9]]))
-    after = report_facts.collect_facts(run.job)
-    assert [*after.steps] == [*before.steps] and after.epochs == before.epochs
 
 
 def test_work_clock_leaves_out_time_between_stop_and_resume() -> None:
@@ -136,20 +127,14 @@ def test_step_points_keep_end_and_mean() -> None:
     assert all(math.isnan(point.image_size) and math.isnan(point.images_per_second) for point in kept)
 
 
-def test_render_report_damaged_file_is_one_line_error(run: Any) -> None:
-    run.run_folder.result_path.write_text('{"state": "done", "epochs": 3}')
-    with pytest.raises(ClusterError, match="is damaged") as error:
-        reports.render_report([run.job])
-    assert "\n" not in str(error.value)
-
-
 # --- the page -------------------------------------------------------------------------------------------------------
 
 
 def test_render_report_page_is_complete_and_self_contained(run: Any) -> None:
     target = {"metric": "top5", "goal": 52, "stops": False, "reached": True, "epoch": 2, "minutes": 0.48, "best": 52.0}
     done(run, target=target)
-    page = reports.render_report([run.job])
+    with matplotlib.rc_context({"font.size": 40, "axes.grid": False, "text.usetex": True}):  # a matplotlibrc
+        page = reports.render_report([run.job])
     assert chart_titles(page) == [
         "Accuracy over time", "Accuracy over images", "Loss over images", "Learning rate over images",
         "Image size and global batch over images", "Images per second over time", "Machines over time",
@@ -167,6 +152,8 @@ def test_render_report_page_is_complete_and_self_contained(run: Any) -> None:
         "before the first step 1.2: group 1.2",
         "total: forecast 25.0 seconds (constants: presets), actual 27.0 (-7 %)",
         "the square (solid)",
+        f"{'a' * 40}, with files that are not committed",
+        "2 machines x 1 process, schedule for 1 GPU",
         "top-5 of 52 % reached in epoch 2, 0.48 minutes after the start of loading",
     ):
         assert text in reader.text, text
@@ -193,30 +180,6 @@ def test_render_report_shows_the_most_confused_classes_with_images(run: Any, tmp
     assert page.count('alt="validation image, lynx"') == page.count('alt="validation image, &lt;i&gt;fox"') == 1
 
 
-def test_render_report_drawings_use_css_colors_and_existing_ids(run: Any) -> None:
-    page = reports.render_report([run.job])
-    ids = re.findall(r'\bid="([^"]+)"', page)
-    assert len(ids) == len(set(ids)) > 10
-    assert set(re.findall(r'(?:url\(|href=")#([^")]+)', page)) <= set(ids)
-    drawings = "".join(re.findall(r"<svg viewBox.*?</svg>", page, re.DOTALL))
-    assert not re.findall(r"#[0-9a-fA-F]{6}\b", drawings) and "font-family" not in drawings
-    used_variables = set(re.findall(r"var\(--(\w+)\)", page)) - {"key"}
-    assert used_variables <= set(re.findall(r"--(\w+):", page)) and {"ink", "grid", "s1"} <= used_variables
-
-
-def test_matplotlib_settings_ignore_the_users_matplotlibrc(run: Any) -> None:
-    import matplotlib
-
-    facts = report_facts.collect_facts(run.job)
-    with figures.matplotlib_settings():
-        drawings = [chart.svg for chart in charts.training_charts([facts])]
-    with (
-        matplotlib.rc_context({"font.size": 40, "axes.grid": False, "text.usetex": True}),
-        figures.matplotlib_settings(),
-    ):
-        assert [chart.svg for chart in charts.training_charts([facts])] == drawings
-
-
 def test_render_report_hostile_names_stay_text(hand_made: Fixture, tmp_path: Path) -> None:
     data = draw_val(tmp_path / "data", HOSTILE.replace("/", "\u2044"), "$x_{", "b\udcffd")
     first = hand_made()
@@ -226,40 +189,28 @@ def test_render_report_hostile_names_stay_text(hand_made: Fixture, tmp_path: Pat
     thumbnails(run, data)
     lost(run)
     run.write_attempt(2, "0.a", time=BEGIN + 15, reason=HOSTILE)
-    done(run, reason=HOSTILE, recipe=recipe_name, versions={HOSTILE: HOSTILE})
+    done(run, state="failed", reason=HOSTILE, recipe=recipe_name, versions={HOSTILE: HOSTILE})
     run.run_folder.path.joinpath("machines.json").write_text(json.dumps({"machines": {"0": {"host": HOSTILE}}}))
     page = reports.render_report([run.job])
     reader = Reader(page)
     assert "script" not in reader.tags and not any(name.startswith("on") for name, _ in reader.attributes)
     assert reader.tags["title"] == reader.tags["style"] == reader.tags["main"] == 1
+    assert ("class", "state failed") in reader.attributes
     assert reader.text.count(HOSTILE) >= 5 and "alert(1)" in reader.text and "$x_{" in reader.text
     assert page.encode("utf-8")
 
 
-def test_render_report_new_job_has_a_page(hand_made: Fixture) -> None:
-    run = hand_made()
-    page = reports.render_report([run.job])
-    assert chart_titles(page) == [] and "Training has not started yet." in page and "There are none: no trainer" in page
-    assert ">0-2<" in page  # the planned schedule
-
-
-def test_render_report_before_validation_has_no_accuracy_chart(hand_made: Fixture) -> None:
+def test_render_report_of_a_job_that_begins_has_what_there_is(hand_made: Fixture) -> None:
     run = hand_made(forecast={"minutes": 3.0, "terms": {"compute": 60.0}, "source": "presets", "start": {}})
+    page = reports.render_report([run.job])
+    assert chart_titles(page) == ["Forecast"] and "3 minutes in total (constants: presets)" in page
+    assert "Training has not started yet." in page and "There are none: no trainer" in page
+    assert ">0-2<" in page  # the planned schedule
     home(run, "metrics/000001.jsonl", step(1, BEGIN), step(2, BEGIN + 1), epoch(1, BEGIN + 2, top1=None, top5=None))
     run.write_status("training", step=2, steps=16)
     page = reports.render_report([run.job])
     assert "No validation yet." in page and "Loss over images" in chart_titles(page)
     assert not [title for title in chart_titles(page) if "Accuracy" in title]
-    assert "3 minutes in total (constants: presets)" in page and "Forecast" in chart_titles(page)
-
-
-@pytest.mark.parametrize("state", ["failed", "stopped"])
-def test_render_report_unsuccessful_job_shows_reason(hand_made: Fixture, state: str) -> None:
-    run = hand_made()
-    home(run, "metrics/000001.jsonl", step(1, BEGIN))
-    done(run, state=state, reason="because of <that>", epochs=[], where=None, goodput=None, top1=None, top5=None)
-    page = reports.render_report([run.job])
-    assert "because of &lt;that&gt;" in page and f'class="state {state}"' in page
 
 
 def test_render_report_several_jobs_share_charts_and_images(run: Any, hand_made: Fixture) -> None:
@@ -276,16 +227,12 @@ def test_render_report_several_jobs_share_charts_and_images(run: Any, hand_made:
     assert "job-2 top-5" in page and "the same as job-1's" in Reader(page).text
     assert 'aria-label="Machines over time"' in page and page.count("<h2>job-2: ") == 4
     ids = re.findall(r'\bid="([^"]+)"', page)
-    assert len(ids) == len(set(ids))
-
-
-def comparison_rows(*runs: Any) -> dict[str, list[str]]:
-    """Return the rows of the comparison at the top of a page of several jobs, by name."""
-    header = reports.render_report([run.job for run in runs]).partition("<h2>")[0]
-    assert re.search(r'<div class="card"><div class="scroll" tabindex="0"><table>', header)
-    rows = [Reader(row).texts for row in re.findall(r"<tr>(.*?)</tr>", re.sub(r"></td>", ">-</td>", header))]
-    assert len({name for name, *_ in rows}) == len(rows), "two rows have the same name"
-    return {name: values for name, *values in rows}
+    assert len(ids) == len(set(ids)) > 10
+    assert set(re.findall(r'(?:url\(|href=")#([^")]+)', page)) <= set(ids)
+    drawings = "".join(re.findall(r"<svg viewBox.*?</svg>", page, re.DOTALL))
+    assert not re.findall(r"#[0-9a-fA-F]{6}\b", drawings) and "font-family" not in drawings, "CSS says both"
+    used_variables = set(re.findall(r"var\(--(\w+)\)", page)) - {"key"}
+    assert used_variables <= set(re.findall(r"--(\w+):", page)) and {"ink", "grid", "s1"} <= used_variables
 
 
 def test_comparison_card_shows_only_differing_settings(hand_made: Fixture) -> None:
@@ -294,23 +241,15 @@ def test_comparison_card_shows_only_differing_settings(hand_made: Fixture) -> No
     data, optim = replace(recipe.data, name="mine", train=1000), Optim(nesterov=True)
     second = hand_made("job-2", recipe=replace(recipe, data=data, optim=optim), scale=0.5)
     done(second, state="failed", reason="nothing <but> this", epochs=[], top1=None, top5=None)
-    rows = comparison_rows(first, second)
+    header = reports.render_report([first.job, second.job]).partition("<h2>")[0]
+    assert re.search(r'<div class="card"><div class="scroll" tabindex="0"><table>', header)
+    cells = [Reader(row).texts for row in re.findall(r"<tr>(.*?)</tr>", re.sub(r"></td>", ">-</td>", header))]
+    rows = {name: values for name, *values in cells}
+    assert len(rows) == len(cells), "two rows have the same name"
     assert rows["data"] == ["drawn, 60 for training, 20 for validation", "mine, 500 for training, 10 for validation"]
     assert ["nesterov" in text for text in rows["training"]] == [False, True]
     assert rows["epochs run"] == ["0", "0"] and rows["reason"][1] == "nothing <but> this"
     assert not rows.keys() & {"epochs planned", "seed", "largest image size"}
-
-
-def test_provenance_counts_images_machines_and_processes(hand_made: Fixture) -> None:
-    recipe = hand_made().spec.recipe
-    large = hand_made(
-        "job-2", machines=2, procs=8, gpus=16, recipe=replace(recipe, data=IMAGENET), scale=0.1,
-        git_commit=f"{'a' * 40}+changes",
-    )  # fmt: skip
-    provenance = report_facts.collect_facts(large.job).provenance
-    assert provenance["commit of the program"] == f"{'a' * 40}, with files that are not committed"
-    assert provenance["images"] == "128,117 for training, 5,000 for validation: a rehearsal with 0.1 of all"
-    assert provenance["processes"] == "2 machines x 8 processes, schedule for 16 GPUs"
 
 
 def test_render_report_rented_job_shows_cost_over_time(hand_made: Fixture) -> None:
@@ -365,14 +304,8 @@ def test_render_report_shows_the_rectangle_that_the_last_phase_sees(hand_made: F
     assert "90 wide, 60 high; seen as 96 x 64" in page and page.count('class="square"') == 6
 
 
-@pytest.mark.parametrize("content", ["nothing", "half a file", "no list", "no JPEG"])
-def test_render_report_unreadable_images_are_one_line(run: Any, content: str) -> None:
-    path = run.run_folder.path / "logs/val-000001.json"
-    whole = path.read_bytes()
-    path.unlink()
-    damaged = {"half a file": whole[:500], "no list": b"7", "no JPEG": b'[{"jpeg": "\'><script>"}]'}
-    if content != "nothing":
-        path.write_bytes(damaged[content])
+def test_render_report_unreadable_images_are_one_line(run: Any) -> None:
+    (run.run_folder.path / "logs/val-000001.json").write_text("""[{"jpeg": "'><script>"}]""")
     assert "There are none: no trainer" in Reader(reports.render_report([run.job])).text
 
 
@@ -423,3 +356,102 @@ def test_write_job_report_gives_up_after_timeout(
     monkeypatch.setattr(supervisor, "module_command", lambda *_: ["sleep", "600"])
     supervisor.write_job_report(run.job)
     assert "the report took longer than" in caplog.text
+
+
+# --- in a headless browser -----------------------------------------------------------------------------------------
+
+PHONE, DESK = (390, 844), (1280, 900)
+LIGHT, DARK = 1, 0
+# A browser window is at least 500 pixels wide, so the page is shown in a frame of the size of the screen. The script
+# writes the widths of page and screen into the title, and each number that breaks or sticks out of its tile.
+FRAME = """<!doctype html><meta name="color-scheme" content="light dark"><style>* {{ margin: 0; border: 0 }}</style>
+<iframe width="{}" height="{}" srcdoc="{}"></iframe><script>
+onload = () => {{
+  const page = frames[0]
+  const bad = [...page.document.querySelectorAll('.tile b')].filter(b => {{
+    const text = page.document.createRange()
+    text.selectNodeContents(b)
+    const style = page.getComputedStyle(b), edge = b.parentElement.getBoundingClientRect().right
+    const {{ height, right }} = text.getBoundingClientRect()
+    return height > 1.7 * parseFloat(style.fontSize) || right > edge - 1
+  }}).map(b => b.textContent)
+  const pageWidth = page.document.documentElement.scrollWidth
+  document.title = `${{pageWidth}} ${{page.innerWidth}}` + (bad.length ? ': ' + bad : '')
+}}
+</script>"""
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Callable[..., tuple[str, str]]:
+    """Open a page in a headless browser with a screen of a size; return its output and the lines of its console."""
+    program = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if program is None:
+        pytest.skip("no browser is installed here; Debian: sudo apt-get install chromium")
+
+    def open_page(page: str, size: tuple[int, int], *options: str, scheme: int = LIGHT) -> tuple[str, str]:
+        frame = tmp_path / "frame.html"
+        frame.write_text(FRAME.format(*size, escape(page)))
+        argv = [
+            program,
+            "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
+            "--no-first-run", "--disable-background-networking", "--virtual-time-budget=2000",
+            "--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}",
+            f"--window-size={max(500, size[0])},{size[1]}", f"--blink-settings=preferredColorScheme={scheme}", *options,
+            frame.as_uri(),
+        ]  # fmt: skip
+        completed = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+        assert completed.returncode == 0, completed.stderr
+        return completed.stdout, "\n".join(line for line in completed.stderr.splitlines() if "CONSOLE" in line)
+
+    return open_page
+
+
+@pytest.fixture
+def pages(hand_made: Fixture, tmp_path: Path) -> Callable[[str], str]:
+    """Return a report by name: a job that lost a machine, two jobs, a job that has just begun, a job of many steps."""
+    data = draw_val(tmp_path / "data", "cat", "a class with a long_name_that_has_no_place_to_break_in_it_at_all")
+    first, second, third, large = (hand_made(f"job-{number}", machines=max(1, 3 - number)) for number in (1, 2, 3, 4))
+    for run in (first, second, third):
+        thumbnails(run, data)
+    for run in (first, second):
+        lost(run)
+        done(run, reason="a reason" if run is first else "R" * 300, versions={"torch": "2.13.0+" + "v" * 120})
+    home(third, "metrics/000001.jsonl", step(1, 1.8e9))
+    home(large, "metrics/000001.jsonl", step(1, 1.8e9), epoch(1, 1.8e9 + 10, top1=100.0, top5=100.0))
+    large.write_status("training", step=98_765, steps=1_234_567, seconds=123_456.0)
+    jobs_by_name = {"one": [first.job], "two": [first.job, second.job], "new": [third.job], "large": [large.job]}
+    return lambda name: reports.render_report(jobs_by_name[name])
+
+
+@pytest.mark.rehearsal
+@pytest.mark.parametrize("size", [PHONE, DESK], ids=["phone", "desk"])
+def test_page_is_visible_in_both_schemes_with_empty_console(
+    browser: Fixture, pages: Fixture, size: tuple[int, int], tmp_path: Path
+) -> None:
+    page = pages("one")
+    for scheme in (LIGHT, DARK):
+        screenshot = tmp_path / f"{scheme}.png"
+        _, console = browser(page, size, f"--screenshot={screenshot}", scheme=scheme)
+        assert console == ""
+        with Image.open(screenshot) as image:
+            screen = image.convert("RGB").crop((0, 0, *size))
+        histogram = screen.convert("L").histogram()
+        bright_fraction = sum(histogram[160:]) / sum(histogram)
+        is_scheme_right = bright_fraction > 0.8 if scheme == LIGHT else bright_fraction < 0.2
+        assert is_scheme_right, "the page has the colors of the other scheme"
+        has_mid_tones = sum(histogram[96:160]) > 0.002 * sum(histogram)
+        assert has_mid_tones and len(screen.getcolors(1 << 20) or []) > 200, "the page is blank"
+
+
+@pytest.mark.rehearsal
+@pytest.mark.parametrize("name", ["one", "two", "new", "large"])
+def test_page_fits_its_screen_and_numbers_fit_their_tiles(browser: Fixture, pages: Fixture, name: str) -> None:
+    page = pages(name)
+    for size in (PHONE, DESK, (1200, 900)):
+        output, console = browser(page, size, "--dump-dom")
+        title = re.search(r"<title>(\d+) (\d+)(.*)</title>", output)
+        assert title and console == "", console
+        page_width, screen_width, bad_numbers = title.groups()
+        assert not bad_numbers, "numbers that break, or stick out of their tiles"
+        assert int(page_width) <= int(screen_width) == size[0], (name, size)

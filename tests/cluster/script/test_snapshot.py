@@ -1,11 +1,15 @@
 import errno
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from support.waiting import wait_for
 
-from cluster.script import snapshot
+from cluster.script import checkpoint_folder, snapshot
+from cluster.script.checkpoint_folder import REST_SECONDS, RESTLESS_SECONDS, CheckpointFolder, FolderPhase
 
 
 @pytest.fixture
@@ -55,15 +59,6 @@ def test_folders_keep_their_times_when_they_are_restored(folder: Path, shared: P
         assert [(restored / name).stat().st_mtime for name in ("epoch_2", "epoch_1")] == [1000, 1001]
 
 
-def test_publish_keeps_the_newest_version_with_links_to_unchanged_files(folder: Path, shared: Path) -> None:
-    (folder / "old.pt").write_bytes(b"old")
-    inode = (save(folder, shared) / "old.pt").stat().st_ino
-    (folder / "new.pt").write_bytes(b"new")
-    second = save(folder, shared)
-    assert (second / "old.pt").stat().st_ino == inode != (folder / "old.pt").stat().st_ino
-    assert contents(second.parent) == {"save-00000002/old.pt": b"old", "save-00000002/new.pt": b"new"}
-
-
 def test_version_is_not_changed_by_writes_in_place(folder: Path, shared: Path) -> None:
     (folder / "model.pt").write_bytes(b"first")
     first = save(folder, shared)
@@ -74,19 +69,7 @@ def test_version_is_not_changed_by_writes_in_place(folder: Path, shared: Path) -
         assert contents(first) == {"model.pt": b"first"}
 
 
-def test_publish_of_a_folder_that_changed_leaves_nothing(folder: Path, shared: Path) -> None:
-    (folder / "model.pt").write_bytes(b"weights")
-    tree = snapshot.scan(folder)
-    (folder / "model.pt").write_bytes(b"longer weights")
-    with pytest.raises(snapshot.FolderChanged):
-        snapshot.publish(folder, shared, 1, tree)
-    (folder / "model.pt").unlink()
-    with pytest.raises(snapshot.FolderChanged):
-        snapshot.publish(folder, shared, 1, tree)
-    assert not list((shared / "checkpoints/000001").iterdir())
-
-
-def test_file_that_is_written_all_the_time_is_never_copied(
+def test_publish_of_a_folder_that_changes_leaves_nothing(
     folder: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "model.pt").write_bytes(b"weights")
@@ -97,10 +80,15 @@ def test_file_that_is_written_all_the_time_is_never_copied(
         with (folder / "model.pt").open("ab") as file:
             file.write(b"x")
 
-    monkeypatch.setattr(snapshot, "_copy_bytes", copy_while_written)
-    for is_restless in (False, True):
-        with pytest.raises(snapshot.FolderChanged):
-            snapshot.publish(folder, shared, 1, snapshot.scan(folder), is_restless)
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshot, "_copy_bytes", copy_while_written)
+        for is_restless in (False, True):
+            with pytest.raises(snapshot.FolderChanged):
+                snapshot.publish(folder, shared, 1, snapshot.scan(folder), is_restless)
+    tree = snapshot.scan(folder)
+    (folder / "model.pt").unlink()
+    with pytest.raises(snapshot.FolderChanged):
+        snapshot.publish(folder, shared, 1, tree)
     assert not list((shared / "checkpoints/000001").iterdir())
 
 
@@ -110,11 +98,7 @@ def test_publish_on_a_full_disk_leaves_the_version_before(
     (folder / "model.pt").write_bytes(b"first")
     first = save(folder, shared)
     (folder / "model.pt").write_bytes(b"second")
-
-    def fail(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "copy_file_range", fail)
+    monkeypatch.setattr(os, "copy_file_range", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     with pytest.raises(OSError, match=r"No space left.*model\.pt"):
         save(folder, shared)
     assert [path.name for path in first.parent.iterdir()] == [first.name]
@@ -124,10 +108,7 @@ def test_publish_on_a_full_disk_leaves_the_version_before(
 def test_copy_without_copy_file_range_has_all_bytes(
     folder: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> int:
-        raise OSError(errno.EXDEV, "Invalid cross-device link")
-
-    monkeypatch.setattr(os, "copy_file_range", refuse)
+    monkeypatch.setattr(os, "copy_file_range", Mock(side_effect=OSError(errno.EXDEV, "Invalid cross-device link")))
     monkeypatch.setattr(snapshot, "COPY_BYTES", 3)
     (folder / "model.pt").write_bytes(b"0123456789")
     assert contents(save(folder, shared)) == {"model.pt": b"0123456789"}
@@ -190,8 +171,14 @@ def test_link_newest_takes_what_the_attempt_saved_before_what_it_resumed_from(fo
     (folder / "model.pt").write_bytes(b"newer")
     saved = save(folder, shared, attempt=3)
     assert saved.name == "save-00000002"
+    inode = (saved / "model.pt").stat().st_ino
+    assert inode != (folder / "model.pt").stat().st_ino
+    (folder / "more.pt").write_bytes(b"more")
+    saved = save(folder, shared, attempt=3)
+    assert (saved / "model.pt").stat().st_ino == inode, "an unchanged file is a link"
+    assert [path.name for path in saved.parent.glob("save-*")] == [saved.name], "only the newest is kept"
     fourth = snapshot.link_newest(shared, 4)
-    assert fourth and contents(fourth) == {"model.pt": b"newer"}
+    assert fourth and contents(fourth) == {"model.pt": b"newer", "more.pt": b"more"}
     assert snapshot.newest_version(shared) == fourth
 
 
@@ -204,21 +191,124 @@ def test_publish_refuses_a_link_in_place_of_the_folder(folder: Path, shared: Pat
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-@pytest.mark.parametrize("leads_to_folder", [True, False])
 def test_link_of_a_script_in_place_of_its_folder_is_replaced_and_what_it_leads_to_stays(
-    folder: Path, shared: Path, tmp_path: Path, leads_to_folder: bool
+    folder: Path, shared: Path, tmp_path: Path
 ) -> None:
     (folder / "model.pt").write_bytes(b"first")
     version = save(folder, shared)
-    elsewhere = tmp_path / "elsewhere"
-    if leads_to_folder:
-        elsewhere.mkdir()
-        (elsewhere / "photos").touch()
-    link = tmp_path / "link"
-    link.symlink_to(elsewhere)
+    photos, link = tmp_path / "elsewhere/photos", tmp_path / "link"
+    photos.parent.mkdir()
+    photos.touch()
+    link.symlink_to(photos.parent)
     with pytest.raises(OSError, match="a link in its place, which is not followed"):
         snapshot.scan(link)
     for wanted in (None, version):
         snapshot.restore(wanted, link)
-    assert contents(link) == {"model.pt": b"first"} and not link.is_symlink()
-    assert [path.name for path in tmp_path.glob("elsewhere/*")] == (["photos"] if leads_to_folder else [])
+    assert contents(link) == {"model.pt": b"first"} and not link.is_symlink() and photos.exists()
+
+
+# --- the folder of a script that runs ---------------------------------------------------------------------------------
+
+
+class Bed:
+    """A checkpoint folder with a clock that the test sets."""
+
+    def __init__(self, folder: Path, shared: Path) -> None:
+        self.folder, self.shared = folder, shared
+        self.now = 100.0
+        self.objects: list[CheckpointFolder] = []
+
+    def start(self, attempt: int = 1, resume: str = "", is_writer: bool = True) -> CheckpointFolder:
+        previous = self.objects[-1] if self.objects else None
+        begun = CheckpointFolder(self.folder, self.shared, attempt, resume, is_writer, previous, lambda: self.now)
+        self.objects.append(begun)
+        wait_for(lambda: begun.phase == FolderPhase.FOLLOWING)
+        return begun
+
+    def write(self, content: str) -> None:
+        (self.folder / "model.pt").write_text(content)
+
+    def copies(self, attempt: int = 1) -> list[str]:
+        return [(path / "model.pt").read_text() for path in snapshot.versions(self.shared, attempt)]
+
+
+@pytest.fixture
+def bed(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bed]:
+    monkeypatch.setattr(checkpoint_folder, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(checkpoint_folder, "RETRY_SECONDS", 0.01)
+    bed = Bed(tmp_path / "checkpoints", shared)
+    yield bed
+    for begun in bed.objects:
+        begun.finish(was_graceful=False)
+        assert begun.wait(60)
+
+
+def wait_for_scan(begun: CheckpointFolder) -> None:
+    tree = snapshot.scan(begun.folder)
+    wait_for(lambda: begun._tree == tree)
+
+
+def test_folder_that_never_rests_is_copied_when_no_file_is_open(bed: Bed) -> None:
+    begun = bed.start()
+    with (bed.folder / "model.pt").open("w") as file:
+        file.write("first")
+        file.flush()
+        wait_for_scan(begun)
+        begun._changed_at = bed.now + RESTLESS_SECONDS  # it changes all the time
+        bed.now += RESTLESS_SECONDS
+        assert not begun.is_copy_due() and not bed.copies()
+    wait_for(lambda: bed.copies() == ["first"])
+
+
+@pytest.mark.parametrize(
+    ("is_writer", "was_graceful", "copies"), [(True, True, ["new"]), (True, False, []), (False, True, [])]
+)
+def test_finish_copies_what_is_new_after_a_graceful_end(
+    bed: Bed, is_writer: bool, was_graceful: bool, copies: list[str]
+) -> None:
+    begun = bed.start(is_writer=is_writer)
+    bed.write("new")
+    begun.finish(was_graceful)
+    assert begun.wait(60) and bed.copies() == copies
+
+
+def test_next_attempt_begins_with_the_version_and_not_with_the_rest_of_the_folder(bed: Bed) -> None:
+    begun = bed.start()
+    bed.write("first")
+    begun.finish(was_graceful=True)
+    begun.wait(60)
+    version = snapshot.link_newest(bed.shared, 2)
+    assert version
+    bed.write("written by a process that was left over")
+    bed.start(2, resume=str(version.relative_to(bed.shared)))
+    assert (bed.folder / "model.pt").read_text() == "first"
+    assert bed.copies(2) == ["first"]
+
+
+FAILURE = Mock(side_effect=OSError(28, "No space left on device", "model.pt"))
+
+
+def test_version_that_cannot_be_read_is_a_problem_and_not_an_empty_folder(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "restore", FAILURE)
+    begun = CheckpointFolder(bed.folder, bed.shared, 2, "checkpoints/000002/resume-00000001-ab", True)
+    assert begun.wait(60) and not begun.is_restored
+    assert begun.problem == "the checkpoint folder cannot be restored: model.pt: No space left on device"
+
+
+def test_folder_at_rest_is_copied_once_and_a_failed_copy_is_tried_again(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish = snapshot.publish
+    monkeypatch.setattr(snapshot, "publish", FAILURE)
+    begun = bed.start()
+    bed.write("first")
+    wait_for_scan(begun)
+    assert not begun.is_copy_due(), "it is not at rest yet"
+    bed.now += REST_SECONDS
+    wait_for(lambda: begun.problem)
+    assert begun.problem == "the checkpoint folder cannot be copied: model.pt: No space left on device"
+    monkeypatch.setattr(snapshot, "publish", publish)
+    wait_for(lambda: begun.copied == 1)
+    assert begun.problem == "" and bed.copies() == ["first"] and not begun.is_copy_due()

@@ -1,18 +1,22 @@
-"""The order of a self-test: what runs after a failure and after Ctrl-C, and what is removed at the end."""
+"""A self-test: what runs after a failure and Ctrl-C, what is removed at the end, and its report without secrets."""
 
+import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from cluster.errors import ClusterError
 from cluster.jobs import billing, store
 from cluster.selftest import selftest
-from cluster.selftest.report import Observation, SelftestReport, StepState
+from cluster.selftest.report import Observation, SelftestReport, StepState, remove_private, write_report
 from cluster.selftest.session import STATE_FILE, SelftestSession
 from cluster.selftest.steps import Step
+from train.tools.records import decode
 
 
 def make_session(cloud: Any, folder: Path) -> SelftestSession:
@@ -21,36 +25,25 @@ def make_session(cloud: Any, folder: Path) -> SelftestSession:
     )
 
 
-class FakeCloud:
-    """A cloud that records what is done to its stack."""
-
-    backend = "aws"
-
-    def __init__(self, has_stack: bool = False, leftovers: tuple[str, ...] = ()) -> None:
-        self.stack = has_stack
-        self.leftovers = leftovers
-        self.removed: list[tuple[str, bool]] = []
-
-    def has_stack(self, region: str) -> bool:
-        return self.stack
-
-    def remove_stack(self, region: str, delete_data: bool) -> list[str]:
-        self.removed.append((region, delete_data))
-        return list(self.leftovers)
+def make_cloud(has_stack: bool = False, leftovers: tuple[str, ...] = ()) -> Mock:
+    """Return a cloud that records what is done to its stack."""
+    return Mock(backend="aws", has_stack=Mock(return_value=has_stack), remove_stack=Mock(return_value=list(leftovers)))
 
 
 @pytest.fixture
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SelftestSession:
     monkeypatch.setenv(store.RUNS_ENV_VAR, str(tmp_path / "runs"))
-    return make_session(FakeCloud(), tmp_path)
+    return make_session(make_cloud(), tmp_path)
 
 
-def part(name: str, log: list[str], error: BaseException | None = None, is_right: bool = True) -> Any:
+def part(
+    name: str, log: list[str], error: BaseException | None = None, is_right: bool = True, seen: str = "seen"
+) -> Any:
     """Return a part of a step that writes its name to the log, yields an observation, and then perhaps fails."""
 
     def observe(session: SelftestSession) -> Iterator[Observation]:
         log.append(name)
-        yield Observation(name, is_right, "seen")
+        yield Observation(name, is_right, seen)
         if error:
             raise error
 
@@ -128,21 +121,51 @@ def test_jobs_of_a_failed_part_are_terminated_before_the_next_part(
 def test_stack_is_removed_only_if_there_was_none_before(session: SelftestSession) -> None:
     cloud: Any = session.cloud
     session.begin()
-    assert session.remove_everything() == [] and cloud.removed == [("us-east-1", True)]
+    assert session.remove_everything() == []
+    cloud.remove_stack.assert_called_once_with("us-east-1", delete_data=True)
     assert not (session.folder / STATE_FILE).exists()
-    cloud.removed.clear()
-    cloud.stack = True
+    cloud.remove_stack.reset_mock()
+    cloud.has_stack.return_value = True
     session.begin()
-    assert session.remove_everything() == [] and cloud.removed == []
+    assert session.remove_everything() == [] and not cloud.remove_stack.called
 
 
 def test_what_a_killed_session_left_is_removed_first(session: SelftestSession) -> None:
     session.begin()
-    cloud: Any = FakeCloud(has_stack=True, leftovers=("vpc-1 stays",))
+    cloud = make_cloud(has_stack=True, leftovers=("vpc-1 stays",))
     second = make_session(cloud, session.folder)
     with pytest.raises(ClusterError, match="vpc-1 stays"):
         second.begin()
     assert (session.folder / STATE_FILE).exists(), "what is left is not forgotten"
-    cloud.leftovers, cloud.stack = (), False
+    cloud.remove_stack.return_value, cloud.has_stack.return_value = [], False
     second.begin()
-    assert len(cloud.removed) == 2
+    assert cloud.remove_stack.call_count == 2
+
+
+# --- the report ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("credentials: arn:aws:sts::123456789012:assumed-role/admin/jane in account 123456789012",
+         "credentials: <arn> in account <account>"),
+        ("AWS does not accept AKIAIOSFODNN7EXAMPLE", "AWS does not accept <key>"),
+        ("ssh from 203.0.113.7/32, machine 10.77.0.5", "ssh from <address>/32, machine 10.77.0.5"),
+        ("i-0123456789012 of ami-123456789012, torch 2.13.0", "i-0123456789012 of ami-123456789012, torch 2.13.0"),
+        ("/home/jane/runs of jane on janes-laptop", "<private>/runs of <private> on janes-laptop"),
+    ],
+)  # fmt: skip
+def test_private_things_are_left_out_and_others_stay(text: str, expected: str) -> None:
+    assert remove_private(text, ["/home/jane", "jane", "me"]) == expected
+
+
+def test_report_is_written_as_json_and_as_text(run_steps: Callable[..., SelftestReport], tmp_path: Path) -> None:
+    failed = part("a thing", [], is_right=False, seen='account 123456789012, "quoted"')
+    report = replace(run_steps(step(), step(failed), last=step()), dollars=2.5)
+    text = write_report(tmp_path, report)
+    assert text == (tmp_path / "selftest-report.txt").read_text()
+    assert "\n2 a step: failed after " in text and "\n  WRONG  a thing: account <account>" in text
+    assert "$2.50 of $10.00" in text
+    read = decode(SelftestReport, json.loads((tmp_path / "selftest-report.json").read_text()))
+    assert read.steps[1].observations[0].seen == 'account <account>, "quoted"' and read.max_dollars == 10.0
