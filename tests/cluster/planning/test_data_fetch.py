@@ -154,21 +154,6 @@ def test_fetch_cli_copies_the_set_once_and_prints_the_rate(sandbox: Fixture) -> 
     assert alone.code == 0 and not list((sandbox.path / "other").rglob("*.bin"))
 
 
-@pytest.mark.parametrize("arguments, code, message", [
-    (("nowhere", "t"), 1, "nowhere: there is no such folder"),
-    (("set", "t", "--sizes", "full,x"), 2, "--sizes: must be full, or whole numbers of 32 or more"),
-    (("set", "t", "--sizes", "full,16"), 2, "--sizes: must be full"),
-    (("set", "t", "--sizes", "128"), 1, "set-sz/128: there is no such folder"),
-    (("s3://", "t"), 1, "s3://: not an S3 address"),
-    (("set", "set/manifest.json"), 1, "set/manifest.json: File exists"),
-])  # fmt: skip
-def test_fetch_cli_errors_are_one_line(sandbox: Fixture, arguments: tuple[str, ...], code: int, message: str) -> None:
-    make_set(sandbox.path / "set")
-    (sandbox.path / "set/manifest.json").touch()
-    ran = sandbox.cli("data", "fetch", *arguments)
-    assert (ran.code, ran.out) == (code, "") and message in ran.err and ran.err.count("\n") == 1, ran
-
-
 # --- timing -----------------------------------------------------------------------------------------------------
 
 
