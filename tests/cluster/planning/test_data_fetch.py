@@ -9,10 +9,7 @@ import pytest
 from support.packed_sets import content, make_set
 
 from cluster.agent.data import fetch_command
-from cluster.backends.options import BackendOptions
-from cluster.backends.planner import ElsewherePlanner, MachineRequest
 from cluster.errors import ClusterError
-from cluster.planning import data_fetch
 from cluster.planning.data_fetch import list_parts
 from cluster.planning.launch_options import make_launch_options
 from cluster.planning.resolve import plan
@@ -93,14 +90,9 @@ def test_plan_s3_is_fetched_to_the_instances_fast_disk(sets: Path) -> None:
     assert (train.data, train.copies) == ("~/.imgnet/data/imagenet", "~/.imgnet/data/imagenet-sz")
     assert fetched.recipe_schedule.images == 1000, "AWS was not asked"
     assert fetched.notes[0].startswith("data: 160; full: index only; each machine fetches it from s3://bucket/sets/")
+    assert planned(data="s3://bucket").spec.train.data == "~/.imgnet/data/bucket"
     shared = planned(data="imagenet", fetch="/mnt/x").spec
     assert (shared.data_source, shared.train.data) == ("~/.imgnet/shared/imagenet", "/mnt/x/imagenet")
-
-
-@pytest.mark.parametrize(("url", "name"), [("s3://bucket/a/b/", "b"), ("s3://bucket", "bucket"), ("gs://b", "b")])
-def test_fetch_target_has_the_name_of_its_source(url: str, name: str) -> None:
-    planner = ElsewherePlanner(MachineRequest(workload=recipe(None), options=BackendOptions()))
-    assert data_fetch.fetch_target(url, "/disk", planner) == Path("/disk") / name
 
 
 @pytest.mark.parametrize(
