@@ -12,11 +12,6 @@ from support.sandbox import COMMAND
 Fixture = Any
 
 
-def test_status_without_name_shows_newest_job(finished: Fixture) -> None:
-    assert finished.cli("status").out == finished.cli("status", "job-1").out == finished.cli("status", "1").out
-    assert finished.cli("status", "--exit-code").code == 0
-
-
 def test_logs_prints_the_log_files_unchanged(sandbox: Fixture, finished: Fixture) -> None:
     shutil.copytree(finished.path / "runs", sandbox.path / "runs")
     logs, record = sandbox.path / "runs/job-1/logs", sandbox.path / "runs/job-1/supervisor.jsonl"
@@ -33,7 +28,8 @@ def test_logs_prints_the_log_files_unchanged(sandbox: Fixture, finished: Fixture
     assert sandbox.cli("logs", "-f").code == 0
 
 
-def test_json_output_has_nothing_else_on_stdout(finished: Fixture) -> None:
+def test_status_is_that_of_the_newest_job_and_json_has_nothing_else_on_stdout(finished: Fixture) -> None:
+    assert finished.cli("status").out == finished.cli("status", "job-1").out == finished.cli("status", "1").out
     listed, shown = (finished.cli(command, "-o", "json") for command in ("ls", "status"))
     assert (listed.code, listed.err, shown.code, shown.err) == (0, "", 0, "")
     for status in (*json.loads(listed.out), json.loads(shown.out)):
@@ -71,6 +67,7 @@ def test_output_to_closed_pipe_ends_silently(finished: Fixture, unbuffered: str)
 @pytest.mark.parametrize(
     ("streams", "job", "code", "message"),
     [
+        ("", "job-1", 0, ""),
         ("<&- >&- 2>&-", "job-1", 0, ""),
         (">&-", "job-9", 102, "error: job-9: there is no such job"),
         (">/dev/full", "job-1", 1, "error: "),
