@@ -5,6 +5,7 @@ import json
 import math
 import sys
 import tarfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from support.specs import TINY
 from support.waiting import wait_for
 
 import experiments
@@ -22,7 +24,7 @@ from experiments.harness.images import FOLDS, ImageSet, prepare_cifar, prepare_p
 from experiments.harness.runs import ExperimentRun
 from experiments.harness.sweep import SweepLocation
 from train.data.index import open as index_open
-from train.recipe import Data, Model, Optim, Phase, Recipe
+from train.recipe import Optim, Phase
 
 FOLDER = Path(experiments.__path__[0])
 STUB = """
@@ -39,15 +41,8 @@ result = {"epochs": [epoch], "top1": 60.0, "top1_square": 60.0, "steps": 8, "ima
 
 def make_arm(name: str = "a", lr: float = 0.05, epochs: int = 2) -> Arm:
     """Return an arm that trains on the drawn images."""
-    recipe = Recipe(
-        name="drawn",
-        data=Data(name="drawn", root="none", train=60, val=20),
-        model=Model(name="resnet10_tiny"),
-        optim=Optim(nesterov=True),
-        machines=1,
-        gpus=1,
-        phases=[Phase(epochs=(0, epochs), size=16, batch=8, lr=lr, validate="never")],
-    )
+    phase = Phase(epochs=(0, epochs), size=16, batch=8, lr=lr, validate="never")
+    recipe = replace(TINY, machines=1, optim=Optim(nesterov=True), phases=[phase])
     return Arm(name=name, recipe=recipe)
 
 

@@ -90,7 +90,8 @@ def test_plan_s3_is_fetched_to_the_instances_fast_disk(sets: Path) -> None:
     assert (train.data, train.copies) == ("~/.imgnet/data/imagenet", "~/.imgnet/data/imagenet-sz")
     assert fetched.recipe_schedule.images == 1000, "AWS was not asked"
     assert fetched.notes[0].startswith("data: 160; full: index only; each machine fetches it from s3://bucket/sets/")
-    assert planned(data="s3://bucket").spec.train.data == "~/.imgnet/data/bucket"
+    for source, name in (("s3://bucket/a/b/", "b"), ("s3://bucket", "bucket")):
+        assert planned(data=source).spec.train.data == f"~/.imgnet/data/{name}"
     shared = planned(data="imagenet", fetch="/mnt/x").spec
     assert (shared.data_source, shared.train.data) == ("~/.imgnet/shared/imagenet", "/mnt/x/imagenet")
 
