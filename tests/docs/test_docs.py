@@ -178,6 +178,12 @@ def usage_error(words: list[str]) -> str:
         return repr(error)
 
 
+def test_every_command_and_option_says_what_it_is() -> None:
+    for name, command in COMMANDS.items():
+        assert "..." not in command.get_short_help_str(limit=61), f"{name}: the first sentence is cut off"
+        assert all(option.help for option in command.params if isinstance(option, click.Option)), name
+
+
 def test_page_command_parses() -> None:
     lines = {page: shell_lines(text, "imgnet-cluster") for page, text in PAGES.items()}
     found = {page: {shlex.join(words): usage_error(words) for words in lines[page]} for page in PAGES}

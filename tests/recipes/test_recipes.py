@@ -1,4 +1,8 @@
-"""The recipes of the project: their settings beside the learning rates, and their docstrings; no torch."""
+"""The recipes of the project: their schedules and inputs, and their docstrings; no torch.
+
+tests/train/rules/test_rates.py compares each shape of a rate with its formula in every step, and
+tests/docs/test_generated_pages.py the first and last rate of each phase with those of the papers.
+"""
 
 import ast
 import re
@@ -20,6 +24,21 @@ FILES = sorted(path.stem for path in (ROOT / "recipes").glob("[!_]*.py"))
 INPUTS = {128: (0.08, 160, False), 224: (0.087, 352, False), 288: (0.5, None, True)}
 INPUTS_BY_MACHINES = {machines: INPUTS for machines in (1, 2, 4, 8)} | {16: {**INPUTS, 224: (0.08, None, False)}}
 
+LINES = ["linear"] * 4
+LARS = ["linear", "polynomial"]
+SHAPES = {  # of the phases of all other recipes: straight lines
+    "resnet50_1hour": ["gradual_warmup", *LINES],
+    "resnet50_1hour_constant": ["constant_warmup", *LINES],
+    "resnet50_1hour_plain": ["gradual_warmup", *LINES],
+    "resnet101_1hour": ["gradual_warmup", *LINES],
+    "resnet50_2026": ["gradual_warmup", *LINES],
+    "resnet50_lars_32k": LARS,
+    "resnet50_lars_64k": LARS,
+    "alexnet_lars_32k": LARS,
+    "alexnet_lars_64k": LARS,
+    "finetune": ["one_cycle", "one_cycle"],
+}
+
 
 def recipes_by_name(file: str) -> dict[str, Recipe]:
     """Return the recipes of a file by name."""
@@ -35,12 +54,14 @@ def test_recipe_names_are_unique() -> None:
 
 
 @pytest.mark.parametrize("recipe", ALL_RECIPES, ids=lambda recipe: recipe.name)
-def test_recipe_schedules_every_table_on_its_machines(recipe: Recipe) -> None:
+def test_recipe_schedules_every_table_on_its_machines_with_the_rates_of_its_paper(recipe: Recipe) -> None:
     for machines in recipe.tables or (recipe.machines,):
         chosen = recipe.for_machines(machines)
         schedule = Schedule(chosen, chosen.data.train, chosen.nominal_gpus)
         assert schedule.scaling_note == "" and schedule.small_set_note == "" and chosen.machines == machines
         assert [epoch.number for epoch in schedule.epochs] == list(range(chosen.epochs))
+        shapes = [phase.shape for phase in chosen.phases]
+        assert shapes == SHAPES.get(recipe.name, ["linear"] * len(shapes))
 
 
 def docstring_of(name: str) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 
 from cluster.cli.checks import check
@@ -15,7 +14,7 @@ from cluster.cli.launch import launch, resume
 from cluster.cli.options import configured_options, typed_options
 from cluster.cli.plan import plan
 from cluster.errors import BadInput
-from cluster.planning.config_file import config_keys, config_path
+from cluster.planning.config_file import config_path
 from cluster.planning.launch_options import add_configured
 
 WriteConfig = Callable[[str], Path]
@@ -83,6 +82,8 @@ def test_other_commands_take_the_same_defaults_but_resume_does_not(write_config:
     assert params["types"] == ("p4d.24xlarge",) and params["seed"] == 3
     params = resume.make_context("resume", ["job-1"]).params
     assert params["max_hours"] is None and params["types"] == ()
+    help_text = resume.get_help(resume.make_context("resume", ["job-1"]))
+    assert "[default" not in help_text and "--max-hours HOURS" in help_text, "the job keeps its values"
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,6 @@ def test_other_commands_take_the_same_defaults_but_resume_does_not(write_config:
         ("max-hour = 4", "max-hour: is no option of a launch that can be set here; did you mean max-hours?"),
         ('max-hours = "4"', "max-hours: '4' is a string, not a number; leave out the quotes."),
         ("max-hours = -1", "max-hours: -1.0 is not in the range 0<x<=100000."),
-        ("region = 3", "region: 3 is not a valid str."),
         ("on-demand = 'yes'", "on-demand: 'yes' is not true or false."),
         ("on-demand = true\nspot = true", "on-demand and spot are mutually exclusive; leave one of them out"),
         ("[launch]\nmachines = 2", "launch: is a table; the file has no tables"),
@@ -103,18 +103,6 @@ def test_wrong_line_is_named_with_its_file(write_config: WriteConfig, text: str,
     with pytest.raises(BadInput) as caught:
         launch_keywords()
     assert str(caught.value).startswith(f"{path}: {message}") and "\n" not in str(caught.value)
-
-
-def test_every_option_of_a_launch_but_those_of_its_output_can_be_configured() -> None:
-    options = [param for param in launch.params if isinstance(param, click.Option)]
-    flags = {
-        flag.removeprefix("--")
-        for option in options
-        if getattr(option, "help_group", "Output") != "Output"
-        for flag in option.opts
-    }
-    assert flags - config_keys().keys() == {"parallel", "only"}
-    assert not config_keys().keys() & {"yes", "detach", "dry-run"}
 
 
 def test_config_and_help_show_value_and_source(sandbox: Any, write_config: WriteConfig) -> None:
@@ -138,10 +126,9 @@ def test_wrong_line_refuses_only_commands_that_start_or_create_something(
     path = write_config('bad = 1\nregion = "eu-west-1"')
     env = {"XDG_CONFIG_HOME": str(path.parents[1])}
     fault = f"{path}: bad: is no option of a launch that can be set here"
-    for tolerant in (["launch", "--help"], ["ls"], ["gc", "--help"]):
+    for tolerant, code in ((["launch", "--help"], 0), (["ls"], 0), (["down", "job-7"], 102)):
         ran = sandbox.cli(*tolerant, env=env)
-        assert ran.code == 0 and ran.err.startswith(f"warning: {fault}") and ran.err.endswith("does not count here\n")
-    assert sandbox.cli("down", "job-7", env=env).err.startswith(f"warning: {fault}")
+        assert ran.code == code and ran.err.startswith(f"warning: {fault}") and "does not count here\n" in ran.err, ran
     listed = sandbox.cli("config", "-o", "json", env=env)
     rows = {row["option"]: row["value"] for row in json.loads(listed.out)["options"]}
     assert listed.code == 0 and rows["region"] == "eu-west-1" and fault in listed.err

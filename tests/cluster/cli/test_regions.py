@@ -8,10 +8,12 @@ import pytest
 from click.testing import CliRunner, Result
 from support.sandbox import Sandbox
 
-from cluster.backends import registry
+from cluster.backends import catalog, registry
+from cluster.backends.aws.backend import AwsBackend
 from cluster.backends.rentals import Garbage
 from cluster.cli.app import cli
-from cluster.errors import NoCloudAccess
+from cluster.cli.options import open_cloud
+from cluster.errors import BadInput, NoCloudAccess
 from cluster.jobs import billing
 from cluster.state.states import JobState
 
@@ -65,28 +67,32 @@ def run(*words: str) -> Result:
     return CliRunner().invoke(cli, words)
 
 
+def make_ended_job(hand_made: Fixture, name: str = "job-1") -> None:
+    """Make a job of this folder that was in eu-west-1."""
+    job = hand_made(name, backend="aws", cloud={"places": [{"region": "eu-west-1"}]})
+    job.run_folder.result_path.write_text("{}")
+
+
 @pytest.mark.parametrize("words", [("ls", "--cloud"), ("gc",), ("down", "--all")])
 def test_commands_about_all_rented_machines_ask_the_same_regions(
     cloud: FakeCloud, hand_made: Fixture, words: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = hand_made(backend="aws", cloud={"places": [{"region": "eu-west-1"}]})
-    job.run_folder.result_path.write_text("{}")
-    run(*words)
-    assert cloud.asked == ["us-east-1", "eu-west-1"]
-    cloud.asked.clear()
-    run(*words, "--region", "us-west-2")
-    assert cloud.asked == ["us-west-2"]
-    cloud.asked.clear()
-    monkeypatch.setenv("IMGNET_REGION", "us-east-2 us-west-1")
-    run(*words)
-    assert cloud.asked == ["us-east-2", "us-west-1", "eu-west-1"]
+    make_ended_job(hand_made)
+    for typed, configured, asked in (
+        ((), "", ["us-east-1", "eu-west-1"]),
+        (("--region", "us-west-2"), "", ["us-west-2"]),
+        ((), "us-east-2 us-west-1", ["us-east-2", "us-west-1", "eu-west-1"]),
+    ):
+        monkeypatch.setenv("IMGNET_REGION", configured)
+        cloud.asked.clear()
+        run(*words, *typed)
+        assert cloud.asked == asked
 
 
 def test_job_of_another_folder_is_ended_in_the_region_where_it_is_and_only_after_a_yes(
     cloud: FakeCloud, hand_made: Fixture
 ) -> None:
-    job = hand_made(backend="aws", cloud={"places": [{"region": "eu-west-1"}]})
-    job.run_folder.result_path.write_text("{}")
+    make_ended_job(hand_made)
     uid = "job-7-0123abcd"
     cloud.rented = {"eu-west-1": [uid]}
     refused = run("down", uid)
@@ -110,8 +116,7 @@ def test_down_all_ends_the_jobs_of_this_folder_also_where_the_cloud_cannot_be_as
     assert (down.exit_code, ended) == (0, ["job-1"]) and "job-1: gone" in down.output, down.output
     assert "warning: machines of other folders and computers were not looked for: AWS: no cred" in down.output
     assert run("down", "--all", "-y", "--region", "us-east-1").exit_code == 1  # there may be machines
-    job = hand_made("job-2", backend="aws", cloud={"places": [{"region": "eu-west-1"}]})
-    job.run_folder.result_path.write_text("{}")
+    make_ended_job(hand_made, "job-2")
     refused = run("down", "--all", "-y")
     assert refused.exit_code == 1 and "error: machines of other folders" in refused.output
 
@@ -137,3 +142,12 @@ def test_down_of_a_job_that_trains_says_what_is_lost_and_needs_a_yes(
     acquiring = hand_made("job-3", backend="aws", cloud={"places": []})
     monkeypatch.setattr(type(acquiring.job), "status", lambda _: SimpleNamespace(step=None, state=JobState.ACQUIRING))
     assert run("down", "job-3").exit_code == 0 and ended[-1] == "job-3"  # nothing was trained: no question
+
+
+def test_cloud_is_opened_without_the_other_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that end rented machines work although a library of another backend is broken."""
+    with pytest.raises(BadInput, match=r"^the backend local rents from no cloud$"):
+        open_cloud("local")
+    for name in catalog.BUILTIN_BACKENDS.keys() - {"aws"}:
+        monkeypatch.setitem(catalog.BUILTIN_BACKENDS, name, "cluster.no_such_module:Backend")
+    assert type(open_cloud(None)) is AwsBackend.administration

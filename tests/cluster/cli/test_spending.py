@@ -1,15 +1,13 @@
-"""Machines that cost money are rented only after a yes: on a terminal, or by `-y`. Nothing else is asked."""
+"""Machines that cost money are rented only after a yes: on a terminal, or by `-y`."""
 
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from support.aws_user import TYPE, Renter, renter
 from support.simcloud.fixture import simcloud
 
 from cluster.cli import launch as launch_module
 from cluster.display.terminal import clean
-from cluster.errors import ClusterError
 from cluster.jobs import submit
 from cluster.jobs.job import Job
 from cluster.planning.launch_options import make_launch_options
@@ -29,19 +27,6 @@ def test_launch_on_aws_without_terminal_or_yes_rents_nothing(renter: Renter, on_
     screen = clean(output)
     assert code == 1 and "rent 2 machines for at most $" in screen and screen.endswith("nothing was done\n"), screen
     assert not (renter.path / "runs").exists() and not renter.all_instance_ids()
-
-
-def test_launch_that_costs_nothing_does_not_ask(sandbox: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    def ask(question: str, assume_yes: bool) -> None:
-        raise AssertionError(question)
-
-    def start(plan: object) -> None:
-        raise ClusterError("it was started")
-
-    monkeypatch.setattr(launch_module, "confirm_or_abort", ask)
-    monkeypatch.setattr(submit, "launch", start)
-    result = CliRunner().invoke(launch_module.launch, ["--local", "-d", sandbox.write_recipe()])
-    assert str(result.exception) == "it was started", result.output
 
 
 def test_second_launch_of_a_job_that_runs_is_told(

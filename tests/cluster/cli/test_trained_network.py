@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from train.data.decode import NOT_AN_IMAGE
@@ -69,18 +68,3 @@ def test_pull_says_where_the_files_are(finished: Fixture) -> None:
     assert ran.code == 0, ran
     files = [Path(line.rsplit("  ", 1)[0]) for line in ran.out.splitlines()]
     assert finished.job().path / "network" / "model.safetensors" in files and all(file.is_file() for file in files)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("export", "nowhere.pt"), "nowhere.pt: there is no such file"),
-        (("export", "x.pt", "--names", "keras"), "--names"),
-        (("export", "job-1", "--format", "onnx", "--names", "timm"), "leave it out with --format onnx"),
-        (("predict", "job-1", "a.jpg", "--model", "a:b"), "--model is for a file; the network of a job is known"),
-        (("pull", "job-7"), "no such job"),
-    ],
-)
-def test_bad_input_is_refused_in_one_line(sandbox: Fixture, words: tuple[str, ...], message: str) -> None:
-    ran = sandbox.cli(*words)
-    assert ran.code in (2, 102) and message in ran.err and ran.err.count("\n") == 1 and not ran.out, ran

@@ -4,8 +4,6 @@ import re
 import time
 from typing import Any
 
-import pytest
-
 from cluster.display import status
 from cluster.state.states import JobState
 from cluster.state.status import JobStatus
@@ -16,20 +14,11 @@ from train.recipe import Command
 Fixture = Any
 
 
-@pytest.mark.parametrize(
-    "seconds, expected",
-    [(0, "0:00"), (59.4, "0:59"), (59.6, "1:00"), (3599, "59:59"), (3599.9, "1:00:00"), (86400, "24:00:00")],
-)
-def test_format_duration(seconds: float, expected: str) -> None:
-    assert text.format_duration(seconds) == expected
-
-
-@pytest.mark.parametrize(
-    "endpoints, expected",
-    [((1.0, 2.0), "1 to 2"), ((0.1, 0.1), "0.1"), ((3.84, 0.0336), "3.84 to 0.0336"), ((0.0, 0.0), "0")],
-)
-def test_format_lr_range_of_two_endpoints(endpoints: tuple[float, float], expected: str) -> None:
-    assert text.format_lr_range(endpoints) == text.format_lr_range(endpoints, max(endpoints)) == expected
+def test_format_of_durations_and_of_ranges_of_rates() -> None:
+    durations = {59.4: "0:59", 59.6: "1:00", 3599.9: "1:00:00", 86400: "24:00:00"}
+    assert {seconds: text.format_duration(seconds) for seconds in durations} == durations
+    ranges = {(0.1, 0.1): "0.1", (0.0, 0.0): "0", (3.84, 0.0336): "3.84 to 0.0336"}
+    assert {rates: text.format_lr_range(rates) for rates in ranges} == ranges
 
 
 def test_show_status_formats_large_and_small_numbers(capsys: Any) -> None:

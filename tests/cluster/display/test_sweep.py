@@ -5,26 +5,21 @@ from typing import Any
 
 import pytest
 from support import report_reader
+from support.specs import TINY
 
 from cluster.display import sweep
 from cluster.jobs import store
 from cluster.planning.commands import plan_command
 from cluster.planning.launch_options import make_launch_options
 from cluster.planning.resolve import plan
-from train.recipe import Command, Data, Model, Phase, Recipe
+from train.recipe import Command, Recipe
 
 Fixture = Any
 
 
 def make_recipe(lr: float) -> Recipe:
     """A recipe of a sweep over the learning rate."""
-    return Recipe(
-        name=f"lr{lr:g}",
-        data=Data(name="drawn", root="nowhere", train=60, val=20),
-        model=Model(name="resnet10_tiny"),
-        gpus=1,
-        phases=[Phase(epochs=(0, 2), size=32, batch=8, lr=lr)],
-    )
+    return replace(TINY, name=f"lr{lr:g}", phases=[replace(TINY.phases[0], lr=lr)])
 
 
 def rows(text: str) -> list[list[str]]:

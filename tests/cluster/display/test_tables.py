@@ -3,65 +3,38 @@
 import io
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
+import pictured_jobs
 import pytest
 from rich.console import Console
 
 from cluster.backends.rentals import OfferRow, RentedJob
 from cluster.display import cloud, forecast, plan, status, tables
-from cluster.jobs.billing import CostReport
-from cluster.state.states import JobState, MachineState, SetupStep
-from cluster.state.status import JobStatus, MachineRow
-from cluster.state.timeline import AttemptRow
-from infra.costs import JobCost, MachineCost
+from cluster.state.states import JobState
+from infra.costs import JobCost
 from train.forecast import TermComparison
-from train.recipe import IMAGENET, Model, Phase, Recipe
+from train.recipe.files import read_recipes
 from train.recipe.schedule import Schedule
 
+ROOT = Path(__file__).resolve().parents[3]
 WIDTHS = (60, 80, 120, 200)
 LONG_REASON = "machine 13 was lost: no heartbeat for 5.2 s; its host 203.0.113.113 does not answer on port 22 either"
-JOB = JobStatus(
-    job="job-128", recipe="resnet50_18min", backend="aws", machines=16, procs=8, created=0.0, state=JobState.RUNNING,
-    run="/runs/job-128", seconds=123_456.0, images_per_second=401_234.5, top1=76.123, top5=93.456, step=1_234_567,
-    epoch=128,
-)  # fmt: skip
-MACHINES = {
-    str(index): MachineRow(
-        host=f"203.0.113.{100 + index}",
-        state=MachineState.TRAINING,
-        reason="",
-        status=None,
-        notes=("no GPU: training on the processor", "the driver is older than this torch expects") if index else (),
-        seconds=dict.fromkeys(SetupStep, 148.7 + index),
-    )
-    for index in range(3)
-}
+JOB = replace(pictured_jobs.RUNNING, job="job-128", machines=16, step=1_234_567, epoch=128, seconds=123_456.0)
+NOTES = ("no GPU: training on the processor", "the driver is older than this torch expects")
+MACHINES = {f"1{name}": replace(row, notes=NOTES) for name, row in pictured_jobs.machine_rows().items()}
 ATTEMPTS = [
-    AttemptRow(
-        attempt=number, at=1e9 + number, machines=tuple(map(str, range(16))), first_step=1_234_567, pause=12.34,
-        steps_lost=123, reason=LONG_REASON,
+    replace(
+        row, attempt=12, machines=tuple(map(str, range(16))), first_step=1_234_567, steps_lost=123, reason=LONG_REASON
     )
-    for number in (1, 12)
-]  # fmt: skip
-RECIPE = Recipe(
-    name="large",
-    data=IMAGENET,
-    model=Model(name="resnet50"),
-    gpus=128,
-    phases=[
-        Phase(epochs=(0, 16), size=128, batch=256, lr=(0.1234, 3.84)),
-        Phase(epochs=(16, 28), size=224, batch=128, lr=(3.84, 0.0336)),
-    ],
-)
-MACHINE_COST = MachineCost(
-    id="i-0123456789abcdef0", name="15", type="p4de.24xlarge", market="on-demand", zone="us-east-1a", launched=0.0,
-    ended=1.0, price=40.9657, seconds=123_456.0, dollars=1234.5678, disk_dollars=0.1, address_dollars=0.1,
+    for row in pictured_jobs.ATTEMPTS
+]
+MACHINE_COST = replace(
+    pictured_jobs.machine_cost(2), seconds=123_456.0, dollars=1234.5678,
     why="Server.SpotInstanceTermination: Spot instance termination, after a notice of two minutes",
 )  # fmt: skip
-COST_REPORT = CostReport(
-    job="job-128", backend="EC2", is_billed=True, per_epoch=1.0, to_target=None, wasted=0.0, wasted_seconds=0.0,
-    cost=JobCost(machines=(MACHINE_COST, replace(MACHINE_COST, name="0", ended=None, why=""))),
-)  # fmt: skip
+COST = replace(pictured_jobs.cost_report(), cost=JobCost(machines=(MACHINE_COST, pictured_jobs.machine_cost(0))))
+SCHEDULE = Schedule(read_recipes(str(ROOT / "recipes/resnet50_18min.py"))[0], 1_281_167, 128)
 OFFER = OfferRow(
     type="g6e.24xlarge", zone="ap-northeast-1a", gpus=8, gpu="A100-SXM4-80GB", gpu_gb=80, efa=4, gbit=400.0,
     spot=12.3456, on_demand=40.9657, on_demand_shipped=True, machines=16, minutes=18.0, dollars=163.15,
@@ -76,11 +49,11 @@ PRINTERS: dict[str, Callable[[], object]] = {
     "machines": lambda: status.show_machines(MACHINES),
     "set-up": lambda: status.show_setup_steps(MACHINES),
     "attempts": lambda: status.show_timeline(ATTEMPTS),
-    "schedule": lambda: plan.show_schedule(Schedule(RECIPE, 1_281_167, 128).table()),
+    "schedule": lambda: plan.show_schedule(SCHEDULE.table()),
     "forecast": lambda: forecast.show_forecast_vs_actual(
         [TermComparison(term="all-reduce", forecast=123_456.7, actual=54_321.0, error=1.27)]
     ),
-    "cost": lambda: cloud.show_cost(COST_REPORT),
+    "cost": lambda: cloud.show_cost(COST),
     "offers": lambda: cloud.show_offers([OFFER, replace(OFFER, type="c7i.2xlarge", gpus=0, gpu="CPU")]),
     "rented": lambda: cloud.show_rented_machines([RENTED], ["eu-west-1"]),
 }

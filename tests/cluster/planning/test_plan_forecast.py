@@ -56,6 +56,8 @@ def test_plan_chooses_a_row_and_prints_its_launch_command(sandbox: Fixture) -> N
     only_options = [row["launch"].split()[-3:-1] for row in both if row["chosen"]]
     # Without it, both recipes would be launched.
     assert only_options == [["--only", "resnet50_2026"], ["--only", "resnet50_2026_lars"]]
+    only = plan_json(sandbox, *only_options[1], recipe=str(ROOT / "recipes/resnet50_2026.py"))
+    assert [row["recipe"] for row in both if row["chosen"]] == ["resnet50_2026", only["recipe"]]
     ran = sandbox.cli("plan", *machines, "--fastest", RECIPE)
     assert ran.out.splitlines()[-1].strip() == chosen["launch"]
     ran = sandbox.cli("launch", *chosen["launch"].split()[2:-1], "--dry-run", RECIPE)

@@ -1,6 +1,6 @@
 """The arithmetic of the forecast against hand calculations (facts/training.md 6).
 
-tests/docs/test_published_runs.py compares whole forecasts, with validation and fixed costs, with published runs.
+tests/docs/test_generated_pages.py compares whole forecasts, with validation and fixed costs, with published runs.
 """
 
 from dataclasses import replace
