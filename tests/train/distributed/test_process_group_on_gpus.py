@@ -43,30 +43,25 @@ def mocked(monkeypatch: pytest.MonkeyPatch) -> MockedCuda:
     return mock_cuda(monkeypatch, gpus=2)
 
 
-def test_join_takes_the_gpu_of_the_local_rank_and_nccl(join_rank: JoinRank, mocked: MockedCuda) -> None:
+def test_join_takes_the_gpu_of_the_local_rank_and_nccl(
+    join_rank: JoinRank, mocked: MockedCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "600")  # a user's own setting holds
     group = join_rank(1)
     assert group.device == mocked.device == torch.device("cuda", 1) and mocked.backend == "nccl"
     assert group.nccl_log_path is None and "NCCL_DEBUG" not in mocked.environment
     group = join_rank(0)
     assert group.device == torch.device("cuda", 0) and group.nccl_log_path
     assert mocked.environment["NCCL_DEBUG_FILE"] == str(group.nccl_log_path)
+    sleep_seconds = 4 * int(mocked.environment["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"]) / 1000  # before NCCL's end
+    assert sleep_seconds <= 1 and mocked.environment["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "0"
+    assert mocked.environment["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"] == "600"
 
 
 def test_join_without_a_gpu_for_each_rank_says_so(join_rank: JoinRank, monkeypatch: pytest.MonkeyPatch) -> None:
     mock_cuda(monkeypatch, gpus=1)
     with pytest.raises(RuntimeError, match=r"process 1 has no GPU: this machine has 1; use --procs 1 or fewer"):
         join_rank(1)
-
-
-def test_nccl_watchdog_ends_the_process_at_once(
-    join_rank: JoinRank, mocked: MockedCuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would sleep a minute before it ends the process; the user's own settings hold."""
-    monkeypatch.setenv("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "600")
-    join_rank(1)
-    sleep_seconds = 4 * int(mocked.environment["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"]) / 1000
-    assert sleep_seconds <= 1 and mocked.environment["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "0"
-    assert mocked.environment["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"] == "600"
 
 
 @pytest.mark.parametrize(("capability", "dtypes"), [

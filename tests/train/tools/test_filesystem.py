@@ -1,7 +1,5 @@
 """Atomic writes, files that are created once, and files with a checksum."""
 
-import json
-import math
 import resource
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -18,27 +16,6 @@ PAYLOAD = b"weights and such\n" + bytes(range(256))
 
 def file_names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
-
-
-def test_write_atomic_shows_readers_no_partial_content(tmp_path: Path) -> None:
-    contents = [bytes([number]) * 200_000 for number in range(40)]
-    path = tmp_path / "x"
-    filesystem.write_atomic(path, contents[0])
-    done = threading.Event()
-
-    def write() -> None:
-        for content in contents:
-            filesystem.write_atomic(path, content, durable=False)
-        done.set()
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    reads = 0
-    while not done.is_set() or not reads:
-        assert path.read_bytes() in contents
-        reads += 1
-    writer.join()
-    assert file_names(tmp_path) == ["x"]
 
 
 def test_create_once_has_one_winner_among_concurrent_writers(tmp_path: Path) -> None:
@@ -124,19 +101,3 @@ def test_newest_intact_checkpoint_is_that_of_the_latest_step(tmp_path: Path) -> 
     assert newest_intact_checkpoint(tmp_path) == tmp_path / "step-00000003.pt"
     (tmp_path / "step-00000003.pt").unlink()
     assert newest_intact_checkpoint(tmp_path) is None
-
-
-def test_to_json_bytes_turns_nan_and_infinity_into_null(tmp_path: Path) -> None:
-    value = {"a": [math.nan, 1.5, (math.inf, -math.inf)], "b": {"c": math.nan}, "d": "NaN", "e": 3, "f": None}
-    text = filesystem.to_json_bytes(value)
-    assert text.endswith(b"\n")
-    assert json.loads(text) == {"a": [None, 1.5, [None, None]], "b": {"c": None}, "d": "NaN", "e": 3, "f": None}
-
-
-@pytest.mark.parametrize("content", [None, b"", b"{", b"\xff\xff"])
-def test_read_json_returns_none_for_unreadable_files(content: bytes | None, tmp_path: Path) -> None:
-    if content is not None:
-        (tmp_path / "x").write_bytes(content)
-    assert filesystem.read_json(tmp_path / "x") is None
-    filesystem.write_atomic(tmp_path / "x", filesystem.to_json_bytes([1]))
-    assert filesystem.read_json(tmp_path / "x") == [1]

@@ -6,29 +6,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from train.metrics.records import EpochRow, StartRow, StepRow, read_metrics_file
-from train.metrics.thumbnails import read_thumbnails
 from train.tools import filesystem
 
 Fixture = Any
-same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-)
 
 
 @pytest.mark.parametrize("text", [
     b"[" * 100_000, b'{"a":' * 100_000, b"NaN", b"-Infinity", b"[1e999]", b"1" * 400 + b".0", b"9" * 5000, b"\xff", b"",
 ])  # fmt: skip
-def test_parse_json_refuses_what_is_no_plain_data(text: bytes) -> None:
+def test_parse_json_refuses_what_is_no_plain_data(text: bytes, tmp_path: Path) -> None:
     with pytest.raises(ValueError) as error:
         filesystem.parse_json(text)
     assert len(str(error.value)) < 200
     assert not filesystem.is_valid_json(text)
+    (tmp_path / "x").write_bytes(text)
+    assert filesystem.read_json(tmp_path / "x") is None and filesystem.read_json(tmp_path / "missing") is None
 
 
 @given(st.binary())
@@ -79,20 +74,3 @@ def test_read_lines_leaves_out_endless_ones(tmp_path: Path, monkeypatch: pytest.
         path.write_bytes(text)
         assert list(filesystem.read_lines(path)) == lines
     assert list(filesystem.read_lines(tmp_path / "missing")) == []
-
-
-@same_folder
-@given(st.lists(json_values.map(lambda value: json.dumps(value).encode()) | st.binary()))
-def test_metrics_of_any_content_are_rows_or_nothing(tmp_path: Path, lines: list[bytes]) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b"\n".join(lines))
-    for row_type in (StartRow, StepRow, EpochRow):
-        assert all(isinstance(row, row_type) for row in read_metrics_file(path, row_type))
-
-
-@same_folder
-@given(st.binary() | json_values.map(lambda value: json.dumps(value).encode()))
-def test_thumbnails_of_any_content_are_thumbnails_or_nothing(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "logs").mkdir(exist_ok=True)
-    (tmp_path / "logs/val-000001.json").write_bytes(content)
-    assert isinstance(read_thumbnails(tmp_path), list)

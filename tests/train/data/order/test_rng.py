@@ -52,7 +52,6 @@ def test_random_boxes_have_expected_scale_ratio_and_position_and_half_are_mirror
     area, ratio = width * height / 400**2, width / height / aspect
     assert min_scale * 0.98 <= area.min() <= min_scale * 1.1 and 0.9 < area.max() <= 1
     assert ratio.min() == pytest.approx(3 / 4, abs=0.03) and ratio.max() == pytest.approx(4 / 3, abs=0.04)
-
     for start, length in ((boxes[:, 0], boxes[:, 2]), (boxes[:, 1], boxes[:, 3])):
         can_move = length < 399
         position = start[can_move] / (400 - length[can_move])
