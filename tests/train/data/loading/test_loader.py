@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.waiting import wait_for
 
 from train.data.index.open import DataError, Index, load_index
 from train.data.loading.batch_buffers import BatchBuffers
@@ -254,7 +255,7 @@ def test_stream_batches_without_sigchld_raises_at_next_batch(
     assert message.startswith("a data-loading worker ended (worker (pid(s) ") and "\n" not in message
 
 
-def test_run_with_killed_worker_ends_with_one_line(runs: Any, tiny: Any, until: Any, tmp_path: Path) -> None:
+def test_run_with_killed_worker_ends_with_one_line(runs: Any, tiny: Any, tmp_path: Path) -> None:
     """It counts as a crash, which is retried, and not as an error that would occur again."""
     phases = [Phase(epochs=(0, 1000), size=32, batch=8, lr=0.01, min_scale=0.35)]
     out = runs.folder / "worker-killed"
@@ -267,7 +268,7 @@ def test_run_with_killed_worker_ends_with_one_line(runs: Any, tiny: Any, until: 
         path = work_folder / "progress.json"
         return path.exists() and json.loads(path.read_text())["state"] == "training"
 
-    until(is_training)
+    wait_for(is_training)
     os.kill(process.descendant_pids(trainer.pid)[-1], signal.SIGKILL)
     output = runs.end(out, trainer, code=1)
     (line,) = (line for line in output.splitlines() if "error" in line.lower())

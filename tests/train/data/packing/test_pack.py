@@ -2,11 +2,10 @@
 
 import errno
 import json
+import multiprocessing
 import os
 import shutil
-import signal
-import subprocess
-import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 import simplejpeg
 from PIL import Image
 from support.small_disk import enlarge
+from support.waiting import wait_for
 
 from train.data.index.open import DataError, Index, check_same_images, load_index
 from train.data.packing.pack import PackResult, copy_targets, pack_set
@@ -126,7 +126,8 @@ def test_pack_set_from_packed_source_equals_from_files(source: Path, tmp_path: P
     assert {**of_files, "manifest.json": b""} == {**of_packed, "manifest.json": b""}
     before = read_tree(tmp_path / "of-packed")
     result = resize(tmp_path / "full", tmp_path / "of-packed", [64])
-    assert (result.written, result.kept, result.messages) == (0, 6, []) and read_tree(tmp_path / "of-packed") == before
+    assert (result.written, result.kept, result.messages) == (0, 6, [])
+    assert read_tree(tmp_path / "of-packed") == before, "a repeated call changes nothing"
 
 
 @pytest.mark.parametrize("change_source", [
@@ -173,29 +174,18 @@ def write_small_images(folder: Path, count: int = 60) -> Path:
     return folder
 
 
-SLOW_PACKING = """
-import sys, time
-from pathlib import Path
-from train.data.packing.pack import copy_targets, pack_set
-source, target = map(Path, sys.argv[1:])
-pack_set(source, copy_targets(target, [32, 36]), shard_bytes=10_000, progress=lambda *_: time.sleep(0.01))
-"""
-
-
-def start_slow_packing(source: Path, target: Path) -> "subprocess.Popen[bytes]":
-    """Start a process that packs slowly enough to be killed in the middle."""
-    path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-    return subprocess.Popen(
-        [sys.executable, "-c", SLOW_PACKING, str(source), str(target)], env={**os.environ, "PYTHONPATH": path}
-    )
-
-
-def test_pack_set_after_kill_resumes_behind_finished_shards(tmp_path: Path, until: Any) -> None:
+def test_pack_set_after_kill_resumes_behind_finished_shards(tmp_path: Path) -> None:
     source, target = write_small_images(tmp_path / "data"), tmp_path / "copies"
+
+    def pack_slowly() -> None:
+        resize(source, target, [32, 36], shard_bytes=10_000, progress=lambda *_: time.sleep(0.01))
+
     for least_shards in (2, 4):
-        with start_slow_packing(source, target) as child:
-            until(lambda least=least_shards: len(list((target / "36/train").glob(".rows-*"))) >= least)
-            child.send_signal(signal.SIGKILL)
+        child = multiprocessing.get_context("fork").Process(target=pack_slowly, daemon=True)
+        child.start()
+        wait_for(lambda least=least_shards: len(list((target / "36/train").glob(".rows-*"))) >= least)
+        child.kill()
+        child.join()
         with pytest.raises(DataError, match="not finished; run the command that creates it again"):
             load_index(target / "36", "train")
     before = {name: file for name, file in read_tree(target).items() if name.endswith(".bin") and "/.shard" not in name}

@@ -1,18 +1,16 @@
-"""Tests of the built-in sample: same bytes, ImageNet's layout and sizes, safe interruption, no hint in the color."""
+"""Tests of the built-in sample: same bytes, ImageNet's layout, safe interruption."""
 
 import json
 import multiprocessing
 import os
 import resource
-import signal
-import subprocess
-import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.waiting import wait_for
 
 from train.data.packing import synthetic
 
@@ -80,17 +78,16 @@ def is_alive(pid: str) -> bool:
         return False
 
 
-def test_draw_sample_set_after_kill_resumes(tmp_path: Path, sample: Path, until: Any) -> None:
-    code = "import sys, pathlib; from train.data.packing import synthetic; "
-    code += "synthetic.draw_sample_set(pathlib.Path(sys.argv[1]), train=130, val=20)"
-    path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}) as parent:
-        until(lambda: len(list(tmp_path.rglob("*.JPEG"))) > 4)
-        children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
-        parent.send_signal(signal.SIGKILL)
+def test_draw_sample_set_after_kill_resumes(tmp_path: Path, sample: Path) -> None:
+    fork = multiprocessing.get_context("fork")
+    parent = fork.Process(target=synthetic.draw_sample_set, args=(tmp_path,), kwargs={"train": 130, "val": 20})
+    parent.start()
+    wait_for(lambda: len(list(tmp_path.rglob("*.JPEG"))) > 4)
+    children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+    parent.kill()
+    parent.join()
     assert len(children) == len(os.sched_getaffinity(0))
-    until(lambda: not any(map(is_alive, children)))
+    wait_for(lambda: not any(map(is_alive, children)))
     assert not (tmp_path / "sample.json").exists()
     with pytest.raises(ValueError, match="holds a sample drawn with"):
         synthetic.draw_sample_set(tmp_path, seed=1, train=130, val=20)
