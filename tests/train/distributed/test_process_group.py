@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.mocked_cuda import MockedCuda, mock_cuda
+from support.mocked_cuda import mock_cuda
 from torch._C._distributed_c10d import HashStore
 
 from train.data.loading.dataset import Dataset
@@ -96,14 +96,8 @@ def join_rank(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> JoinRank:
     return join
 
 
-@pytest.fixture
-def mocked(monkeypatch: pytest.MonkeyPatch) -> MockedCuda:
-    return mock_cuda(monkeypatch, gpus=2)
-
-
-def test_join_takes_the_gpu_of_the_local_rank_and_nccl(
-    join_rank: JoinRank, mocked: MockedCuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_join_takes_the_gpu_of_the_local_rank_and_nccl(join_rank: JoinRank, monkeypatch: pytest.MonkeyPatch) -> None:
+    mocked = mock_cuda(monkeypatch, gpus=2)
     monkeypatch.setenv("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "600")  # a user's own setting holds
     group = join_rank(1)
     assert group.device == mocked.device == torch.device("cuda", 1) and mocked.backend == "nccl"

@@ -11,6 +11,14 @@ from train.data.order.rect_train import encode_aspect_ratios, rect_epoch_order, 
 from train.data.order.rect_val import plan_rect_validation, plan_square_validation
 
 
+def random_sizes(images: int, seed: int = 0) -> tuple[Any, Any]:
+    """Return widths and heights with ImageNet's distribution, and some extremes."""
+    rng = np.random.default_rng(seed)
+    ratios = np.exp(rng.normal(0.2, 0.35, images)).clip(0.2, 5)
+    short = rng.integers(60, 900, images)
+    return np.maximum(1, (short * ratios).astype(np.int64)), short
+
+
 def test_rect_train_shapes_at_known_sizes() -> None:
     assert rect_train_shapes(224) == ((256, 192), (224, 224), (192, 256))
     assert rect_train_shapes(128) == ((144, 112), (128, 128), (112, 144))
@@ -29,7 +37,7 @@ def test_rect_epoch_order_is_stable_across_versions() -> None:
     assert zlib.crc32(order.astype("<i8").tobytes()) == 4002009531
 
 
-def test_rect_epoch_order_of_a_million_uses_every_image_once(random_sizes: Any) -> None:
+def test_rect_epoch_order_of_a_million_uses_every_image_once() -> None:
     """The sorting keys pack ratio and position into 64 bits, which must be enough for a million images."""
     order, _ = rect_epoch_order(0, 0, encode_aspect_ratios(*random_sizes(1_000_000)), 256, 224)  # 0.15 s
     assert (np.sort(order) == np.arange(1_000_000)).all()
@@ -37,7 +45,7 @@ def test_rect_epoch_order_of_a_million_uses_every_image_once(random_sizes: Any) 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 @pytest.mark.parametrize("images", [1, 2, 23, 211])
-def test_validation_plans_balance_ranks(world: int, images: int, random_sizes: Any) -> None:
+def test_validation_plans_balance_ranks(world: int, images: int) -> None:
     widths, heights = random_sizes(images, seed=images)
     arguments = [(64, 8, rank, world) for rank in range(world)]
     for plans in (
@@ -48,7 +56,7 @@ def test_validation_plans_balance_ranks(world: int, images: int, random_sizes: A
         assert sum(counts) == images and max(counts) - min(counts) <= 1
 
 
-def test_plan_rect_validation_orders_batches_by_aspect(random_sizes: Any) -> None:
+def test_plan_rect_validation_orders_batches_by_aspect() -> None:
     widths, heights = random_sizes(300)
     plan = plan_rect_validation(widths, heights, 128, 16, 0, 1)
     aspects = [float(widths[number] / heights[number]) for _, ids in plan for number in ids]
