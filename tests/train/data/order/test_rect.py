@@ -23,6 +23,7 @@ def test_rect_train_shapes_at_known_sizes() -> None:
     assert rect_train_shapes(224) == ((256, 192), (224, 224), (192, 256))
     assert rect_train_shapes(128) == ((144, 112), (128, 128), (112, 144))
     assert rect_train_shapes(352) == ((416, 288), (384, 320), (352, 352), (320, 384), (288, 416))
+    assert rect_train_shapes(34) == ((40, 28), (36, 32), (34, 34), (32, 36), (28, 40)), "within the tolerance"
     assert rect_train_shapes(16) == ((16, 16),)
 
 
