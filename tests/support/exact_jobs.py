@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from cluster.jobs.job import Job
 from cluster.state import attempts, status
 from train.tools import checkpoint_io
@@ -32,13 +34,14 @@ def write_recipe(path: Path, data: Path, gpus: int, epochs: int, loss: str = "cr
 
 
 def final_parameters(shared: Path) -> dict[str, Any]:
-    """Return the weights, batch-norm statistics and momenta in the last checkpoint of a shared folder."""
+    """Return the weights, statistics, momenta and validation losses in the last checkpoint of a shared folder."""
     path = checkpoint_io.newest_checkpoint(sorted((shared / "checkpoints").iterdir())[-1])
     assert path
     checkpoint = checkpoint_io.load_checkpoint(path)
     momenta = {f"momentum {key}": state["momentum_buffer"] for key, state in checkpoint["optimizer"]["state"].items()}
     assert len(momenta) > 20
-    return {**checkpoint["model"], **momenta}
+    losses = {f"loss of epoch {row['epoch']}": torch.tensor(row["val_loss"]) for row in checkpoint["history"]}
+    return {**checkpoint["model"], **momenta, **losses}
 
 
 def have_trained(job: Job, steps: int, *machines: str, after_attempt: int = 0) -> bool:

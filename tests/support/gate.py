@@ -45,8 +45,6 @@ PROCESS_FILES = (
     "simcloud/test_machines.py",
     "train/data/packing/test_synthetic.py",
     "train/distributed/test_ddp.py",
-    "train/distributed/test_ddp_bytes.py",
-    "train/distributed/test_exact_sum.py",
     "train/distributed/test_peer_filter.py",
     "train/distributed/test_regroup.py",
     "train/engine/test_agent_channel.py",

@@ -293,25 +293,9 @@ def tiny() -> Callable[..., Recipe]:
     return tiny_recipe
 
 
-@pytest.fixture(scope="session")
-def until() -> Callable[..., Any]:
-    """`support.waiting.wait_for`."""
-    return wait_for
-
-
-class FakeClock:
-    """A clock that moves only when a test sets `now`, in seconds."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
-    """A fake clock in place of time.perf_counter."""
-    clock = FakeClock()
-    monkeypatch.setattr(time, "perf_counter", clock.perf_counter)
+def clock(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+    """A clock in place of time.perf_counter that moves only when a test sets `now`, in seconds."""
+    clock = types.SimpleNamespace(now=100.0)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
     return clock

@@ -272,7 +272,7 @@ def is_hierarchical(comm: Comm, processes_per_machine: int) -> bool:
 def bytes_between_machines(comm: Comm, machines: int, processes_per_machine: int) -> float:
     """Return the bytes that one machine's network card sends for each parameter in a step.
 
-    tests/train/distributed/test_ddp_bytes.py counts the bytes of the hooks on network cards. PowerSGD's depend on the
+    benchmarks/training/comm.py counts the bytes of the hooks on network cards. PowerSGD's depend on the
     shapes of the layers, which are not known here; they are taken to be those of float32.
     """
     ring_size = machines if is_hierarchical(comm, processes_per_machine) else machines * processes_per_machine

@@ -1,9 +1,6 @@
 """Tests of decoding: pixels equal PIL's, whatever the file is called, and bad files raise BadImage."""
 
 import io
-import os
-import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,23 +19,6 @@ def encode(image: Image.Image, kind: str, **options: Any) -> bytes:
 
 def drawn_image(number: int = 0) -> Image.Image:
     return Image.open(io.BytesIO(draw_image(0, "train", number))).convert("RGB")
-
-
-def test_decode_image_of_noise_raises_only_bad_image() -> None:
-    rng = np.random.default_rng(0)
-    whole = bytearray(encode(drawn_image().resize((64, 48)), "JPEG"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PIL warns about odd metadata
-        for _ in range(150):
-            data = bytearray(whole)
-            for position in rng.integers(0, len(data), 4):
-                data[position] = rng.integers(256)
-            try:
-                assert decode_image(bytes(data)).shape[2] == 3
-            except BadImage:
-                continue
-        with pytest.raises(BadImage):
-            decode_image(rng.bytes(500))
 
 
 @pytest.mark.parametrize(("error", "expected"), [
@@ -61,6 +41,7 @@ def test_decode_image_turns_any_pil_error_but_of_memory_into_bad_image(
     (b"words\n", "^not an image "),
     (b"\0" * 100, "^not an image "),
     (b"", "empty"),
+    (encode(drawn_image(), "EPS"), r"^not an image \(JPEG, PNG"),  # which PIL would give to Ghostscript, a program
     (encode(Image.fromarray(np.full((4, 4), 60000, np.uint16)), "PNG"), "more than 8 bits"),
     (encode(Image.new("RGB", (65_600, 2)), "PNG"), "^65600 x 2 pixels do not fit into a JPEG file"),
 ])  # fmt: skip
@@ -69,26 +50,19 @@ def test_decode_image_of_other_data_says_so(data: bytes, message: str) -> None:
         decode_image(data)
 
 
-def test_decode_image_refuses_lost_pixels_and_sizes_that_fill_the_memory() -> None:
+def test_decode_image_refuses_lost_pixels_cut_files_and_sizes_that_fill_the_memory() -> None:
     """PIL fills the rest of such a JPEG with gray; a header alone may claim gigabytes."""
     good = encode(drawn_image(), "JPEG")
     half = len(good) // 2
     for data in (good[:half] + b"\0" * 4096 + good[half + 4096 :], good[:half] + b"\xff\xd9", good[:700] + b"\xff\xd9"):
         with pytest.raises(BadImage, match="a part of its pixels is lost"):
             decode_image(data)
+    for end in (1, 20, 200, half, -2000, -2):
+        with pytest.raises(BadImage):
+            decode_image(good[:end])
     size_at = good.index(b"\xff\xc0") + 5
     with pytest.raises(BadImage, match="20000 x 20000 pixels are more than 178956970"):
         decode_image(good[:size_at] + (20_000).to_bytes(2, "big") * 2 + good[size_at + 4 :])
-
-
-def test_decode_image_starts_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PIL would give an EPS file to Ghostscript."""
-    (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
-    (tmp_path / "gs").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises(BadImage, match=r"^not an image \(JPEG, PNG"):
-        decode_image(encode(drawn_image(), "EPS"))
-    assert not (tmp_path / "started").exists()
 
 
 def png_with_long_texts(image: Image.Image) -> bytes:
@@ -130,17 +104,3 @@ def test_decode_matches_pil_and_a_region_is_a_slice(name: str) -> None:
     for top, left, height, width in ((0, 0, 120, 180), (37, 51, 64, 99), (119, 179, 1, 1)):
         part = decode_region(data, (120, 180), (top, left, height, width))
         assert (part == whole[top : top + height, left : left + width]).all()
-
-
-@pytest.mark.parametrize("keep", [0, 1, 20, 200, 3000, -2000, -2])
-def test_decode_of_truncated_file_raises_one_line(keep: int) -> None:
-    data = draw_image(0, "train", 3)
-    height, width, _ = decode_image(data).shape
-    with pytest.raises(BadImage) as caught:
-        decode_region(data[:keep], (height, width), (0, 0, 30, 30))
-    assert str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_decode_region_with_wrong_size_raises() -> None:
-    with pytest.raises(BadImage, match=r"^has 180x120 pixels, expected 120x180$"):
-        decode_region(unusual_files()["plain"], (180, 120), (0, 0, 30, 30))

@@ -72,6 +72,11 @@ def test_load_index_takes_each_image_on_one_side_only(tmp_path: Path) -> None:
     assert val.read(0) == (root / "train" / val.name(0)).read_bytes()
     with pytest.raises(DataError, match=r"has no val/; .*: --val-fraction 0\.1"):
         check_layout(root)
+    few = draw_set(tmp_path / "few", {"cat": 1, "dog": 1})
+    with pytest.raises(DataError, match="train: has too few images for validation"):
+        load_index(few, "val", val_fraction=FRACTION)
+    with pytest.raises(DataError, match="train: has too few images for validation"):
+        pack_set(few, {None: tmp_path / "packed"}, val_fraction=FRACTION)
 
 
 def test_packing_holds_out_the_images_that_training_on_the_files_does(tmp_path: Path) -> None:
@@ -103,14 +108,6 @@ def test_set_with_its_own_validation_images_is_refused(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"has validation images of its own; .* --val-fraction 0$"):
             load_index(folder, "train", val_fraction=fraction)
     assert len(open_val_indexes(recipe(0.5), tmp_path / "packed", tmp_path)["val", None]) == 3
-
-
-def test_set_of_single_images_has_too_few_to_hold_out(tmp_path: Path) -> None:
-    root = draw_set(tmp_path / "set", {"cat": 1, "dog": 1})
-    with pytest.raises(DataError, match="train: has too few images for validation"):
-        load_index(root, "val", val_fraction=FRACTION)
-    with pytest.raises(DataError, match="train: has too few images for validation"):
-        pack_set(root, {None: tmp_path / "packed"}, val_fraction=FRACTION)
 
 
 def test_classes_without_validation_images_are_named_in_the_log(tmp_path: Path) -> None:

@@ -279,16 +279,6 @@ def test_machine_groups_are_created_once_and_get_tight_timeouts(in_group: Any) -
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("local_ranks", [(0, 0, 0), (0, 1, 2)])
-def test_machine_groups_none_for_one_machine_or_single_processes(local_ranks: tuple[int, ...], in_group: Any) -> None:
-    def work(group: ProcessGroup) -> Any:
-        os.environ["LOCAL_RANK"] = str(local_ranks[group.rank])
-        ddp.wrap_ddp(convnet(), Comm(hook="hierarchical"))
-        return ddp.machine_groups(dist.group.WORLD, CPU), len(dist.distributed_c10d._world.pg_map)
-
-    assert in_group(3, work) == [(None, 1)] * 3
-
-
 # --- wrapped again, and refused -------------------------------------------------------------------------------
 
 

@@ -1,7 +1,7 @@
-"""Atomic writes, files that are created once, and files with a checksum."""
+"""Atomic writes, files with a checksum, and readers: damaged, endless or strange files are errors, never a hang."""
 
 import json
-import math
+import os
 import resource
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from train.tools import filesystem
 from train.tools.agent_protocol import newest_intact_checkpoint
@@ -18,27 +20,6 @@ PAYLOAD = b"weights and such\n" + bytes(range(256))
 
 def file_names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
-
-
-def test_write_atomic_shows_readers_no_partial_content(tmp_path: Path) -> None:
-    contents = [bytes([number]) * 200_000 for number in range(40)]
-    path = tmp_path / "x"
-    filesystem.write_atomic(path, contents[0])
-    done = threading.Event()
-
-    def write() -> None:
-        for content in contents:
-            filesystem.write_atomic(path, content, durable=False)
-        done.set()
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    reads = 0
-    while not done.is_set() or not reads:
-        assert path.read_bytes() in contents
-        reads += 1
-    writer.join()
-    assert file_names(tmp_path) == ["x"]
 
 
 def test_create_once_has_one_winner_among_concurrent_writers(tmp_path: Path) -> None:
@@ -70,19 +51,6 @@ def test_failed_write_keeps_the_old_content_and_no_temporary_file(write: Any, tm
         return file_names(tmp_path)
 
     assert in_group(1, write_with_size_limit) == [["old"]] and (tmp_path / "old").read_bytes() == b"old"
-
-
-def test_read_with_checksum_returns_the_payload(tmp_path: Path) -> None:
-    for payload in (PAYLOAD, b"", b"\n\n", bytes(1_000_000)):
-        (tmp_path / "x").write_bytes(filesystem.with_checksum(payload))
-        assert filesystem.read_with_checksum(tmp_path / "x") == payload
-
-        def write_in_pieces(stream: Any, payload: bytes = payload) -> None:
-            for start in range(0, len(payload), 7):
-                stream.write(payload[start : start + 7])
-
-        filesystem.write_with_checksum(tmp_path / "y", write_in_pieces)
-        assert (tmp_path / "y").read_bytes() == (tmp_path / "x").read_bytes()
 
 
 def test_read_with_checksum_detects_any_flipped_bit_and_cut_or_added_bytes(tmp_path: Path) -> None:
@@ -126,17 +94,63 @@ def test_newest_intact_checkpoint_is_that_of_the_latest_step(tmp_path: Path) -> 
     assert newest_intact_checkpoint(tmp_path) is None
 
 
-def test_to_json_bytes_turns_nan_and_infinity_into_null(tmp_path: Path) -> None:
-    value = {"a": [math.nan, 1.5, (math.inf, -math.inf)], "b": {"c": math.nan}, "d": "NaN", "e": 3, "f": None}
-    text = filesystem.to_json_bytes(value)
-    assert text.endswith(b"\n")
-    assert json.loads(text) == {"a": [None, 1.5, [None, None]], "b": {"c": None}, "d": "NaN", "e": 3, "f": None}
+@pytest.mark.parametrize("text", [
+    b"[" * 100_000, b'{"a":' * 100_000, b"NaN", b"-Infinity", b"[1e999]", b"1" * 400 + b".0", b"9" * 5000, b"\xff", b"",
+])  # fmt: skip
+def test_parse_json_refuses_what_is_no_plain_data(text: bytes, tmp_path: Path) -> None:
+    with pytest.raises(ValueError) as error:
+        filesystem.parse_json(text)
+    assert len(str(error.value)) < 200
+    assert not filesystem.is_valid_json(text)
+    (tmp_path / "x").write_bytes(text)
+    assert filesystem.read_json(tmp_path / "x") is None and filesystem.read_json(tmp_path / "missing") is None
 
 
-@pytest.mark.parametrize("content", [None, b"", b"{", b"\xff\xff"])
-def test_read_json_returns_none_for_unreadable_files(content: bytes | None, tmp_path: Path) -> None:
-    if content is not None:
-        (tmp_path / "x").write_bytes(content)
-    assert filesystem.read_json(tmp_path / "x") is None
-    filesystem.write_atomic(tmp_path / "x", filesystem.to_json_bytes([1]))
-    assert filesystem.read_json(tmp_path / "x") == [1]
+@given(st.binary())
+def test_parse_json_any_bytes_is_value_or_value_error(text: bytes) -> None:
+    try:
+        json.dumps(filesystem.parse_json(text), allow_nan=False)
+    except ValueError:
+        assert not filesystem.is_valid_json(text)
+
+
+@pytest.fixture(params=["FIFO", "folder", "loop", "device"])
+def strange_file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = tmp_path / "x.json"
+    if request.param == "FIFO":
+        os.mkfifo(path)
+    elif request.param == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(path if request.param == "loop" else "/dev/zero")
+    return path
+
+
+def test_readers_of_what_is_no_file_raise_and_do_not_wait(strange_file: Path) -> None:
+    assert filesystem.read_json(strange_file) is None
+    for read in (filesystem.read_file, filesystem.open_regular, lambda path: list(filesystem.read_lines(path))):
+        with pytest.raises(OSError, match=str(strange_file)):
+            read(strange_file)
+    with pytest.raises(OSError), filesystem.locked(strange_file, 0):
+        pass
+
+
+def test_read_file_too_large_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    with path.open("wb") as file:
+        file.truncate(10**12)  # takes no space
+    with pytest.raises(OSError, match="more than 64 MB"):
+        filesystem.read_file(path)
+
+
+def test_read_lines_leaves_out_endless_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filesystem, "MAX_LINE_BYTES", 10)
+    path = tmp_path / "x"
+    for text, lines in (
+        (b"a\n" + b"x" * 95 + b"\nb\nc", [b"a\n", b"b\n", b"c"]),
+        (b"x" * 200, []),
+        (b"x" * 9 + b"\n", [b"x" * 9 + b"\n"]),
+    ):
+        path.write_bytes(text)
+        assert list(filesystem.read_lines(path)) == lines
+    assert list(filesystem.read_lines(tmp_path / "missing")) == []

@@ -61,23 +61,32 @@ def test_train_requests_weigh_each_image_once_in_the_same_chunks_at_any_world_si
     schedule = make_schedule(*case, rect_train=rect_train)
     epoch = schedule.epochs[1]
 
-    def chunks(world: int) -> list[set[tuple[int, ...]]]:
-        """Return the chunks of each step over all ranks, without fillers."""
-        ranks = [requests_by_step(sampler, epoch) for sampler in make_samplers(schedule, world)]
+    def chunks(world: int) -> list[set[tuple[Any, ...]]]:
+        """Return the shape and the chunks of each step over all ranks, without fillers."""
+        samplers = make_samplers(schedule, world)
+        ranks = [requests_by_step(sampler, epoch) for sampler in samplers]
+        shapes = [{request.shape for requests in step for request in requests} for step in zip(*ranks, strict=True)]
+        for step, (shape,) in enumerate(shapes):  # one at all ranks
+            assert shape in samplers[0].step_shapes(epoch, step)
         weights = np.zeros(schedule.images)
         for request in chain.from_iterable(chain.from_iterable(ranks)):
             np.add.at(weights, request.ids, request.sample_weight)
         assert (weights == 1).all()
         return [
-            {tuple(request.ids.tolist()) for requests in step for request in requests if request.sample_weight}
+            {
+                (request.shape, *request.ids.tolist())
+                for requests in step
+                for request in requests
+                if request.sample_weight
+            }
             for step in zip(*ranks, strict=True)
         ]
 
     steps = chunks(1)
     assert all(chunks(world) == steps for world in WORLDS)
     for step, step_chunks in enumerate(steps):
-        assert len({image_id for chunk in step_chunks for image_id in chunk}) == epoch.images_in_step(step)
-        assert all(2 <= len(chunk) <= max(2, case[1]) for chunk in step_chunks)  # batch norm needs two at least
+        assert len({image_id for _, *ids in step_chunks for image_id in ids}) == epoch.images_in_step(step)
+        assert all(2 <= len(ids) <= max(2, case[1]) for _, *ids in step_chunks)  # batch norm needs two at least
 
 
 @pytest.mark.parametrize("rect_train", [False, True])
@@ -95,45 +104,21 @@ def test_all_requests_from_any_position_is_rest_of_stream(world: int, rect_train
         assert list(sampler.all_requests(len(schedule.epochs), 0)) == []
 
 
-def test_train_requests_follow_their_phase() -> None:
+@pytest.mark.parametrize(("number", "copy", "size", "train_fields", "views"), [
+    (0, 64, 32, (0, 0.3, True), ["square"]),
+    (1, None, 64, (1, 0.08, False), ["rect", "square"]),
+])  # fmt: skip
+def test_requests_follow_their_phase(
+    number: int, copy: int | None, size: int, train_fields: tuple[Any, ...], views: list[str]
+) -> None:
     schedule = make_schedule(16, 8, 1)
     (sampler,) = make_samplers(schedule, 1)
-    expected = [("train", 64, (32, 32), 0, 0.3, True), ("train", None, (64, 64), 1, 0.08, False)]
-    for epoch, fields in zip(schedule.epochs, expected, strict=True):
-        for each in sampler.train_requests(epoch):
-            assert (each.split, each.copy, each.shape, each.epoch, each.min_scale, each.augment) == fields
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_step_shapes_contains_shape_shared_by_all_ranks(case: tuple[int, int, int]) -> None:
-    schedule = make_schedule(*case, rect_train=True)
-    epoch = schedule.epochs[1]
-    seen = set()  # (step, shape)
-    for world in WORLDS:
-        ranks = make_samplers(schedule, world)
-        for step, requests in enumerate(zip(*(requests_by_step(sampler, epoch) for sampler in ranks), strict=True)):
-            (shape,) = {request.shape for rank_requests in requests for request in rank_requests}
-            assert shape in ranks[0].step_shapes(epoch, step)
-            seen.add((step, shape))
-    assert len(seen) == epoch.steps  # the same at every world size
-    assert {request.shape for request in make_samplers(schedule, 1)[0].train_requests(schedule.epochs[0])} == {(32, 32)}
-
-
-def test_rect_train_requests_have_several_shapes() -> None:
-    schedules = [make_schedule(300, 8, 2, rect_train=rect_train) for rect_train in (True, False)]
-    rect, square = (list(make_samplers(schedule, 1)[0].train_requests(schedule.epochs[1])) for schedule in schedules)
-    assert len({request.shape for request in rect}) == 3 and {request.shape for request in square} == {(64, 64)}
-    assert [len(request.ids) for request in rect] == [len(request.ids) for request in square]
-
-
-def test_val_requests_by_view_follow_their_phase() -> None:
-    schedule = make_schedule(16, 8, 1)
-    (sampler,) = make_samplers(schedule, 1)
-    expected = [(["square"], 64, 32), (["rect", "square"], None, 64)]
-    for epoch, (views, copy, size) in zip(schedule.epochs, expected, strict=True):
-        requests = sampler.val_requests(epoch)
-        assert list(requests) == views
-        for request in [*requests["square"], *requests.get("rect", [])]:
-            assert (request.split, request.copy, request.min_scale) == ("val", copy, None)
-            assert min(request.shape) == size and len(request.ids) <= 8
-        assert {request.shape for request in requests["square"]} == {(size, size)}
+    for each in sampler.train_requests(schedule.epochs[number]):
+        assert (each.split, each.copy, each.shape) == ("train", copy, (size, size))
+        assert (each.epoch, each.min_scale, each.augment) == train_fields
+    requests = sampler.val_requests(schedule.epochs[number])
+    assert list(requests) == views
+    for request in [*requests["square"], *requests.get("rect", [])]:
+        assert (request.split, request.copy, request.min_scale) == ("val", copy, None)
+        assert min(request.shape) == size and len(request.ids) <= 8
+    assert {request.shape for request in requests["square"]} == {(size, size)}

@@ -44,19 +44,17 @@ def test_boxes_lie_inside_image(draw_boxes: Any, scale_or_aspect: float) -> None
 
 
 @pytest.mark.parametrize(("min_scale", "aspect"), [(0.08, 1.0), (0.087, 1.0), (0.35, 1.0), (0.1, 0.75), (0.1, 4 / 3)])
-def test_random_boxes_have_expected_scale_and_ratio(min_scale: float, aspect: float) -> None:
-    boxes, _ = random_boxes(0, 0, np.arange(3000), [400] * 3000, [400] * 3000, min_scale, aspect)
+def test_random_boxes_have_expected_scale_ratio_and_position_and_half_are_mirrored(
+    min_scale: float, aspect: float
+) -> None:
+    boxes, flips = random_boxes(0, 0, np.arange(3000), [400] * 3000, [400] * 3000, min_scale, aspect)
     height, width = boxes[:, 2].astype(float), boxes[:, 3].astype(float)
     area, ratio = width * height / 400**2, width / height / aspect
     assert min_scale * 0.98 <= area.min() <= min_scale * 1.1 and 0.9 < area.max() <= 1
     assert ratio.min() == pytest.approx(3 / 4, abs=0.03) and ratio.max() == pytest.approx(4 / 3, abs=0.04)
-
-
-def test_random_boxes_are_uniform_and_half_mirrored() -> None:
-    boxes, flips = random_boxes(0, 0, np.arange(4000), [300] * 4000, [300] * 4000, 0.08)
     for start, length in ((boxes[:, 0], boxes[:, 2]), (boxes[:, 1], boxes[:, 3])):
-        can_move = length < 299
-        position = start[can_move] / (300 - length[can_move])
+        can_move = length < 399
+        position = start[can_move] / (400 - length[can_move])
         assert position.mean() == pytest.approx(0.5, abs=0.03) and position.min() == 0 and position.max() == 1
     assert flips.mean() == pytest.approx(0.5, abs=0.03)
 
