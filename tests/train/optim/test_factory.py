@@ -1,4 +1,7 @@
-"""Optimizers of users, and torch's fused ones. Formulas and groups of parameters are in tests/train/rules."""
+"""Optimizers of users, torch's fused ones, the cost of a step of LARS and LAMB.
+
+Formulas and groups of parameters are in tests/train/rules.
+"""
 
 from itertools import chain
 from typing import Any
@@ -6,8 +9,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from train.optim import factory
+from train.optim.lamb import Lamb
+from train.optim.lars import Lars
 from train.recipe import Optim
 from train.tools.errors import TrainingError
 
@@ -72,3 +78,21 @@ def test_optimizer_stays_fused_or_not_on_another_device(
     assert {group["fused"] for group in loaded.param_groups} == {None if was_fused else True}
     assert all(value is not None for values in loaded.state.values() for value in values.values())
     loaded.step()
+
+
+@pytest.mark.parametrize("kind", [Lars, Lamb])
+def test_step_never_waits_for_the_device(kind: Any) -> None:
+    """Fake tensors have no content: `.item()` or `if` on them, which would wait for the device, raises."""
+    with FakeTensorMode():
+        model = nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 3))
+        optimizer = factory.build_optimizer(model, Optim(name=kind.__name__.lower(), weight_decay=0.1))
+        assert isinstance(optimizer, kind)
+        for step in range(4):
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            factory.set_lr(optimizer, 0.1)
+            if step == 2:  # from now on with a loss scale, as `GradScaler.step` sets it
+                optimizer.found_inf, optimizer.grad_scale = torch.zeros(()), torch.ones(())
+            optimizer.step()
+        with pytest.raises(Exception, match=r"item|data-dependent|local_scalar"):
+            bool(model.get_parameter("0.weight").sum() > 0)

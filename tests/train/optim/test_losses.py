@@ -12,14 +12,6 @@ from train.tools.errors import TrainingError
 SCORES, LABELS = torch.randn(5, 7), torch.tensor([0, 3, 6, 2, 3])
 
 
-def test_custom_loss_is_called_with_scores_and_labels(mine: Any) -> None:
-    def squares(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return (scores.gather(1, labels[:, None])[:, 0] - 1) ** 2
-
-    mine.squares = squares
-    assert torch.equal(losses.build_loss(Optim(loss="mine:squares"))(SCORES, LABELS), squares(SCORES, LABELS))
-
-
 @pytest.mark.parametrize(("function", "message"), [
     (lambda scores, labels: scores.mean(), r"mine:loss must return each image's loss \[5\], not \[\]"),
     (lambda scores, labels: 0.5, r"mine:loss must return each image's loss \[5\], not float"),
@@ -35,12 +27,12 @@ def test_custom_loss_keeps_the_traceback_after_a_success(mine: Any) -> None:
     def loss(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         if len(labels) < 3:
             raise ValueError("too\nfew")
-        return scores[:, 0]
+        return scores[range(len(labels)), labels]
 
     mine.loss = loss
     custom_loss = losses.build_loss(Optim(loss="mine:loss"))
     with pytest.raises(TrainingError, match=r"loss: mine:loss fails, ValueError: too few, test_losses.py line \d+$"):
         custom_loss(SCORES[:2], LABELS[:2])
-    assert torch.equal(custom_loss(SCORES, LABELS), SCORES[:, 0])
+    assert torch.equal(custom_loss(SCORES, LABELS), SCORES[range(5), LABELS])
     with pytest.raises(ValueError, match="too\nfew"):
         custom_loss(SCORES[:2], LABELS[:2])

@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 from support.train_records import make_epoch
+from support.trainer_in_process import RandomImages, make_sampler
 
-from train.data.order.batch_sampler import DistributedBatchSampler
 from train.recipe import Data, Model, Phase, Recipe
 from train.recipe.history import EpochResult
 from train.recipe.schedule import Schedule
@@ -46,42 +45,26 @@ def test_should_validate_last_in_a_shortened_run() -> None:
     assert decisions(schedule) == [True, True, True]
 
 
-@pytest.mark.parametrize("history, expected", [
-    ([row(None, 89.99)], False),
-    ([row(None, 90.0)], True),
-    ([row(90.0, 10.0)], True),
-    ([row(90.0), row(20.0)], True),  # once near, always near
-    ([row(None, 90.0), row(None, 70.0), row(50.0, 60.0)], True),
-    ([row(80.0), row(85.0, 89.0), row(None, 80.0)], False),
+@pytest.mark.parametrize("epoch, history, expected", [
+    (1, [row(None, 89.99)], False),
+    (1, [row(None, 90.0)], True),
+    (1, [row(90.0, 10.0)], True),
+    (2, [row(90.0), row(20.0)], True),  # once near, always near
+    (3, [row(80.0), row(85.0, 89.0), row(None, 80.0)], False),
+    (1, [], None),  # not decided until the epoch before is done
+    (2, [row(10.0)], None),
+    (2, [row(91.0)], True),
+    (1, [row(10.0), row(95.0), row(95.0)], False),  # a process that asks late gets the same answer
 ])  # fmt: skip
-def test_should_validate_near_depends_on_earlier_epochs(history: Any, expected: bool) -> None:
-    schedule = make_schedule("near", "near", "near")
-    assert should_validate(schedule, len(history), history) is expected
-
-
-def test_should_validate_near_is_none_until_the_epoch_before_is_done() -> None:
-    schedule = make_schedule("near", "near")
-    assert should_validate(schedule, 1, []) is None and should_validate(schedule, 2, [row(10.0)]) is None
-    assert should_validate(schedule, 2, [row(91.0)]) is True
-    # Later epochs do not change the answer: a process that asks late gets the same as one that asked early.
-    assert should_validate(schedule, 1, [row(10.0), row(95.0), row(95.0)]) is False
-
-
-class FakeIndex:
-    """An index with widths and heights only."""
-
-    widths = heights = np.full(20, 100)
-
-    def __len__(self) -> int:
-        return 20
+def test_should_validate_near_depends_on_earlier_epochs(epoch: int, history: Any, expected: bool | None) -> None:
+    assert should_validate(make_schedule("near", "near", "near"), epoch, history) is expected
 
 
 def test_all_requests_skips_epochs_that_are_not_validated() -> None:
     """While the policy is undecided the epoch is validated: tests/train/engine/test_runs.py."""
 
     def validated(schedule: Schedule, history: list[EpochResult]) -> list[int]:
-        sampler = DistributedBatchSampler(schedule, {("val", None): FakeIndex()}, 0, 0, 1)  # type: ignore[dict-item]
-        requests = sampler.all_requests(0, 0, history)
+        requests = make_sampler(schedule, RandomImages(32, 20)).all_requests(0, 0, history)
         return sorted({request.epoch for request in requests if request.split == "val"})
 
     assert validated(make_schedule("never", "last", "each"), []) == [3, 4, 5]
