@@ -100,7 +100,7 @@ def test_calibrate_refuses_a_run_without_steps() -> None:
         calibrate(replace(make_run(), schedule=()), "job-3", START)
 
 
-def test_comparison_shows_the_error_of_each_term() -> None:
+def test_comparison_shows_the_error_of_each_term_also_of_a_run_that_ended_at_its_target() -> None:
     run = make_run()
     constants = calibrate(run, "job-3", START)
     exact = make_forecast(make_schedule(), constants)
@@ -118,15 +118,10 @@ def test_comparison_shows_the_error_of_each_term() -> None:
     waiting = make_forecast(make_schedule(), calibrate(waiting_run, "job-3", START))
     errors = {row.term: row.error for row in compare_with_run(waiting, waiting_run.epochs, 49.0)}
     assert errors["loader"] == pytest.approx(0, abs=0.05)  # one speed stands for the two batches of a size
-
-
-def test_run_that_ended_at_its_target_is_compared_with_the_forecast_of_its_epochs() -> None:
-    run = make_run()
-    whole = make_forecast(make_schedule(), calibrate(run, "job-3", START))
-    rows = {row.term: row for row in compare_with_run(whole, run.epochs[:4], 49.0)}
-    assert rows["steps"].forecast == pytest.approx(rows["steps"].actual)
-    assert rows["fixed"].forecast == pytest.approx(rows["fixed"].actual - 1.5)  # half of the last phase's switch
-    assert rows["start"].forecast == 49.0
+    cut_short = {row.term: row for row in compare_with_run(exact, run.epochs[:4], 49.0)}
+    assert cut_short["steps"].forecast == pytest.approx(cut_short["steps"].actual)
+    assert cut_short["fixed"].forecast == pytest.approx(cut_short["fixed"].actual - 1.5)  # half of the last switch
+    assert cut_short["start"].forecast == 49.0
 
 
 def test_measured_batch_seconds_interpolate_sizes_and_batches() -> None:

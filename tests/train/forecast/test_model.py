@@ -10,10 +10,7 @@ import pytest
 
 from recipes.resnet50_18min import recipe as resnet50
 from train.forecast import DEFAULT_CONSTANTS, MODEL_COSTS, TERMS, Constants, Forecast, forecast
-from train.forecast.hardware import (
-    NetworkSpec,
-    fetch_bytes,
-)
+from train.forecast.hardware import NetworkSpec, fetch_bytes
 from train.recipe import IMAGENET, Comm, Data, Model, Phase, Recipe
 from train.recipe.schedule import Schedule
 
@@ -98,7 +95,7 @@ def test_start_is_boot_setup_fetch_and_trainers() -> None:
     assert fetch_bytes(one_phase(64, 8), 50) == 0  # the size of other images is not known
 
 
-def test_forecast_terms_and_phases_add_up() -> None:
+def test_forecast_terms_and_phases_add_up_and_some_steps_take_their_share_of_each_phase() -> None:
     result = forecast_of(make_schedule(16), vcpus=64, constants=DEFAULT_CONSTANTS)
     assert result.source == "presets" and set(result.terms) == {*TERMS, "start"}
     assert 60 * result.minutes == pytest.approx(sum(result.terms.values()))
@@ -106,10 +103,6 @@ def test_forecast_terms_and_phases_add_up() -> None:
     assert sum(row.seconds for row in result.phases) == pytest.approx(60 * result.minutes - result.terms["start"])
     for term in TERMS:
         assert sum(row.terms[term] for row in result.phases) == pytest.approx(result.terms[term])
-
-
-def test_forecast_of_steps_takes_their_share_of_each_phase() -> None:
-    result = forecast_of(make_schedule(8), constants=DEFAULT_CONSTANTS)
     first, second = result.phases[:2]
     steps = first.steps + second.steps // 5
     begun, rest = result.of_steps(0, steps), result.of_steps(steps)

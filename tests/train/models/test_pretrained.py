@@ -183,7 +183,7 @@ def test_load_pretrained_safetensors(other_state: State, tmp_path: Path) -> None
         load_file(str(tmp_path / "w.safetensors"))
 
 
-NAMES = {  # of a ResNet-50; tests/peers/test_resnets.py compares all names with torchvision's own
+NAMES = {  # of a ResNet-50; tests/peers/test_resnets_and_optimizers.py compares all names with torchvision's own
     "stem.0.weight": "conv1.weight",
     "stem.1.running_var": "bn1.running_var",
     "stages.2.norm3.bias": "layer1.2.bn3.bias",

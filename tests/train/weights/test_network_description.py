@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from support.train_records import make_epoch
 
 from train.data.order.center_crop import resized_size
@@ -12,8 +11,6 @@ from train.data.order.rect_val import rect_crop_shape
 from train.recipe import Phase
 from train.tools.records import DamagedRecord, decode
 from train.weights.network_description import Crop, NetworkDescription, parse_metadata
-from train.weights.safetensors_file import write_safetensors
-from train.weights.safetensors_header import read_header
 
 KNOWN: dict[str, Any] = {
     "epoch": 3,
@@ -38,16 +35,10 @@ def test_of_run_takes_the_view_of_the_last_phase(tiny: Any) -> None:
     assert (square.model, square.recipe, square.classes) == ("resnet10_tiny", "tiny", ("airplane", "ship"))
 
 
-def test_metadata_of_a_file_have_description_and_recipe(tiny: Any, tmp_path: Path) -> None:
-    recipe = tiny()
-    description = NetworkDescription.of_run(recipe, validated=None, **KNOWN | {"classes": ["\udcff", "b\n"]})
-    path = tmp_path / "w.safetensors"
-    write_safetensors(path, {"a": torch.zeros(3)}, description.metadata(recipe))
-    assert parse_metadata(read_header(path).metadata, path) == (description, recipe)
-
-
-def test_parse_metadata_of_another_program_is_refused(tiny: Any) -> None:
-    metadata = NetworkDescription.of_run(tiny(), validated=None, **KNOWN).metadata(tiny())
+def test_parse_metadata_reads_what_was_written_and_refuses_that_of_another_program(tiny: Any) -> None:
+    description = NetworkDescription.of_run(tiny(), validated=None, **KNOWN | {"classes": ["\udcff", "b\n"]})
+    metadata = description.metadata(tiny())
+    assert parse_metadata(metadata, Path()) == (description, tiny())
     for changes in ({"recipe": "{}"}, {"recipe": "{"}, {"imgnet-cluster": "{}"}, {"imgnet-cluster": "7"}, None):
         with pytest.raises(DamagedRecord, match=r"w\.safetensors: ") as caught:
             parse_metadata({"format": "pt"} if changes is None else {**metadata, **changes}, Path("w.safetensors"))
