@@ -96,11 +96,11 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("restart: the steps of earlier phases count", SCHEDULE,
          "(self.number - self.scheduled_phase.phase.epochs[0])", "self.number"),
     ],
-    "test_blurpool.py::test_filter_is_tri_3_and_removes_the_nyquist_frequency": [
+    "test_networks.py::test_filter_is_tri_3_and_removes_the_nyquist_frequency": [
         ("BlurPool: a box filter", "train/models/blurpool.py",
          "BLUR_WEIGHTS = (1.0, 2.0, 1.0)", "BLUR_WEIGHTS = (1.0, 1.0, 1.0)"),
     ],
-    "test_blurpool.py::test_every_strided_convolution_but_the_first_takes_a_blurred_input": [
+    "test_networks.py::test_every_strided_convolution_but_the_first_takes_a_blurred_input": [
         ("BlurPool: shortcuts are left out", "train/models/blurpool.py",
          "max(child.stride) > 1 and child.in_channels >= MIN_CHANNELS",
          "max(child.stride) > 1 and child.in_channels >= MIN_CHANNELS and max(child.kernel_size) > 1"),
@@ -188,15 +188,15 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("batch norm: statistics of a step not averaged over its chunks", BATCHNORM,
          "self.chunk_sum / chunk_count", "self.chunk_sum"),
     ],
-    "test_initial_weights.py::test_zero_gamma_makes_every_block_its_shortcut": [
+    "test_networks.py::test_zero_gamma_makes_every_block_its_shortcut": [
         ("zero gamma: not set", MODELS, "if model.zero_gamma and", "if not model.zero_gamma and"),
     ],
-    "test_initial_weights.py::test_classifier_starts_at_std_0_01_and_other_norms_at_one": [
+    "test_networks.py::test_classifier_starts_at_std_0_01_and_other_norms_at_one": [
         ("zero gamma: in another norm", "train/models/resnet.py", "return self.norm3", "return self.norm2"),
         ("classifier: twice the standard deviation", MODELS,
          "std=model.fc_std or 0.0", "std=2 * (model.fc_std or 0.0)"),
     ],
-    "test_initial_weights.py::test_convolutions_start_with_he_standard_deviation": [
+    "test_networks.py::test_convolutions_start_with_he_standard_deviation": [
         ("He's standard deviation: by the inputs", MODELS, 'mode="fan_out"', 'mode="fan_in"'),
     ],
     "test_optimizers.py::test_optimizer_matches_its_formula": [
@@ -251,7 +251,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("parameter groups: only norms of the stem", OPTIMIZER,
          'return "norm"', 'return "norm" if module.affine and name.startswith("stem") else "weight"'),
     ],
-    "test_losses.py::test_loss_of_each_image_matches_formula": [
+    "test_optimizers.py::test_loss_of_each_image_matches_formula": [
         ("label smoothing: none", LOSSES,
          'partial(cross_entropy, reduction="none", label_smoothing=optim.label_smoothing)',
          'partial(cross_entropy, reduction="none")'),

@@ -1,4 +1,4 @@
-"""Meters, the numbers of an interval, an epoch and a run, the metrics log, and the settings in TensorBoard."""
+"""Meters, numbers of intervals, epochs and runs, the metrics log, the settings in TensorBoard, confusion matrices."""
 
 import json
 import math
@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.train_records import make_epoch
@@ -13,12 +14,14 @@ from support.trainer_in_process import make_phase, make_recipe
 
 from train.metrics import hparams, meters
 from train.metrics.accuracy import Accuracy
+from train.metrics.confusion import MAX_PAIRS, ConfusedPair, Confusion
 from train.metrics.log_writer import MetricsLog
 from train.metrics.records import StepRow, read_metrics_file
 from train.metrics.rows import StepTotals, epoch_result, interval_scalars, overall_images_per_second
 from train.recipe import Phase
 from train.recipe.history import EpochResult
 from train.recipe.schedule import Epoch, Schedule
+from train.tools.records import DamagedRecord, decode, encode
 
 
 def read_events(folder: Path) -> Any:
@@ -172,3 +175,32 @@ def test_write_settings_and_session_end_in_the_run_folder(tmp_path: Path) -> Non
     start = HParamsPluginData.FromString(contents["_hparams_/session_start_info"]).session_start_info.hparams
     values = {name: value.string_value if name == "recipe" else value.number_value for name, value in start.items()}
     assert values == settings and len(list(tmp_path.iterdir())) == 1, "they do not make a run of their own"
+
+
+COUNTS = np.array([[8, 2, 0, 0], [1, 5, 0, 4], [0, 0, 0, 0], [0, 0, 1, 9]])
+
+
+def test_from_counts_keeps_every_error_and_names_the_worst() -> None:
+    confusion = Confusion.from_counts(("cat", "dog", "fox", "wolf"), COUNTS)
+    pairs = ((1, 3, 4), (0, 1, 2), (1, 0, 1), (3, 2, 1))
+    expected = Confusion(classes=("cat", "dog", "fox", "wolf"), images=(10, 10, 0, 10), right=(8, 5, 0, 9), pairs=pairs)
+    assert confusion == expected == decode(Confusion, encode(confusion))
+    worst_classes = [(row.name, row.top1) for row in confusion.worst_classes(5)]
+    assert worst_classes == [("dog", 50.0), ("cat", 80.0), ("wolf", 90.0)]
+    assert confusion.most_confused(1) == [ConfusedPair(true="dog", predicted="wolf", images=4, share=40.0)]
+    assert confusion.confused_labels(2) == [1, 3, 0]
+
+
+@pytest.mark.parametrize("changes", [
+    {"images": [1]}, {"right": []}, {"pairs": [[0, 9, 1]]}, {"pairs": [[-1, 0, 1]]}, {"pairs": [[0, 1]]},
+    {"classes": ["a" * 1001, "b"]},
+])  # fmt: skip
+def test_damaged_confusion_is_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(DamagedRecord):
+        decode(Confusion, {**encode(Confusion.from_counts(("a", "b"), np.diag([3, 4]))), **changes})
+
+
+def test_from_counts_is_bounded() -> None:
+    side = 200
+    confusion = Confusion.from_counts([str(number) for number in range(side)], np.ones((side, side), dtype=np.int64))
+    assert len(confusion.pairs) == MAX_PAIRS < side * (side - 1)

@@ -1,4 +1,4 @@
-"""Rules of SGD, LARS, LAMB and AdamW: against their papers' formulas in numpy and float64, at changing lr."""
+"""Rules of the optimizers and losses: against their papers' formulas in numpy and float64, at changing lr."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.trainer_in_process import Array
+from support.trainer_in_process import Array, softmax
 from torch import nn
 
-from train.optim import factory
+from train.optim import factory, losses
 from train.recipe import Optim
 
 LEARNING_RATES = (0.5, 1.0, 3.0, 0.02, 0.7, 0.0, 1.5)
@@ -193,3 +193,27 @@ def test_step_left_out_for_the_loss_scale_leaves_no_trace(
     actual = final_parameters_with_steps_left_out(name=name, trust=TRUST)
     for values, reference in zip(actual, expected.values(), strict=True):
         np.testing.assert_allclose(values, reference, rtol=tolerance)
+
+
+GENERATOR = np.random.default_rng(8)
+SCORES, LABELS = 4 * GENERATOR.normal(size=(40, 7)), GENERATOR.integers(0, 7, 40)
+
+
+def cross_entropy(q: Array) -> Array:
+    """Return -sum over classes of q log p, p = softmax (Szegedy et al. 2015, section 7)."""
+    return np.asarray(-(q * np.log(softmax(SCORES))).sum(1))
+
+
+def bce(q: Array) -> Array:
+    """Return -1/K sum over classes of q log s + (1 - q) log(1 - s), s = sigmoid (Wightman et al. 2021, section 4)."""
+    s = 1 / (1 + np.exp(-SCORES))
+    return np.asarray(-(q * np.log(s) + (1 - q) * np.log(1 - s)).mean(1))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.4])
+@pytest.mark.parametrize(("name", "formula"), [("cross_entropy", cross_entropy), ("bce", bce)])
+def test_loss_of_each_image_matches_formula(name: str, formula: Any, smoothing: float) -> None:
+    """q = (1 - e) [k = label] + e / K. The trainer divides the sum by the number of images in the global batch."""
+    q = (1 - smoothing) * np.eye(7)[LABELS] + smoothing / 7
+    own = losses.build_loss(Optim(loss=name, label_smoothing=smoothing))
+    np.testing.assert_allclose(own(torch.from_numpy(SCORES), torch.from_numpy(LABELS)), formula(q), rtol=1e-12)
