@@ -33,9 +33,9 @@ BARE = Constants(source="bare")  # nothing but compute and all-reduce
 NO_NETWORK = replace(BARE, network=NetworkSpec(1e9, 0.0))
 
 
-def make_schedule(machines: int, **options: Any) -> Schedule:
+def make_schedule(machines: int) -> Schedule:
     """Return the schedule of the 18 minutes for machines of 8 GPUs."""
-    return Schedule(resnet50.for_machines(machines), IMAGES, 8 * machines, **options)
+    return Schedule(resnet50.for_machines(machines), IMAGES, 8 * machines)
 
 
 def one_phase(batch: int, gpus: int, images: int = IMAGES, **fields: Any) -> Schedule:
@@ -183,9 +183,7 @@ def make_run(gpus: int = 2, waits: float = 0.0) -> MeasuredRun:
 
 
 def make_forecast(schedule: Schedule, constants: Constants) -> Forecast:
-    result = forecast(schedule, gpus=2, gpu="", gbit=1.0, machines=1, constants=constants)
-    assert result is not None
-    return result
+    return forecast_of(schedule, gpus=2, gpu="", gbit=1.0, machines=1, constants=constants)
 
 
 @pytest.mark.parametrize("gpus", [2, 6])  # six chunks on two processes are three batches in each step
