@@ -96,24 +96,22 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("restart: the steps of earlier phases count", SCHEDULE,
          "(self.number - self.scheduled_phase.phase.epochs[0])", "self.number"),
     ],
-    "test_blurpool.py::test_filter_is_tri_3_and_removes_the_nyquist_frequency": [
+    "test_networks.py::test_filter_is_tri_3_and_removes_the_nyquist_frequency": [
         ("BlurPool: a box filter", "train/models/blurpool.py",
          "BLUR_WEIGHTS = (1.0, 2.0, 1.0)", "BLUR_WEIGHTS = (1.0, 1.0, 1.0)"),
     ],
-    "test_blurpool.py::test_every_strided_convolution_but_the_first_takes_a_blurred_input": [
+    "test_networks.py::test_every_strided_convolution_but_the_first_takes_a_blurred_input": [
         ("BlurPool: shortcuts are left out", "train/models/blurpool.py",
          "max(child.stride) > 1 and child.in_channels >= MIN_CHANNELS",
          "max(child.stride) > 1 and child.in_channels >= MIN_CHANNELS and max(child.kernel_size) > 1"),
         ("BlurPool: the filter is in the state of the network", "train/models/blurpool.py",
          'self.register_buffer("kernel", kernel, persistent=False)', 'self.register_buffer("kernel", kernel)'),
     ],
-    "test_weight_average.py::test_average_is_that_of_tensorflow_with_a_lower_decay_in_the_first_steps": [
+    "test_weight_average.py::test_average_is_that_of_tensorflow_is_validated_and_leaves_training_alone": [
         ("averaged weights: the full decay from the first step", "train/optim/weight_average.py",
          "min(self.decay, (1 + step) / (10 + step))", "self.decay"),
         ("averaged weights: weight and average exchanged", "train/optim/weight_average.py",
          "1 - min(self.decay, (1 + step) / (10 + step))", "min(self.decay, (1 + step) / (10 + step))"),
-    ],
-    "test_weight_average.py::test_average_is_validated_and_training_goes_on_from_the_weights": [
         ("averaged weights: the last weights are validated", TRAINER,
          "measure(TimePart.VALIDATION), self.average.in_model():", "measure(TimePart.VALIDATION):"),
     ],
@@ -190,15 +188,15 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("batch norm: statistics of a step not averaged over its chunks", BATCHNORM,
          "self.chunk_sum / chunk_count", "self.chunk_sum"),
     ],
-    "test_initial_weights.py::test_zero_gamma_makes_every_block_its_shortcut": [
+    "test_networks.py::test_zero_gamma_makes_every_block_its_shortcut": [
         ("zero gamma: not set", MODELS, "if model.zero_gamma and", "if not model.zero_gamma and"),
     ],
-    "test_initial_weights.py::test_classifier_starts_at_std_0_01_and_other_norms_at_one": [
+    "test_networks.py::test_classifier_starts_at_std_0_01_and_other_norms_at_one": [
         ("zero gamma: in another norm", "train/models/resnet.py", "return self.norm3", "return self.norm2"),
         ("classifier: twice the standard deviation", MODELS,
          "std=model.fc_std or 0.0", "std=2 * (model.fc_std or 0.0)"),
     ],
-    "test_initial_weights.py::test_convolutions_start_with_he_standard_deviation": [
+    "test_networks.py::test_convolutions_start_with_he_standard_deviation": [
         ("He's standard deviation: by the inputs", MODELS, 'mode="fan_out"', 'mode="fan_in"'),
     ],
     "test_optimizers.py::test_optimizer_matches_its_formula": [
@@ -228,19 +226,15 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "        torch._foreach_add_(buffers, steps)\n"
          '        group = {**group, "lr": 1.0}\n'),
         ("AdamW: decay in the gradient", OPTIMIZER, "torch.optim.AdamW(parts", "torch.optim.Adam(parts"),
-    ],
-    "test_optimizers.py::test_layerwise_zero_layer_moves_by_the_unscaled_step": [
         ("LARS and LAMB: a layer of zeros stays zero", LAYERWISE,
          "torch.ones_like(numerator)", "torch.zeros_like(numerator)"),
     ],
-    "test_optimizers.py::test_layerwise_step_left_out_for_the_loss_scale_leaves_no_trace": [
+    "test_optimizers.py::test_step_left_out_for_the_loss_scale_leaves_no_trace": [
         ("LARS and LAMB: a step that is left out moves the momentum", LAYERWISE,
          "            changing += state_tensors(name, weights, states)\n",
          "            state_tensors(name, weights, states)\n"),
         ("LAMB: steps that are left out count in the bias correction", LAYERWISE,
          "beta ** (steps - skipped)", "beta**steps"),
-    ],
-    "test_optimizers.py::test_fused_step_left_out_for_the_loss_scale_leaves_no_trace": [
         ("fused SGD: momentum of uninitialized memory", OPTIMIZER, '    if settings["fused"]:\n', "    if False:\n"),
     ],
     "test_param_groups.py::test_parameter_groups_hold_each_parameter_once_with_its_decay": [
@@ -257,7 +251,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("parameter groups: only norms of the stem", OPTIMIZER,
          'return "norm"', 'return "norm" if module.affine and name.startswith("stem") else "weight"'),
     ],
-    "test_losses.py::test_loss_of_each_image_matches_formula": [
+    "test_optimizers.py::test_loss_of_each_image_matches_formula": [
         ("label smoothing: none", LOSSES,
          'partial(cross_entropy, reduction="none", label_smoothing=optim.label_smoothing)',
          'partial(cross_entropy, reduction="none")'),
@@ -276,17 +270,15 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("validation: each process counts only its own images", VALIDATION,
          "sum_over_processes(group, counts).tolist()", "counts.tolist()"),
     ],
-    "test_validation.py::test_val_requests_hold_each_image_once_in_both_views": [
+    "test_validation.py::test_val_requests_hold_each_image_once_in_its_own_shape": [
         ("validation: two processes take the same rectangles", RECT_VAL,
          "(rank - begin) % world_size", "max(0, rank - begin % world_size)"),
+        ("rectangles: a batch has the mean shape of all images", RECT_VAL, "[begin]))", ".mean()))"),
     ],
     "test_validation.py::test_rect_crop_shape_is_multiple_of_32_inside_resized_image": [
         ("rectangles: sides of any multiple of 8", RECT_VAL, "SIDE_MULTIPLE = 32 ", "SIDE_MULTIPLE = 8 "),
         ("rectangles: longer than the image", RECT_VAL,
          "clip(max=MAX_ASPECT_RATIO)", "clip(max=MAX_ASPECT_RATIO) * 1.2"),
-    ],
-    "test_validation.py::test_rect_batch_has_each_images_own_shape": [
-        ("rectangles: a batch has the mean shape of all images", RECT_VAL, "[begin]))", ".mean()))"),
     ],
     "test_resume.py::test_resume_at_any_step_gives_the_same_bits": [
         ("resume: momenta are lost", TRAINER, '        self.optimizer.load_state_dict(state["optimizer"])\n', ""),
@@ -312,10 +304,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "        if (self.history[-1].top5 or 0.0) > 93:\n            self.save(wait=is_last, is_best=is_best)"),
         ("bug 3: saved in the current folder", TRAINER,
          "checkpoint_folder(options.out, ", 'checkpoint_folder(__import__("pathlib").Path("."), '),
-    ],
-    "test_bugs_of_2018.py::test_bug_4_crashed_process_exits_with_1_and_reports_why": [
-        ("bug 4: a crash exits with 0", "train/engine/agent_channel.py", "os._exit(1)", "os._exit(0)"),
-        ("bug 4: bad data exits with 0", "train/engine/main.py", "os._exit(1)", "os._exit(0)"),
     ],
     "test_bugs_of_2018.py::test_bug_4_one_crash_ends_all_processes": [
         ("bug 4: the parent exits with 0", LAUNCHER, "return abs(failures[0])", "return 0"),

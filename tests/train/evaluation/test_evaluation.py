@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.known import known
+from support.trainer_in_process import SINGLE_PROCESS
 
 from train.data.index.open import load_index
 from train.data.loading.dataset import open_val_indexes
-from train.distributed.process_group import ProcessGroup
 from train.evaluation import protocol, runner
 from train.evaluation.protocol import CROP_VIEWS, EvalOptions, Evaluation, EvaluationRow
 from train.evaluation.trained_network import open_trained
-from train.recipe import Model, Phase
+from train.recipe import Phase
 from train.tools import checkpoint_io
 from train.tools.errors import TrainingError
 from train.tools.records import decode, encode
@@ -33,10 +34,9 @@ def finished_run(runs: Any, tiny: Any) -> Path:
     return out
 
 
-def newest_checkpoint(out: Path) -> Path:
-    path = checkpoint_io.newest_checkpoint(out / "checkpoints" / "000001")
-    assert path is not None
-    return path
+@pytest.fixture(scope="module")
+def checkpoint(finished_run: Path) -> Path:
+    return known(checkpoint_io.newest_checkpoint(finished_run / "checkpoints" / "000001"))
 
 
 def eval_options(checkpoint: Path | str = "x.pt", **options: Any) -> EvalOptions:
@@ -61,11 +61,9 @@ def evaluate(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture(scope="module")
-def evaluation(finished_run: Path, tiny_data: Path, runs: Any) -> Evaluation:
+def evaluation(checkpoint: Path, tiny_data: Path, runs: Any) -> Evaluation:
     """An evaluation by all crops at two sizes, in two processes that its launcher starts."""
-    options = eval_options(
-        newest_checkpoint(finished_run), data=str(tiny_data), crops=tuple(CROP_VIEWS), sizes=(32, 64), procs=2, shown=3
-    )
+    options = eval_options(checkpoint, data=str(tiny_data), crops=tuple(CROP_VIEWS), sizes=(32, 64), procs=2, shown=3)
     text = json.dumps(encode(options))
     process = runs.start_module("train.inference", "evaluate", text, environment={}, out=runs.folder / "evaluation")
     code, out, err = process.result()
@@ -87,10 +85,10 @@ def test_evaluation_matches_the_runs_own_validation(evaluation: Evaluation, fini
 
 
 def test_rows_of_buckets_and_classes_add_up_and_examples_have_an_answer_for_each_crop(
-    evaluation: Evaluation, finished_run: Path, tiny_data: Path
+    evaluation: Evaluation, checkpoint: Path, tiny_data: Path
 ) -> None:
     assert (evaluation.procs, evaluation.epoch, evaluation.images) == (2, 2, 20)
-    assert evaluation.step == int(newest_checkpoint(finished_run).stem.removeprefix("step-")) > 0
+    assert evaluation.step == int(checkpoint.stem.removeprefix("step-")) > 0
     assert [(row.crop, row.size) for row in evaluation.rows] == [
         (crop, size) for crop in CROP_VIEWS for size in (32, 64)
     ]
@@ -119,15 +117,11 @@ TALL = [(375, 500 + 9 * number) for number in range(20)]
 WIDE = [(900 + 9 * number, 500) for number in range(20)]
 
 
-@pytest.mark.parametrize(
-    ("sizes", "counts"),
-    [
-        ([(width, 100) for width in range(80, 50, -1)], [5] * 6),
-        ([*TALL, *EQUAL_RATIOS * 15, *WIDE], [17, 3, 60, 3, 17]),
-        ([(300, 400)], [1]),
-        ([(300, 400)] * 50, [50]),
-    ],
-)
+@pytest.mark.parametrize(("sizes", "counts"), [
+    ([(width, 100) for width in range(80, 50, -1)], [5] * 6),
+    ([*TALL, *EQUAL_RATIOS * 15, *WIDE], [17, 3, 60, 3, 17]),
+    ([(300, 400)] * 50, [50]),
+])  # fmt: skip
 def test_ratio_buckets_are_of_similar_size_and_keep_equal_ratios_together(
     sizes: list[tuple[int, int]], counts: list[int]
 ) -> None:
@@ -140,10 +134,10 @@ def test_ratio_buckets_are_of_similar_size_and_keep_equal_ratios_together(
 
 
 def test_evaluation_same_on_one_and_two_processes(
-    evaluation: Evaluation, finished_run: Path, tiny_data: Path, evaluate: Any
+    evaluation: Evaluation, checkpoint: Path, tiny_data: Path, evaluate: Any
 ) -> None:
     options = {"data": str(tiny_data), "crops": ("tta", "rect"), "sizes": (64, 32)}
-    result = evaluate(newest_checkpoint(finished_run), **options)
+    result = evaluate(checkpoint, **options)
     assert result.procs == 1 and len(result.rows) == 4
     for row in result.rows:
         expected = row_of(evaluation, row.crop, row.size)
@@ -151,23 +145,21 @@ def test_evaluation_same_on_one_and_two_processes(
         assert row.loss == pytest.approx(expected.loss, rel=1e-5)
 
 
-def save_changed(finished_run: Path, folder: Path, **changes: Any) -> Path:
-    """Write a copy of the run's checkpoint with changed entries into a folder; return its path."""
+def save_changed(checkpoint: Path, folder: Path, **changes: Any) -> Path:
+    """Write a copy of a checkpoint with changed entries into a folder; return its path."""
     folder.mkdir(exist_ok=True)
-    checkpoint_io.write_checkpoint(
-        folder, 7, {**checkpoint_io.load_checkpoint(newest_checkpoint(finished_run)), **changes}
-    )
+    checkpoint_io.write_checkpoint(folder, 7, {**checkpoint_io.load_checkpoint(checkpoint), **changes})
     return folder / "step-00000007.pt"
 
 
 def test_evaluation_other_number_of_classes_is_one_line(
-    finished_run: Path, tiny_data: Path, tmp_path: Path, runs: Any
+    checkpoint: Path, tiny_data: Path, tmp_path: Path, runs: Any
 ) -> None:
     for split in ("train", "val"):
         for folder in sorted((tiny_data / split).iterdir())[:4]:
             if folder.is_dir():
                 shutil.copytree(folder, tmp_path / "few" / split / folder.name)
-    options = eval_options(newest_checkpoint(finished_run), data=str(tmp_path / "few"))
+    options = eval_options(checkpoint, data=str(tmp_path / "few"))
     ranks = runs.start_module_ranks(
         2, "train.inference", "evaluate", json.dumps(encode(options)), out=tmp_path / "rank"
     )
@@ -178,44 +170,32 @@ def test_evaluation_other_number_of_classes_is_one_line(
     assert "was trained on 10 classes" in error["error"] and "few has 4; name a data set" in error["error"]
 
 
-def test_evaluation_nan_weights_are_an_error(
-    finished_run: Path, tiny_data: Path, tmp_path: Path, evaluate: Any
-) -> None:
-    model = checkpoint_io.load_checkpoint(newest_checkpoint(finished_run))["model"]
-    path = save_changed(
-        finished_run, tmp_path, model={**model, "fc.weight": torch.full_like(model["fc.weight"], torch.nan)}
-    )
+def test_evaluation_nan_weights_are_an_error(checkpoint: Path, tiny_data: Path, tmp_path: Path, evaluate: Any) -> None:
+    model = checkpoint_io.load_checkpoint(checkpoint)["model"]
+    model["fc.weight"].fill_(torch.nan)
+    path = save_changed(checkpoint, tmp_path, model=model)
     with pytest.raises(TrainingError, match="center at 32 pixels: the loss is nan"):
         evaluate(path, data=str(tiny_data), crops=("center",))
 
 
-def bad_checkpoints(finished_run: Path, folder: Path) -> dict[str, Path]:
-    """Write files that cannot be used; return their paths by the reason."""
-    checkpoint, weights = newest_checkpoint(finished_run), finished_run / "network" / "model.safetensors"
-    (folder / "cut.pt").write_bytes(checkpoint.read_bytes()[:-1])
-    (folder / "text.pt").write_text("hello")
-    (folder / "cut.safetensors").write_bytes(weights.read_bytes()[:-1])
-    write_safetensors(folder / "foreign.safetensors", {"a": torch.zeros(1)}, {})
+def test_open_trained_names_an_unusable_file(finished_run: Path, checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "cut.pt").write_bytes(checkpoint.read_bytes()[:-1])
+    (tmp_path / "text.pt").write_text("hello")
+    (tmp_path / "cut.safetensors").write_bytes((finished_run / "network/model.safetensors").read_bytes()[:-1])
+    write_safetensors(tmp_path / "foreign.safetensors", {"a": torch.zeros(1)}, {})
     identity = checkpoint_io.load_checkpoint(checkpoint)["identity"]
-    recipe = {**identity["recipe"], "model": {**identity["recipe"]["model"], "name": "resnet18"}}
-    return {
-        "no such checkpoint": folder / "nowhere.pt",
-        "is a folder": folder,
-        "is damaged or cut short": folder / "cut.pt",
-        "is not a checkpoint of this program": folder / "text.pt",
-        "has .* bytes of values": folder / "cut.safetensors",
-        "describe no network of this program": folder / "foreign.safetensors",
-        "was written by another version of imgnet-cluster": save_changed(
-            finished_run, folder / "old", identity={"recipe": {"a": 1}}
-        ),
-        "its weights do not fit resnet18": save_changed(
-            finished_run, folder / "other", identity={**identity, "recipe": recipe}
-        ),
-    }
-
-
-def test_open_trained_names_an_unusable_file(finished_run: Path, tmp_path: Path) -> None:
-    for reason, path in bad_checkpoints(finished_run, tmp_path).items():
+    other = {"recipe": {**identity["recipe"], "model": {**identity["recipe"]["model"], "name": "resnet18"}}}
+    old = save_changed(checkpoint, tmp_path / "old", identity={"recipe": {"a": 1}})
+    for path, reason in (
+        (tmp_path / "nowhere.pt", "no such checkpoint"),
+        (tmp_path, "is a folder"),
+        (tmp_path / "cut.pt", "is damaged or cut short"),
+        (tmp_path / "text.pt", "is not a checkpoint of this program"),
+        (tmp_path / "cut.safetensors", "has .* bytes of values"),
+        (tmp_path / "foreign.safetensors", "describe no network of this program"),
+        (old, "was written by another version of imgnet-cluster"),
+        (save_changed(checkpoint, tmp_path / "other", identity=other), "its weights do not fit resnet18"),
+    ):
         with pytest.raises(TrainingError, match=reason) as caught:
             open_trained(path).build()
         assert str(path) in str(caught.value) and "\n" not in str(caught.value)
@@ -229,12 +209,10 @@ class FixedSizeNet(torch.nn.Module):
 
 
 def test_evaluation_size_that_the_network_rejects_is_one_line(tiny: Any, tiny_data: Path) -> None:
-    options = eval_options(crops=("center",), sizes=(64,))
-    recipe = tiny(phases=PHASES, model=Model(name="resnet10_tiny"))
+    options, recipe = eval_options(crops=("center",), sizes=(64,)), tiny(phases=PHASES)
     indexes = open_val_indexes(recipe, tiny_data, tiny_data)
-    group = ProcessGroup(0, 0, 1, 1, torch.device("cpu"))
     with pytest.raises(TrainingError, match="center at 64 pixels: resnet10_tiny fails: ") as caught:
-        runner.Evaluator(options, recipe, group, FixedSizeNet(), indexes, 0).run()
+        runner.Evaluator(options, recipe, SINGLE_PROCESS, FixedSizeNet(), indexes, 0).run()
     assert "\n" not in str(caught.value)
 
 
@@ -242,8 +220,7 @@ def test_copy_for_uses_the_runs_copy_if_large_enough(tiny: Any, tiny_data: Path)
     recipe = tiny(phases=[Phase(epochs=(0, 1), size=64, batch=8, lr=0.1, copy=80)])
     indexes = open_val_indexes(recipe, tiny_data, tiny_data.parent)  # its folder 80 is the data set itself
     assert set(indexes) == {("val", None), ("val", 80)}
-    group = ProcessGroup(0, 0, 1, 1, torch.device("cpu"))
-    evaluator = runner.Evaluator(eval_options(), recipe, group, FixedSizeNet(), indexes, 0)
+    evaluator = runner.Evaluator(eval_options(), recipe, SINGLE_PROCESS, FixedSizeNet(), indexes, 0)
     copies = [evaluator.copy_for(size) for size in (32, 64, 71, 72, 128)]
     assert copies == [80, 80, 80, None, None]  # int(1.14 * 71) is 80
     assert set(open_val_indexes(recipe, tiny_data, Path("nowhere"))) == {("val", None)}

@@ -1,23 +1,40 @@
-"""Accuracy, meters and the metrics log."""
+"""Meters, numbers of intervals, epochs and runs, the metrics log, the settings in TensorBoard, confusion matrices."""
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.train_records import make_epoch
+from support.trainer_in_process import make_phase, make_recipe
 
+from train.metrics import hparams, meters
+from train.metrics.accuracy import Accuracy
+from train.metrics.confusion import MAX_PAIRS, ConfusedPair, Confusion
 from train.metrics.log_writer import MetricsLog
-from train.metrics.meters import NetworkMeter, StepMeter
 from train.metrics.records import StepRow, read_metrics_file
+from train.metrics.rows import StepTotals, epoch_result, interval_scalars, overall_images_per_second
+from train.recipe import Phase
+from train.recipe.history import EpochResult
+from train.recipe.schedule import Epoch, Schedule
+from train.tools.records import DamagedRecord, decode, encode
 
-CPU = torch.device("cpu")
+
+def read_events(folder: Path) -> Any:
+    """Return what TensorBoard reads from the event files of a folder."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return events
 
 
 def test_step_meter_sums_losses_by_step_and_hits_by_interval() -> None:
-    meter = StepMeter(CPU, 4)
+    meter = meters.StepMeter(torch.device("cpu"), 4)
     correct = torch.tensor([[9.0, 1, 2, 3, 4, 5, 6]])
     wrong = torch.tensor([[1.0, 2, 3, 4, 5, 6, 9]])
     label = torch.tensor([0])
@@ -36,37 +53,55 @@ def test_step_meter_sums_losses_by_step_and_hits_by_interval() -> None:
     assert (meter.steps, meter.losses.abs().sum(), meter.correct.abs().sum()) == (0, 0, 0)
 
 
-def test_network_meter_counts_all_cards_but_the_loopback(
-    clock: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def table(lo: int, eth: int, ib: int) -> str:
-        rows = {"lo": lo, "eth0": eth, "ib0": ib}
-        return (
-            "head\nhead\n"
-            + "\n".join(f"  {card}: {received} 1 2 3 4 5 6 7 {10 * received} 1 2" for card, received in rows.items())
-            + "\n"
-        )
-
-    read_text = Path.read_text
-    tables = iter([table(5, 1000, 2000), table(10**12, 2000 + 10**9, 3000)])
-
-    def read_fake_table(path: Path, *arguments: Any) -> str:
-        return next(tables) if str(path) == "/proc/net/dev" else read_text(path, *arguments)
-
-    monkeypatch.setattr(Path, "read_text", read_fake_table)
-    network = NetworkMeter()
+def test_network_meter_counts_all_cards_since_the_last_call(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = [{"eth0": (1000, 10), "ib0": (2000, 20)}, {"eth0": (10**9 + 1000, 10), "ib0": (3000, 10**8 + 20)}]
+    monkeypatch.setattr(meters, "read_interface_bytes", lambda: readings.pop(0))
+    network = meters.NetworkMeter()
     clock.now += 2
-    rates = network.rates()
-    received = (10**9 + 2000) * 8 / 1e9 / 2
-    assert rates == {"net/receive_gbit": pytest.approx(received), "net/send_gbit": pytest.approx(10 * received)}
+    received, sent = (8 * count / 1e9 / 2 for count in (10**9 + 1000, 10**8))
+    assert network.rates() == {"net/receive_gbit": pytest.approx(received), "net/send_gbit": pytest.approx(sent)}
+
+
+SQUARE, RECT = Accuracy(2.0, 70.0, 90.0, 20), Accuracy(1.9, 71.0, 91.0, 20)
+
+
+@pytest.fixture
+def epoch() -> Epoch:
+    """The second of two epochs: 4 steps of 32 images, of which the last has 4 images."""
+    recipe = make_recipe(make_phase((0, 2), 16, (0.0, 0.7), size=64), gpus=2)
+    return Schedule(recipe, 100, 2).epochs[1]
+
+
+def test_interval_scalars_are_means_per_image_and_percent(epoch: Epoch) -> None:
+    values = interval_scalars(epoch, StepTotals(64.0, 8, 16, 32, 0.5), 0.3, 0.9, 3)
+    assert values == {
+        "loss/train": 2.0, "accuracy/train_top1": 25.0, "accuracy/train_top5": 50.0,
+        "sizes/lr": 0.3, "sizes/momentum": 0.9, "sizes/image": 64, "sizes/batch": 16, "sizes/batch_total": 32,
+        "sizes/world": 3, "times/images_per_second": 64.0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("accuracies", "view", "main"), [
+    ({"square": SQUARE}, "square", SQUARE), ({"rect": RECT, "square": SQUARE}, "rect", RECT),
+])  # fmt: skip
+def test_epoch_row_reports_the_main_view_and_the_square_one(
+    accuracies: Any, view: str, main: Accuracy, epoch: Epoch
+) -> None:
+    row = epoch_result(epoch, StepTotals(200.0, 25, 50, 100, 4.0), accuracies, 1.5)
+    assert row == EpochResult(
+        epoch=2, size=64, global_batch=32, steps=4, lr=row.lr,
+        train_loss=2.0, train_top1=25.0, train_top5=50.0, train_images=100, images_per_second=25.0,
+        view=view, top1=main.top1, top5=main.top5, val_loss=main.loss, val_images=20, top1_square=70.0,
+        top5_square=90.0, seconds=5.5, train_seconds=4.0, val_seconds=1.5,
+    )  # fmt: skip
+    assert row.lr == pytest.approx(0.7), "of its last step"
+    assert overall_images_per_second([row, replace(row, train_seconds=1.0)]) == 40.0, "of the training only"
 
 
 SCALARS = {"sizes/lr": 0.5, "times/images_per_second": 7.0}
 
 
 def test_metrics_log_writes_scalars_by_images_and_strict_json(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     log = MetricsLog(tmp_path, 3, 0, 100)
     for images in (100, 200):
         log.write_scalars(images, {"x": images / 100, "sizes/lr": 0.5})
@@ -81,14 +116,12 @@ def test_metrics_log_writes_scalars_by_images_and_strict_json(tmp_path: Path) ->
     ]  # fmt: skip
     assert [row.images for row in read_metrics_file(tmp_path / "metrics" / "000003.jsonl", StepRow)] == [100, 200]
 
-    events = EventAccumulator(str(tmp_path / "events"))
-    events.Reload()
+    events = read_events(tmp_path / "events")
     assert [(point.step, point.value) for point in events.Scalars("x")] == [(100, 1.0), (200, 2.0)]
     assert [(point.step, point.value) for point in events.Scalars("accuracy/val_top1")] == [(300, 12.5)]
 
 
 def test_metrics_log_later_attempt_keeps_points_at_its_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.summary.writer import event_file_writer
 
     # File names end in a counter of the process and are read in alphabetical order, where 10 comes before 9.
@@ -99,6 +132,75 @@ def test_metrics_log_later_attempt_keeps_points_at_its_start(tmp_path: Path, mon
         for images in points:
             log.write_scalars(images, {"accuracy/val_top1": attempt})
         log.tensorboard.close()
-    events = EventAccumulator(str(tmp_path / "events"))
-    events.Reload()
-    assert [(point.step, point.value) for point in events.Scalars("accuracy/val_top1")] == [(50, 1), (100, 1), (120, 2)]
+    points = read_events(tmp_path / "events").Scalars("accuracy/val_top1")
+    assert [(point.step, point.value) for point in points] == [(50, 1), (100, 1), (120, 2)]
+
+
+def test_flat_settings_has_the_highest_rate_and_what_sweeps_vary() -> None:
+    optim: dict[str, Any] = {"momentum": 0.8, "nesterov": True, "weight_decay": 5e-5, "label_smoothing": 0.1}
+    phases = (
+        make_phase((0, 2), 64, (0.1, 0.4)),
+        make_phase((2, 6), 128, (0.4, 0.2), size=64),
+        make_phase((6, 8), 96, (0.2, 0.0)),
+    )
+    assert hparams.flat_settings(Schedule(make_recipe(*phases, gpus=2, seed=7, **optim), 6400, 2), 3) == {
+        "recipe": "rule", "model": "resnet10_tiny", "lr": pytest.approx(0.4), "warmup_epochs": 2, "epochs": 8,
+        "batch_first": 128, "batch_largest": 256, "size_largest": 64, "optimizer": "sgd", "loss": "cross_entropy",
+        "momentum": 0.8, "weight_decay": 5e-5,
+        "nesterov": 1, "label_smoothing": 0.1, "seed": 7, "world": 3,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("phases, epochs", [
+    ([make_phase((0, 8), 64, 0.1)], 0),
+    ([make_phase((0, 2), 64, (0.0, 0.1)), make_phase((2, 5), 64, (0.1, 0.3)), make_phase((5, 8), 64, (0.3, 0.0))], 5),
+    ([make_phase((0, 3), 512, 0.4, shape="constant_warmup"), make_phase((3, 8), 512, 0.4)], 3),
+    ([make_phase((0, 5), 64, 0.1), make_phase((5, 8), 64, (0.0, 0.1))], 0),
+])  # fmt: skip
+def test_warmup_epochs_counts_the_rising_first_phases(phases: list[Phase], epochs: int) -> None:
+    assert hparams.flat_settings(Schedule(make_recipe(*phases, gpus=2), 6400, 2), 2)["warmup_epochs"] == epochs
+
+
+def test_write_settings_and_session_end_in_the_run_folder(tmp_path: Path) -> None:
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+    from torch.utils.tensorboard import SummaryWriter
+
+    settings: dict[str, int | float | str] = {"recipe": "r", "lr": 0.5, "epochs": 8, "nesterov": 1}
+    with SummaryWriter(str(tmp_path), purge_step=0) as writer:
+        hparams.write_settings(writer, settings)
+        hparams.write_session_end(writer)
+    contents = read_events(tmp_path).PluginTagToContent("hparams")
+    # Without "_hparams_/experiment", TensorBoard puts the settings that differ between runs first.
+    assert set(contents) == {"_hparams_/session_start_info", "_hparams_/session_end_info"}
+    start = HParamsPluginData.FromString(contents["_hparams_/session_start_info"]).session_start_info.hparams
+    values = {name: value.string_value if name == "recipe" else value.number_value for name, value in start.items()}
+    assert values == settings and len(list(tmp_path.iterdir())) == 1, "they do not make a run of their own"
+
+
+COUNTS = np.array([[8, 2, 0, 0], [1, 5, 0, 4], [0, 0, 0, 0], [0, 0, 1, 9]])
+
+
+def test_from_counts_keeps_every_error_and_names_the_worst() -> None:
+    confusion = Confusion.from_counts(("cat", "dog", "fox", "wolf"), COUNTS)
+    pairs = ((1, 3, 4), (0, 1, 2), (1, 0, 1), (3, 2, 1))
+    expected = Confusion(classes=("cat", "dog", "fox", "wolf"), images=(10, 10, 0, 10), right=(8, 5, 0, 9), pairs=pairs)
+    assert confusion == expected == decode(Confusion, encode(confusion))
+    worst_classes = [(row.name, row.top1) for row in confusion.worst_classes(5)]
+    assert worst_classes == [("dog", 50.0), ("cat", 80.0), ("wolf", 90.0)]
+    assert confusion.most_confused(1) == [ConfusedPair(true="dog", predicted="wolf", images=4, share=40.0)]
+    assert confusion.confused_labels(2) == [1, 3, 0]
+
+
+@pytest.mark.parametrize("changes", [
+    {"images": [1]}, {"right": []}, {"pairs": [[0, 9, 1]]}, {"pairs": [[-1, 0, 1]]}, {"pairs": [[0, 1]]},
+    {"classes": ["a" * 1001, "b"]},
+])  # fmt: skip
+def test_damaged_confusion_is_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(DamagedRecord):
+        decode(Confusion, {**encode(Confusion.from_counts(("a", "b"), np.diag([3, 4]))), **changes})
+
+
+def test_from_counts_is_bounded() -> None:
+    side = 200
+    confusion = Confusion.from_counts([str(number) for number in range(side)], np.ones((side, side), dtype=np.int64))
+    assert len(confusion.pairs) == MAX_PAIRS < side * (side - 1)

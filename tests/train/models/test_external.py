@@ -159,29 +159,15 @@ def test_zero_init_residual_of_user_blocks_with_last_norm(mine: Any, monkeypatch
 
 
 def test_checks_leave_statistics_and_modes_unchanged(mine: Any) -> None:
-    class PartlyInEvalMode(LibraryNet):
-        def __init__(self, classes: int) -> None:
-            super().__init__(classes)
-            self.stem.eval()
-
-    mine.net = PartlyInEvalMode
+    own_net = LibraryNet(6)
+    own_net.stem.eval()
+    mine.net = lambda classes: own_net
     net, _ = build_and_log("mine:net")
     fresh = nn.BatchNorm2d(4).state_dict()
     state = net.block.bn2.state_dict()
     assert all(torch.equal(state[key], fresh[key]) for key in ("running_mean", "running_var", "num_batches_tracked"))
     assert [name for name, item in net.named_modules() if not item.training] == ["stem"]
     assert all(item.grad is None for item in net.parameters())
-
-
-@pytest.mark.parametrize("std", [0.2, None])
-def test_init_classifier_uses_fc_std_or_keeps_own_weights(mine: Any, std: float | None) -> None:
-    mine.net = LibraryNet
-    net = build_model(Model(name="mine:net", fc_std=std), 500, 0)
-    if std is None:
-        assert net.get_parameter("head.weight").abs().max() <= 0.5 and net.get_parameter("head.bias").any()
-    else:
-        assert net.get_parameter("head.weight").std().item() == pytest.approx(std, rel=0.1)
-        assert not net.get_parameter("head.bias").any()
 
 
 def test_find_classifier_is_last_trainable_layer_with_the_classes(mine: Any) -> None:
@@ -194,7 +180,8 @@ def test_find_classifier_is_last_trainable_layer_with_the_classes(mine: Any) -> 
             net: Any = registry.MODEL_BUILDERS[name](6)
         assert find_classifier(net) is net.fc
     net = build(LibraryNet)
-    assert find_classifier(net) is net.head  # another layer was registered last
+    assert find_classifier(net) is net.head and not net.head.bias.any()  # another layer was registered last
+    assert build_and_log("mine:net", fc_std=None)[0].head.bias.any()  # keeps its own weights
     net = build(lambda classes: PooledLayers(nn.Conv2d(3, classes, 1), nn.Conv2d(classes, classes, 3, padding=1)))
     assert find_classifier(net) is net[0]
     net = build(FunctionalClassifier)
@@ -245,17 +232,6 @@ class ChangedScores(LibraryNet):
         return self.change(super().forward(x), self.training)
 
 
-class WithoutParameters(nn.Module):
-    """A network without parameters."""
-
-    def __init__(self, classes: int) -> None:
-        super().__init__()
-        self.classes = classes
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.mean((2, 3))[:, :1].repeat(1, self.classes)
-
-
 @pytest.mark.parametrize(("builder", "message"), [
     (lambda classes: 1 / 0, "mine:net fails, ZeroDivisionError: division by zero"),
     (lambda classes: "net", "mine:net must return a torch.nn.Module, not str"),
@@ -263,7 +239,8 @@ class WithoutParameters(nn.Module):
     (ChangedScores(lambda scores, training: (scores, scores) if training else scores),
      r"mine:net must return scores \[2, 6\] .* not tuple"),
     (nn.Sequential(nn.Conv2d(3, 6, 4)), r"mine:net must return scores \[2, 6\] .* tensor \[2, 6, 221, 221\]"),
-    (WithoutParameters(6), "mine:net has no parameters, so it cannot be trained; make its layers attributes"),
+    (nn.Sequential(PooledLayers(), nn.ConstantPad1d((0, 3), 0.0)),
+     "mine:net has no parameters, so it cannot be trained; make its layers attributes"),
     (LibraryNet(6).requires_grad_(False), "mine:net has requires_grad=False in all its parameters"),
     (ChangedScores(lambda scores, _: scores.detach()),
      r"no parameter of mine:net gets a gradient from its scores, .* for no_grad\(\) and detach\(\)"),

@@ -1,6 +1,6 @@
 """Our networks: parameter counts, image shapes, strides, and their costs in the forecast.
 
-Their initial weights are tested in tests/train/rules/test_initial_weights.py.
+Their initial weights are tested in tests/train/rules/test_networks.py.
 """
 
 from typing import Any

@@ -1,29 +1,18 @@
-"""The schedule of a recipe: numbers of steps, their images, their learning rates."""
+"""The schedule of a recipe: numbers of steps, their images, their learning rates, and which epochs are validated."""
 
-import math
 import random
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.train_records import make_epoch
+from support.trainer_in_process import RandomImages, learning_rates, make_phase, make_recipe, make_sampler
 
 from train.recipe import Data, Model, Phase, Recipe
-from train.recipe.schedule import PhaseRow, Schedule, split_step
+from train.recipe.history import EpochResult
+from train.recipe.schedule import PhaseRow, Schedule
 from train.recipe.schema import LR_SHAPES, SINGLE_LR_SHAPES
-
-
-def make_recipe(*phases: Phase, **changes: Any) -> Recipe:
-    data = Data(name="some", root="some", train=1000, val=10)
-    return Recipe(**{"name": "some", "data": data, "model": Model(name="resnet18"), "phases": phases, **changes})
-
-
-def make_phase(start: int, end: int, batch: int = 16, lr: Any = 0.1, **fields: Any) -> Phase:
-    return Phase(**{"epochs": (start, end), "size": 64, "batch": batch, "lr": lr, **fields})
-
-
-def all_lrs(schedule: Schedule) -> list[float]:
-    """Return the learning rate of every step of the run."""
-    return [epoch.lr_at(step) for epoch in schedule.epochs for step in range(epoch.steps)]
+from train.recipe.validation_policy import should_validate
 
 
 def random_schedules() -> list[Schedule]:
@@ -36,7 +25,7 @@ def random_schedules() -> list[Schedule]:
         for _ in range(random_source.randint(1, 5)):
             start, end = end, end + random_source.randint(1, 4)
             size = random_source.choice([64, (32, 64)]) if end - start > 1 else 64
-            phases.append(make_phase(start, end, size=size, batch=random_source.randint(1, 30)))
+            phases.append(make_phase((start, end), random_source.randint(1, 30), 0.1, size=size))
         images, gpus = random_source.randint(1, 400), random_source.randint(1, 9)
         recipe = make_recipe(*phases)
         whole = Schedule(recipe, images, gpus)
@@ -51,7 +40,7 @@ SCHEDULES = random_schedules()
 
 
 def test_schedule_on_other_gpus_has_a_note() -> None:
-    recipe = make_recipe(make_phase(0, 2, lr=(0.4, 0.8)), machines=2, gpus=2)
+    recipe = make_recipe(make_phase((0, 2), 16, (0.4, 0.8)), machines=2, gpus=2)
     assert Schedule(recipe, 7680, 4).scaling_note == ""
     note = Schedule(recipe, 7680, 3).scaling_note
     assert "stated for 4 GPUs; on 3 processes" in note and note.count("0.75") == 2
@@ -61,7 +50,7 @@ def test_schedule_on_other_gpus_has_a_note() -> None:
     ("gpus", "images", "has_note"), [(4, 16, False), (5, 1600, False), (5, 1500, True), (8, 50, True)]
 )
 def test_more_gpus_than_nominal_with_few_steps_have_a_note(gpus: int, images: int, has_note: bool) -> None:
-    note = Schedule(make_recipe(make_phase(0, 2, lr=0.4), machines=2, gpus=2), images, gpus).small_set_note
+    note = Schedule(make_recipe(make_phase((0, 2), 16, 0.4), machines=2, gpus=2), images, gpus).small_set_note
     assert bool(note) == has_note
     if has_note:
         assert "--keep-batch" in note and f"on 4 of the {gpus} processes" in note and "\n" not in note
@@ -69,7 +58,6 @@ def test_more_gpus_than_nominal_with_few_steps_have_a_note(gpus: int, images: in
 
 def test_steps_at_and_images_at_agree_with_the_epochs() -> None:
     for schedule in SCHEDULES:
-        assert len(all_lrs(schedule)) == schedule.steps
         steps = images = 0
         for number, epoch in enumerate(schedule.epochs):
             assert epoch.first_step == steps
@@ -99,7 +87,7 @@ def test_max_steps_are_shared_out_over_all_phases() -> None:
 
 
 def test_schedule_refuses_too_few_steps_images_or_gpus() -> None:
-    recipe = make_recipe(make_phase(0, 2), make_phase(2, 3))
+    recipe = make_recipe(make_phase((0, 2), 16, 0.1), make_phase((2, 3), 16, 0.1))
     with pytest.raises(ValueError, match="--max-steps 1 is too few; the recipe has 2 phases"):
         Schedule(recipe, 100, 1, 1)
     for images, gpus in ((0, 1), (1, 0)):
@@ -107,19 +95,11 @@ def test_schedule_refuses_too_few_steps_images_or_gpus() -> None:
             Schedule(recipe, images, gpus)
 
 
-@pytest.mark.parametrize("batch", [1, 7, 64])
-def test_split_step_makes_few_and_equal_chunks(batch: int) -> None:
-    for length in range(1, 70):
-        chunks = [range(length)[chunk] for chunk in split_step(length, batch)]
-        assert [number for chunk in chunks for number in chunk] == list(range(length))
-        assert len(chunks) == math.ceil(length / batch)
-        sizes = {len(chunk) for chunk in chunks}
-        assert max(sizes) <= batch and max(sizes) - min(sizes) <= 1
-
-
 def test_table_describes_each_phase() -> None:
     recipe = make_recipe(
-        make_phase(0, 2, copy=160), make_phase(2, 3, batch=8, lr=(0.1, 0.0), rect_val=True, min_scale=0.5), gpus=2
+        make_phase((0, 2), 16, 0.1, size=64, copy=160),
+        make_phase((2, 3), 8, (0.1, 0.0), rect_val=True, min_scale=0.5),
+        gpus=2,
     )
     first, second = Schedule(recipe, 100, 2).table()
     assert first.lr_per_256 == pytest.approx((0.8, 0.8))
@@ -134,8 +114,67 @@ def test_table_describes_each_phase() -> None:
 @pytest.mark.parametrize("shape", LR_SHAPES)
 def test_peak_lr_is_the_highest_rate_of_the_phase(shape: str) -> None:
     rate = 0.5 if shape in SINGLE_LR_SHAPES else (0.1, 0.5)
-    phase = make_phase(0, 4, lr=rate, shape=shape, size=(32, 64))
+    phase = make_phase((0, 4), 16, rate, shape=shape, size=(32, 64))
     schedule = Schedule(make_recipe(phase, gpus=32), 16 * 64 * 100, 64)  # twice the GPUs
-    lrs = all_lrs(schedule)
+    lrs = learning_rates(schedule)
     rows = schedule.table()
     assert [row.peak for row in rows] == pytest.approx([max(lrs[:200]), max(lrs[200:])], rel=1e-3) and len(lrs) == 400
+
+
+def validation_schedule(*policies: str, max_steps: int | None = None, first_size: Any = 32) -> Schedule:
+    """Phases of two epochs of 4 steps each."""
+    phases = [
+        Phase(epochs=(2 * n, 2 * n + 2), size=64 if n else first_size, batch=8, lr=0.1, validate=policy)
+        for n, policy in enumerate(policies)
+    ]
+    data = Data(name="some", root="some", train=32, val=20)
+    recipe = Recipe(name="some", data=data, model=Model(name="resnet18"), gpus=1, phases=phases, target=93.0)
+    return Schedule(recipe, 32, 1, max_steps)
+
+
+def row(top5: float | None, train_top5: float = 0.0) -> EpochResult:
+    return make_epoch(top5=top5, train_top5=train_top5)
+
+
+def decisions(schedule: Schedule) -> list[bool | None]:
+    return [should_validate(schedule, epoch_index, []) for epoch_index in range(len(schedule.epochs))]
+
+
+def test_should_validate_each_last_never_needs_no_history() -> None:
+    assert decisions(validation_schedule("each", "last", "never")) == [True, True, False, True, False, True]
+    assert decisions(validation_schedule("never", "last")) == [False, False, False, True]
+    assert decisions(validation_schedule("near")) == [False, True]
+    growing = validation_schedule("last", "each", first_size=(32, 64))
+    assert decisions(growing) == [False, True, True, True], "after its largest size"
+
+
+def test_should_validate_last_in_a_shortened_run() -> None:
+    schedule = validation_schedule("last", "last", "each", max_steps=6)  # of the two epochs of a phase only one is run
+    assert [epoch.number for epoch in schedule.epochs] == [0, 2, 4]
+    assert decisions(schedule) == [True, True, True]
+
+
+@pytest.mark.parametrize("epoch, history, expected", [
+    (1, [row(None, 89.99)], False),
+    (1, [row(None, 90.0)], True),
+    (1, [row(90.0, 10.0)], True),
+    (2, [row(90.0), row(20.0)], True),  # once near, always near
+    (3, [row(80.0), row(85.0, 89.0), row(None, 80.0)], False),
+    (1, [], None),  # not decided until the epoch before is done
+    (2, [row(10.0)], None),
+    (2, [row(91.0)], True),
+    (1, [row(10.0), row(95.0), row(95.0)], False),  # a process that asks late gets the same answer
+])  # fmt: skip
+def test_should_validate_near_depends_on_earlier_epochs(epoch: int, history: Any, expected: bool | None) -> None:
+    assert should_validate(validation_schedule("near", "near", "near"), epoch, history) is expected
+
+
+def test_all_requests_skips_epochs_that_are_not_validated() -> None:
+    """While the policy is undecided the epoch is validated: tests/train/engine/test_runs.py."""
+
+    def validated(schedule: Schedule, history: list[EpochResult]) -> list[int]:
+        requests = make_sampler(schedule, RandomImages(32, 20)).all_requests(0, 0, history)
+        return sorted({request.epoch for request in requests if request.split == "val"})
+
+    assert validated(validation_schedule("never", "last", "each"), []) == [3, 4, 5]
+    assert validated(validation_schedule("near", "near"), [row(None, 10.0)] * 5) == [3]

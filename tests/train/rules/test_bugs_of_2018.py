@@ -1,7 +1,8 @@
 """The eight bugs of the 2018 trainer (facts/seeds.md 1.9), each with a test that fails if the bug comes back.
 
-The test of bug 2, a resume with other weights, is test_resume.py. That a machine which powers off is terminated (bug
-5): tests/infra/aws/instances/test_request.py. Bug 7, `correct[:k].view(-1)` of a transposed tensor, which torch
+The test of bug 2, a resume with other weights, is test_resume.py. That a process which crashes exits with 1 and reports
+why (bug 4): tests/train/engine/test_agent_channel.py. That a machine which powers off is terminated (bug 5):
+tests/infra/aws/instances/test_request.py. Bug 7, `correct[:k].view(-1)` of a transposed tensor, which torch
 refuses, would end every validation: test_validation.py.
 """
 
@@ -86,37 +87,6 @@ def test_bug_3_rank_0_saves_every_epoch_into_the_run_folder(tmp_path: Path, in_g
     folder = "of-rank-0/checkpoints/000001"
     assert files == [f"{folder}/step-00000002.pt", f"{folder}/step-00000004.pt"]
     assert list((tmp_path / "cwd").iterdir()) == [] and not list(tmp_path.glob("of-rank-1/**/*.pt"))
-
-
-CRASH = """
-import sys, types
-stub = types.ModuleType("train.engine.run")
-def run_attempt(*_):
-    raise {error}
-stub.run_attempt = run_attempt
-sys.modules["train.engine.run"] = stub
-from train.__main__ import main
-sys.exit(main(["recipes/quickstart.py", "--out", sys.argv[1]]))
-"""
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [("RuntimeError('a bug of ours')", "RuntimeError: a bug of ours"), ("OSError(28, 'full', 'x')", "x: full")],
-)
-def test_bug_4_crashed_process_exits_with_1_and_reports_why(error: str, reason: str, tmp_path: Path) -> None:
-    """In 2018: `except Exception: log`. Now the exit code is 1, and the reason is in the agent's folder."""
-    variables = {"RANK": "0", "WORLD_SIZE": "1", "IMGNET_WORK": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    completed = subprocess.run(
-        [sys.executable, "-c", CRASH.format(error=error), str(tmp_path / "out")],
-        cwd=ROOT,
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert completed.returncode == 1 and reason.rpartition(": ")[2] in completed.stderr
-    assert json.loads((tmp_path / "failed-0.json").read_text())["reason"] == reason
 
 
 def test_bug_4_one_crash_ends_all_processes(tmp_path: Path) -> None:

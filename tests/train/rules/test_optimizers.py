@@ -1,4 +1,4 @@
-"""Rules of SGD, LARS, LAMB and AdamW: against their papers' formulas in numpy and float64, at changing lr."""
+"""Rules of the optimizers and losses: against their papers' formulas in numpy and float64, at changing lr."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.trainer_in_process import Array
+from support.trainer_in_process import Array, softmax
 from torch import nn
 
-from train.optim import factory
+from train.optim import factory, losses
 from train.recipe import Optim
 
 LEARNING_RATES = (0.5, 1.0, 3.0, 0.02, 0.7, 0.0, 1.5)
@@ -131,36 +131,34 @@ LARS: dict[str, Any] = {"name": "lars", "momentum": MOMENTUM, "trust": TRUST}
 LAMB: dict[str, Any] = {"name": "lamb", "betas": (B1, B2), "eps": EPS}
 
 
-@pytest.mark.parametrize(("options", "rule", "without_decay"), [
-    pytest.param({"momentum": MOMENTUM}, sgd, NORM, id="sgd"),
-    pytest.param({"momentum": MOMENTUM, "nesterov": True}, sgd, NORM, id="nesterov"),
-    pytest.param({**LARS}, lars, SKIPPED, id="lars"),
-    pytest.param({**LARS, "nesterov": True}, lars, SKIPPED, id="lars, nesterov"),
-    pytest.param({**LARS, "weight_decay": 0.0}, lars, SKIPPED, id="lars without decay"),
-    pytest.param({**LARS, "lars_form": "google"}, lars_of_google, SKIPPED, id="Google's lars"),
-    pytest.param({**LARS, "lars_form": "google", "nesterov": True}, lars_of_google, SKIPPED,
+ZEROS = ("0.weight", "4.weight")
+
+
+@pytest.mark.parametrize(("options", "rule", "without_decay", "zeros"), [
+    pytest.param({"momentum": MOMENTUM}, sgd, NORM, (), id="sgd"),
+    pytest.param({"momentum": MOMENTUM, "nesterov": True}, sgd, NORM, (), id="nesterov"),
+    pytest.param(LARS, lars, SKIPPED, (), id="lars"),
+    pytest.param(LARS, lars, SKIPPED, ZEROS, id="lars, layers of zeros"),
+    pytest.param({**LARS, "nesterov": True}, lars, SKIPPED, (), id="lars, nesterov"),
+    pytest.param({**LARS, "weight_decay": 0.0}, lars, SKIPPED, (), id="lars without decay"),
+    pytest.param({**LARS, "lars_form": "google"}, lars_of_google, SKIPPED, (), id="Google's lars"),
+    pytest.param({**LARS, "lars_form": "google", "nesterov": True}, lars_of_google, SKIPPED, (),
                  id="Google's lars, nesterov"),
-    pytest.param({**LAMB}, lamb, SKIPPED, id="lamb"),
-    pytest.param({**LAMB, "weight_decay": 0.0}, lamb, SKIPPED, id="lamb without decay"),
-    pytest.param({**LAMB, "name": "adamw"}, adamw, NORM, id="adamw"),
+    pytest.param(LAMB, lamb, SKIPPED, (), id="lamb"),
+    pytest.param(LAMB, lamb, SKIPPED, ZEROS, id="lamb, layers of zeros"),
+    pytest.param({**LAMB, "weight_decay": 0.0}, lamb, SKIPPED, (), id="lamb without decay"),
+    pytest.param({**LAMB, "name": "adamw"}, adamw, NORM, (), id="adamw"),
 ])  # fmt: skip
-def test_optimizer_matches_its_formula(options: dict[str, Any], rule: Any, without_decay: set[str]) -> None:
+def test_optimizer_matches_its_formula(
+    options: dict[str, Any], rule: Any, without_decay: set[str], zeros: tuple[str, ...]
+) -> None:
+    """The ratio is 1 where |w| is 0 (as in apex and MLPerf); a ratio of 0 would keep the layer at 0 forever."""
     net = network()
+    for name in zeros:
+        nn.init.zeros_(net.get_parameter(name))
     of_rule = {"nesterov": True} if options.get("nesterov") else {}
     expected = reference_path(net, rule, without_decay, options.get("weight_decay", DECAY), **of_rule)
     assert_paths_equal(optimizer_path(net, **options), expected)
-
-
-@pytest.mark.parametrize("name", ["lars", "lamb"])
-def test_layerwise_zero_layer_moves_by_the_unscaled_step(name: str) -> None:
-    """The ratio is 1 where |w| is 0 (as in apex and MLPerf); a ratio of 0 would keep the layer at 0 forever."""
-    net = network()
-    nn.init.zeros_(net.get_parameter("4.weight"))
-    nn.init.zeros_(net.get_parameter("0.weight"))
-    rule, options = {"lars": (lars, LARS), "lamb": (lamb, LAMB)}[name]
-    expected, path = reference_path(net, rule, SKIPPED), optimizer_path(net, **options)
-    assert_paths_equal(path, expected)
-    assert np.abs(path[0]["4.weight"]).max() > 0
 
 
 def final_parameters_with_steps_left_out(**options: Any) -> list[Array]:
@@ -180,22 +178,42 @@ def final_parameters_with_steps_left_out(**options: Any) -> list[Array]:
     return [parameter.detach().numpy() for parameter in net.parameters()]
 
 
-@pytest.mark.parametrize("name", ["lars", "lamb"])
-def test_layerwise_step_left_out_for_the_loss_scale_leaves_no_trace(name: str) -> None:
-    """Neither in weights nor in momentum, nor in the count of steps for LAMB's bias correction."""
+@pytest.mark.parametrize(("name", "tolerance"), [("lars", 1e-5), ("lamb", 1e-5), ("sgd", 1e-9), ("adamw", 1e-9)])
+def test_step_left_out_for_the_loss_scale_leaves_no_trace(
+    name: str, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither in weights nor in momentum, nor in the count of steps for a bias correction.
+
+    torch's fused SGD keeps uninitialized memory as momentum when its first step is left out; NaN stands for it.
+    """
     expected = optimizer_path(network(), name=name, trust=TRUST)[-1]
-    for actual, value in zip(
-        final_parameters_with_steps_left_out(name=name, trust=TRUST), expected.values(), strict=True
-    ):
-        np.testing.assert_allclose(actual, value, rtol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["sgd", "adamw"])
-def test_fused_step_left_out_for_the_loss_scale_leaves_no_trace(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's fused SGD keeps uninitialized memory as momentum when its first step is left out; NaN stands for it."""
-    expected = optimizer_path(network(), name=name)[-1]
     monkeypatch.setattr(factory, "can_fuse", lambda _: True)
     empty_like = torch.empty_like
     monkeypatch.setattr(torch, "empty_like", lambda like, **kw: empty_like(like, **kw).fill_(torch.nan))
-    for actual, value in zip(final_parameters_with_steps_left_out(name=name), expected.values(), strict=True):
-        np.testing.assert_allclose(actual, value, rtol=1e-9)
+    actual = final_parameters_with_steps_left_out(name=name, trust=TRUST)
+    for values, reference in zip(actual, expected.values(), strict=True):
+        np.testing.assert_allclose(values, reference, rtol=tolerance)
+
+
+GENERATOR = np.random.default_rng(8)
+SCORES, LABELS = 4 * GENERATOR.normal(size=(40, 7)), GENERATOR.integers(0, 7, 40)
+
+
+def cross_entropy(q: Array) -> Array:
+    """Return -sum over classes of q log p, p = softmax (Szegedy et al. 2015, section 7)."""
+    return np.asarray(-(q * np.log(softmax(SCORES))).sum(1))
+
+
+def bce(q: Array) -> Array:
+    """Return -1/K sum over classes of q log s + (1 - q) log(1 - s), s = sigmoid (Wightman et al. 2021, section 4)."""
+    s = 1 / (1 + np.exp(-SCORES))
+    return np.asarray(-(q * np.log(s) + (1 - q) * np.log(1 - s)).mean(1))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.4])
+@pytest.mark.parametrize(("name", "formula"), [("cross_entropy", cross_entropy), ("bce", bce)])
+def test_loss_of_each_image_matches_formula(name: str, formula: Any, smoothing: float) -> None:
+    """q = (1 - e) [k = label] + e / K. The trainer divides the sum by the number of images in the global batch."""
+    q = (1 - smoothing) * np.eye(7)[LABELS] + smoothing / 7
+    own = losses.build_loss(Optim(loss=name, label_smoothing=smoothing))
+    np.testing.assert_allclose(own(torch.from_numpy(SCORES), torch.from_numpy(LABELS)), formula(q), rtol=1e-12)

@@ -6,6 +6,7 @@ biases is listed here by hand, name by name.
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -63,8 +64,9 @@ def with_shared_parameters(kind: str) -> nn.Module:
     return nn.Sequential(first, norm, second, norm)
 
 
-def convolutional(make_norm: Callable[[int], nn.Module] | None = None, bias: bool = True) -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 4, 3, bias=bias), make_norm(4) if make_norm else nn.ReLU(), nn.Conv2d(4, 4, 1))
+def norms_of_torch() -> nn.Module:
+    norms = (nn.BatchNorm2d(4), nn.GroupNorm(2, 4), nn.InstanceNorm2d(4, affine=True), nn.RMSNorm(4))
+    return nn.Sequential(nn.Conv2d(3, 4, 3), *norms, nn.BatchNorm2d(4, affine=False), nn.Linear(4, 4))
 
 
 def vision_transformer() -> nn.Module:
@@ -84,11 +86,8 @@ def parametrized(layer: nn.Module, name: str) -> nn.Module:
     return nn.Sequential(layer)
 
 
-NORM_PARAMETERS = ("weight", "bias")
-
-
 def norm_parameters(*modules: str) -> set[str]:
-    return {f"{module}.{name}" for module in modules for name in NORM_PARAMETERS}
+    return {f"{module}.{name}" for module in modules for name in ("weight", "bias")}
 
 
 GRU = {f"bias_{kind}_l0{way}" for kind in ("ih", "hh") for way in ("", "_reverse")}
@@ -102,22 +101,13 @@ ENCODER_BIASES = {
     "head.bias",
 }
 CASES: dict[str, tuple[Callable[[], nn.Module], set[str], set[str]]] = {  # builder, parameters of norms, biases
-    "without a norm": (convolutional, set(), {"0.bias", "2.bias"}),
-    "batch norm": (partial(convolutional, nn.BatchNorm2d), norm_parameters("1"), {"0.bias", "2.bias"}),
-    "group norm": (partial(convolutional, partial(nn.GroupNorm, 2)), norm_parameters("1"), {"0.bias", "2.bias"}),
-    "instance norm": (
-        partial(convolutional, partial(nn.InstanceNorm2d, affine=True)),
-        norm_parameters("1"),
-        {"0.bias", "2.bias"},
-    ),
-    "rms norm": (lambda: nn.Sequential(nn.RMSNorm(4), nn.Linear(4, 4)), {"0.weight"}, {"1.bias"}),
+    "norms of torch": (norms_of_torch, norm_parameters("1", "2", "3") | {"4.weight"}, {"0.bias", "6.bias"}),
     "norm with own names": (lambda: nn.Sequential(CustomNorm(), nn.Linear(2, 2)), {"0.gain", "0.tau"}, {"1.bias"}),
     "norm with an activation": (
         lambda: nn.Sequential(ChannelNorm(4), BatchNormAct()),
         norm_parameters("0", "1"),
         set(),
     ),
-    "norm without scale": (lambda: nn.Sequential(nn.BatchNorm2d(3, affine=False), nn.Linear(1, 1)), set(), {"1.bias"}),
     "parametrized norm": (
         lambda: parametrized(nn.LayerNorm(4), "weight"),
         {"0.bias", "0.parametrizations.weight.original"},
@@ -140,13 +130,10 @@ CASES: dict[str, tuple[Callable[[], nn.Module], set[str], set[str]]] = {  # buil
 }
 
 
-DECAYS = [(False, True), (False, False), (True, True), (True, False)]
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_parameter_groups_hold_each_parameter_once_with_its_decay(case: str) -> None:
     make, norms, biases = CASES[case]
-    for norm_decay, bias_decay in DECAYS:
+    for norm_decay, bias_decay in product((False, True), repeat=2):
         layerwise = () if norm_decay else ("lars", "lamb")  # which refuse decay of norms
         for name in ("sgd", "adamw", *layerwise):
             net = make()

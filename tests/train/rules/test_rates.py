@@ -12,9 +12,6 @@ from train.recipe.schedule import Schedule
 IMAGENET_IMAGES = IMAGENET.train
 
 
-# --- scaling --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("k", [0.5, 1, 32, 256])
 @pytest.mark.parametrize(("scaling", "factor"), [("linear", lambda k: k), ("sqrt", np.sqrt), ("none", lambda k: 1)])
 def test_scaling_rule_multiplies_lr(scaling: str, factor: Any, k: float) -> None:
@@ -25,9 +22,6 @@ def test_scaling_rule_multiplies_lr(scaling: str, factor: Any, k: float) -> None
     schedule = Schedule(make_recipe(make_phase((0, 1), 32, 0.1), gpus=8, scaling=scaling), 10**5, int(8 * k))
     assert schedule.scheduled_phases[0].global_batch == 256 * k
     np.testing.assert_allclose(learning_rates(schedule), 0.1 * factor(k), rtol=1e-14)
-
-
-# --- warm-up --------------------------------------------------------------------------------------------------------
 
 
 STEPS_OF_EPOCH = 157  # ceil(1,281,167 / 8192)
@@ -52,8 +46,6 @@ def test_warmup_has_no_effect_on_256_images_or_fewer(shape: str, gpus: int) -> N
     recipe = make_recipe(make_phase((0, 2), 32, 0.0125 * gpus, shape=shape), gpus=gpus)
     np.testing.assert_allclose(learning_rates(Schedule(recipe, 1000, gpus)), 0.0125 * gpus, rtol=1e-14)
 
-
-# --- shapes ---------------------------------------------------------------------------------------------------------
 
 FIRST_LR, LAST_LR, STEPS = 1.7, 0.03, 3 * 37  # 3 epochs of 37 steps
 
@@ -83,9 +75,6 @@ def test_lr_shape_matches_formula_at_every_step(shape: str, gpus: int) -> None:
     _, lr_by_step = np.split(learning_rates(Schedule(recipe, 4 * gpus * 37, gpus)), [2 * 37])
     t = np.arange(STEPS) / (STEPS - 1)
     np.testing.assert_allclose(lr_by_step, LR_FORMULAS[shape](t), rtol=1e-12, atol=1e-15)
-
-
-# --- growth ---------------------------------------------------------------------------------------------------------
 
 
 FFCV_RAMPS = {  # first and last epoch of the ramp from 160 to 192 in ffcv-imagenet: sizes by `get_resolution`

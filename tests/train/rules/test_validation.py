@@ -18,7 +18,7 @@ from support.trainer_in_process import (
 from torch import nn
 
 from train.data.order.center_crop import RESIZE_TO_CROP_RATIO, resized_size
-from train.data.order.rect_val import SIDE_MULTIPLE, plan_rect_validation, rect_crop_shape
+from train.data.order.rect_val import SIDE_MULTIPLE, rect_crop_shape
 from train.distributed.process_group import ProcessGroup
 from train.engine.validation import run_validation
 from train.metrics.accuracy import Accuracy
@@ -78,14 +78,22 @@ def test_run_validation_counts_each_image_once_on_any_world_size(world: int, in_
 
 
 @pytest.mark.parametrize("view", ["rect", "square"])
-def test_val_requests_hold_each_image_once_in_both_views(view: str) -> None:
+def test_val_requests_hold_each_image_once_in_its_own_shape(view: str) -> None:
+    """So the crop of an image depends neither on its batch nor on the number of processes."""
+
+    def own_shape(image_id: int) -> tuple[int, int]:
+        width, height = int(dataset.widths[image_id]), int(dataset.heights[image_id])
+        return rect_crop_shape(width, height, 224) if view == "rect" else (224, 224)
+
     for images, batch, world in RANDOM_CASES:
         dataset = RandomImages(1, images)
-        schedule = Schedule(make_recipe(make_phase((0, 1), batch, 0.1, size=64, rect_val=True)), 1, 1)
+        schedule = Schedule(make_recipe(make_phase((0, 1), batch, 0.1, size=224, rect_val=True)), 1, 1)
         samplers = [make_sampler(schedule, dataset, rank, world) for rank in range(world)]
         requests = [request for sampler in samplers for request in sampler.val_requests(schedule.epochs[0])[view]]
         assert sorted(image_id for request in requests for image_id in request.ids.tolist()) == list(range(images))
-        assert all(1 <= len(request.ids) <= batch for request in requests)
+        for request in requests:
+            assert 1 <= len(request.ids) <= batch
+            assert {own_shape(image_id) for image_id in request.ids.tolist()} == {request.shape}
 
 
 @pytest.mark.parametrize("size", [128, 288])
@@ -105,12 +113,3 @@ def test_rect_crop_shape_is_multiple_of_32_inside_resized_image(size: int) -> No
         aspect = min(max(width, height) / min(width, height), 1.5)
         assert max(crop_height, crop_width) / size <= aspect + 1e-9 < (max(crop_height, crop_width) + 32) / size + 1e-6
         assert (crop_width >= crop_height) if width >= height else (crop_height >= crop_width)
-
-
-@pytest.mark.parametrize("world", [1, 3])
-def test_rect_batch_has_each_images_own_shape(world: int) -> None:
-    """So an image's crop depends neither on its batch nor on the number of processes."""
-    widths, heights = np.random.default_rng(1).integers(60, 900, (2, 300))
-    for rank in range(world):
-        for shape, ids in plan_rect_validation(widths, heights, 224, 16, rank, world):
-            assert {rect_crop_shape(int(widths[image_id]), int(heights[image_id]), 224) for image_id in ids} == {shape}

@@ -29,9 +29,7 @@ def calls(name):
         file.seek(0)
         return [row for row in map(json.loads, file) if row["call"] == name]
 """
-WANDB = (
-    NOTE
-    + """
+WANDB = """
 class Run:
     def log(self, values, step):
         if os.environ.get("HANGS"):
@@ -48,10 +46,7 @@ def init(**arguments):
     note(call="init", silent=os.environ["WANDB_SILENT"], rank=os.environ.get("RANK"), **arguments)
     return Run()
 """
-)
-MLFLOW = (
-    NOTE
-    + """
+MLFLOW = """
 from types import SimpleNamespace
 import sys
 
@@ -92,7 +87,6 @@ class MlflowClient:
     def set_terminated(self, run, status):
         note(call="end", status=status)
 """
-)
 
 
 @pytest.fixture
@@ -100,8 +94,8 @@ def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a run, in an environment that has the stand-ins."""
     libraries = tmp_path / "libraries"
     libraries.mkdir()
-    (libraries / "wandb.py").write_text(WANDB)
-    (libraries / "mlflow.py").write_text(MLFLOW)
+    (libraries / "wandb.py").write_text(NOTE + WANDB)
+    (libraries / "mlflow.py").write_text(NOTE + MLFLOW)
     monkeypatch.syspath_prepend(libraries)
     monkeypatch.setenv("PYTHONPATH", str(libraries))
     monkeypatch.setenv("CALLS", str(tmp_path / "calls"))

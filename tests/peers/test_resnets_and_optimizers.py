@@ -1,6 +1,7 @@
-"""ResNets against torchvision's: names and shapes, scores, gradients and statistics; BlurPool against timm's."""
+"""ResNets against torchvision's, from their names to their gradients; BlurPool, LARS and LAMB against timm's."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,9 @@ from torch import nn
 
 from train.models import resnet
 from train.models.blurpool import BlurredConvolution
+from train.models.registry import build_model
+from train.optim import factory
+from train.recipe import Model, Optim
 
 
 def test_tensors_have_torchvisions_names_shapes_and_order() -> None:
@@ -50,9 +54,52 @@ def test_blurpool_equals_timms_with_padding_by_zeros(tmp_path: Path) -> None:
     """A blurred convolution that only samples every second pixel is the BlurPool of the paper."""
     images = torch.randn((2, 16, 9, 12), generator=torch.Generator().manual_seed(0))
     torch.save(images, tmp_path / "images.pt")
-    run_script("timm_blurpool.py", tmp_path / "images.pt", tmp_path / "theirs.pt", module="timm")
+    run_script("timm_parts.py", "blurpool", tmp_path / "images.pt", tmp_path / "theirs.pt", module="timm")
     sampling = nn.Conv2d(16, 16, 1, 2, bias=False)
     with torch.no_grad():
         sampling.weight.copy_(torch.eye(16)[:, :, None, None])
         ours = BlurredConvolution(sampling)(images)
     torch.testing.assert_close(ours, torch.load(tmp_path / "theirs.pt", weights_only=True))
+
+
+STEPS = 50
+LARS: dict[str, Any] = {"momentum": 0.9, "weight_decay": 1e-4}
+CASES: dict[str, tuple[Optim, dict[str, Any]]] = {
+    "lars": (Optim(name="lars", **LARS), {**LARS, "eps": 0.0}),
+    "lars nesterov": (Optim(name="lars", nesterov=True, **LARS), {**LARS, "eps": 0.0, "nesterov": True}),
+    # timm's default clips the norm of all gradients, which is no part of LAMB.
+    "lamb": (Optim(name="lamb", weight_decay=0.02), {"weight_decay": 0.02, "eps": 1e-6, "max_grad_norm": None}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parameters_equal_timms_after_50_steps(name: str, tmp_path: Path) -> None:
+    """On the tensors of a small ResNet in float64, at a rate that changes in each step."""
+    optim, options = CASES[name]
+    net = build_model(Model(name="resnet10_tiny"), 10, seed=0).double()
+    optimizer = factory.build_optimizer(net, optim)
+    parameters = list(net.parameters())
+    adapted = {id(parameter) for group in optimizer.param_groups if group["adapt"] for parameter in group["params"]}
+    generator = torch.Generator().manual_seed(1)
+    rates = [0.1 + 2.0 * torch.rand((), generator=generator).item() for _ in range(STEPS)]
+    gradients = [
+        [torch.randn(parameter.shape, generator=generator, dtype=torch.float64) for parameter in parameters]
+        for _ in range(STEPS)
+    ]
+    case = {
+        "name": optim.name,
+        "options": options,
+        "weights": [parameter.detach().clone() for parameter in parameters],
+        "decays": [id(parameter) in adapted for parameter in parameters],
+        "rates": rates,
+        "gradients": gradients,
+    }
+    torch.save(case, tmp_path / "case.pt")
+    run_script("timm_parts.py", "optimizer", tmp_path / "case.pt", tmp_path / "theirs.pt", module="timm")
+    for rate, step_gradients in zip(rates, gradients, strict=True):
+        factory.set_lr(optimizer, rate)
+        for parameter, gradient in zip(parameters, step_gradients, strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+    for ours, theirs in zip(parameters, torch.load(tmp_path / "theirs.pt", weights_only=True), strict=True):
+        torch.testing.assert_close(ours.detach(), theirs, rtol=1e-12, atol=1e-12)
