@@ -137,36 +137,6 @@ def test_killed_agent_ends_its_trainers_and_resume_finishes_the_job(sandbox: San
     assert sandbox.cli("resume", "job-1").code == 1
 
 
-def kill_rank_1(sandbox: Sandbox) -> None:
-    environments = {pid: Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in sandbox.trainer_pids()}
-    (rank_1_pid,) = [pid for pid, variables in environments.items() if b"RANK=1" in variables]
-    os.kill(rank_1_pid, signal.SIGKILL)
-
-
-def wait_for_attempt(sandbox: Sandbox, job: Job, number: int) -> None:
-    """Wait until an attempt trains."""
-
-    def trains() -> bool:
-        status = job.status()
-        return status.attempt == number and status.doing in ("training", "validating")
-
-    sandbox.wait_for(trains)
-
-
-def test_job_fails_at_the_third_death_of_a_rank_with_rank_and_signal(sandbox: Sandbox) -> None:
-    launch, job = launch_and_follow(sandbox, ENDLESS, "--procs", "2", "--workers", "0")
-    for attempt in (1, 2, 3):
-        wait_for_attempt(sandbox, job, attempt)
-        assert (job.status().reason != "") == (attempt > 1)
-        kill_rank_1(sandbox)
-    assert launch.wait(120) == 100
-    reason = job.status().reason
-    assert "rank 1" in reason and "SIGKILL" in reason and "3 times" in reason
-    assert job.result and [row.attempt for row in job.result.timeline] == [1, 2, 3, 4]
-    sandbox.wait_for(lambda: not sandbox.job_pids())
-    assert "Traceback" not in sandbox.output()
-
-
 def test_killed_tmux_server_disturbs_neither_the_trainers_nor_the_supervisor(sandbox: Sandbox) -> None:
     job = sandbox.launch(ENDLESS, "--procs", "2")
     sandbox.wait_for_step(job, 4)

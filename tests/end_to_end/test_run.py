@@ -210,7 +210,7 @@ def test_interrupted_machine_is_replaced_and_nothing_is_left(renter: Renter) -> 
     runner.wait_for_log(job, 1, "begins", rank=2, seconds=240)
     interrupted_id = renter.instance_id("1")
     renter.cloud.interrupt(interrupted_id, notice=60)
-    renter.wait_for(lambda: renter.live_instances_by_machine().get("1", interrupted_id) != interrupted_id, 120)
+    renter.wait_for_replacement("1", interrupted_id)
     number = runner.wait_for_members(job, "0", "1", "2")
     for rank in range(3):  # also that of the replacement
         runner.wait_for_log(job, number, f"rank {rank} of 3 begins", rank, seconds=120)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.aws_user import TYPE, Renter, renter
+from support.aws_user import renter
 from support.peers import SCRIPTS, peer_python
 from support.sandbox import Sandbox
 from support.simcloud.fixture import simcloud
@@ -190,25 +190,3 @@ def test_lightning_example_ends_with_fewer_machines(sandbox: Sandbox) -> None:
     lose_a_machine(sandbox, job, "--for-good")
     last_log = log_of(job, assert_done_after_a_loss(sandbox, job))
     assert "MEMBER: 1/2" in last_log and "test_loss" in last_log, all_logs(job)
-
-
-def test_ddp_tutorial_continues_on_rented_machines_when_one_is_interrupted(renter: Renter) -> None:
-    project = make_project(renter.path / "project", *TUTORIAL)
-    command = IN_CHECKPOINTS.format(python="python", script=TUTORIAL[0], arguments="100 1 --batch_size 16")
-    options = ("--type", TYPE, "--machines", "3", "--workdir", project)
-    renter.run("run", "-d", "-y", *options, "--", "sh", "-c", command)
-    job = renter.sandbox.job()
-    wait_for_log(job, lambda log: "Epoch 30 | Training snapshot saved" in log)
-    interrupted_id = renter.instance_id("1")
-    renter.cloud.interrupt(interrupted_id, notice=60)
-    renter.wait_for(lambda: renter.live_instances_by_machine().get("1", interrupted_id) != interrupted_id, WAIT_SECONDS)
-    wait_for(lambda: job.has_ended, WAIT_SECONDS, lambda: f"{renter.describe()}\n{all_logs(job)}", poll_seconds=0.1)
-    assert job.state == "done", f"{job.status()}\n{all_logs(job)}\n{renter.describe()}"
-    assert [*history(job)[1].machine_names] == ["0", "2"], all_logs(job)
-    assert_continued_from_the_snapshot(job, epochs=100)
-    renter.assert_nothing_left()
-    report, bill = renter.run_json("cost", job.name), renter.cloud.bill()
-    assert {machine["id"] for machine in report["machines"]} == set(bill["instances"]) and len(bill["instances"]) == 4
-    assert report["running"] == 0 and report["unknown"] == []
-    machines_and_disks = report["dollars"] - report["traffic_dollars"]
-    assert machines_and_disks == pytest.approx(bill["total"] - bill["efs"], rel=0.01), (report, bill)

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from support.waiting import wait_for
+
 from cluster.jobs.job import Job
 from cluster.state import attempts, status
 from train.tools import checkpoint_io
@@ -41,15 +43,35 @@ def final_parameters(shared: Path) -> dict[str, Any]:
     return {**checkpoint["model"], **momenta}
 
 
-def have_trained(job: Job, steps: int, *machines: str, after_attempt: int = 0) -> bool:
-    """Whether these machines, and no others, have trained `steps` steps in an attempt after `after_attempt`."""
-    newest = attempts.newest_attempt(job.run_folder.shared)
-    rows = status.machine_statuses(job.run)
-    return (
-        newest is not None
-        and newest.number > after_attempt
-        and sorted(newest.machine_names) == sorted(machines)
-        and all(machine in rows for machine in machines)
-        and all(rows[machine].attempt == newest.number for machine in machines)
-        and all(rows[machine].last_step >= newest.first_step + steps for machine in machines)
-    )
+def newest_attempt(job: Job) -> attempts.Attempt:
+    """Return the newest attempt of a job, one without a number before the first."""
+    return attempts.newest_attempt(job.run_folder.shared) or attempts.Attempt()
+
+
+def describe(job: Job) -> str:
+    """Return the attempts, the machines' states and the supervisor's log, for the message of a failure."""
+    history = [
+        f"{attempt.number} {attempt.machine_names} {attempt.reason} from {attempt.first_step}"
+        for attempt in job.run_folder.attempts.all()
+    ]
+    states = {name: row.state for name, row in status.machine_statuses(job.run).items()}
+    log = job.run_folder.supervisor_log_path
+    return "\n".join([*history, str(states), str(job.status()), log.read_text() if log.exists() else ""])
+
+
+def wait_for_steps(job: Job, steps: int, *machines: str, after_attempt: int = 0) -> None:
+    """Wait until these machines, and no others, have trained `steps` steps in an attempt after `after_attempt`.
+
+    Without `machines`: those of the newest attempt. Raises `AssertionError` when the job ends before.
+    """
+
+    def have_trained() -> bool:
+        assert not job.has_ended, describe(job)
+        newest = newest_attempt(job)
+        members = set(newest.machine_names)
+        if newest.number <= after_attempt or not members or (machines and members != set(machines)):
+            return False
+        rows = {name: row for name, row in status.machine_statuses(job.run).items() if row.attempt == newest.number}
+        return all(name in rows and rows[name].last_step >= newest.first_step + steps for name in members)
+
+    wait_for(have_trained, 180.0, describe=lambda: describe(job), poll_seconds=0.1)

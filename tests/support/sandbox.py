@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from cluster.jobs.job import Job
-from train.tools.process import descendant_pids
 
 from .command_server import can_fork, command_server
 from .waiting import DEADLINE_SECONDS, PATIENCE, wait_for
@@ -255,10 +254,6 @@ class Sandbox:
         """Return the parent of a process. Raises `OSError` when the process has ended."""
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
-    def descendant_pids(self, pid: int) -> list[int]:
-        """Return all processes below a process."""
-        return descendant_pids(pid)
-
     def agent_pid(self) -> int:
         """Return the process of the sandbox's only agent."""
         (pid,) = self.program_pids("-m cluster.agent")
@@ -269,19 +264,13 @@ class Sandbox:
 
         They are children of agents. Loader workers have the same command line, but are children of trainers.
         """
-        return self._training_children(self.program_pids("-m cluster.agent"))
-
-    def worker_pids(self) -> list[int]:
-        """Return the loader workers of the trainers."""
-        return self._training_children(self.trainer_pids())
-
-    def _training_children(self, parent_pids: list[int]) -> list[int]:
-        child_pids = []
+        agent_pids = self.program_pids("-m cluster.agent")
+        trainer_pids = []
         for pid in self.pids("-m train "):
-            with contextlib.suppress(OSError):
-                if self.parent_pid(pid) in parent_pids:
-                    child_pids.append(pid)
-        return child_pids
+            with contextlib.suppress(OSError):  # the process has ended
+                if self.parent_pid(pid) in agent_pids:
+                    trainer_pids.append(pid)
+        return trainer_pids
 
     def job_pids(self) -> list[int]:
         """Return the processes of all jobs: agents, trainers, workers, supervisors, windows; not the tmux server."""
