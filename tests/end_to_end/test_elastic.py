@@ -46,18 +46,12 @@ def kill_agents(job: Job, *machines: str) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def write_slow_recipe(sandbox: Sandbox) -> Path:
-    project = sandbox.path / "project"
-    loss = sandbox.write_slow_loss(project, *PACE)
-    return write_recipe(project / "several.py", sandbox.data, 3, EPOCHS, loss)
-
-
 @pytest.fixture(scope="module")
 def undisturbed_parameters(tmp_path_factory: pytest.TempPathFactory, images: Path) -> dict[str, Any]:
     """The final parameters of one process alone, which computes all three chunks of each step itself."""
     sandbox = Sandbox(tmp_path_factory.mktemp("alone") / "sandbox", images)
     try:
-        recipe = write_slow_recipe(sandbox)
+        recipe = write_recipe(sandbox, 3, EPOCHS, PACE)
         sandbox.train_fast()
         result = sandbox.cli("launch", "--local", *OPTIONS, recipe)
         assert result.code == 0, result
@@ -71,7 +65,7 @@ def undisturbed_parameters(tmp_path_factory: pytest.TempPathFactory, images: Pat
 def job(sandbox: Sandbox, request: pytest.FixtureRequest) -> Job:
     """A job of three machines that train. A parameter is options of the launch."""
     options = ("--machines", "3", "--log-ids", "--lost-seconds", "5", *request.param.split())
-    result = sandbox.cli("launch", "--local", "-d", *options, *OPTIONS, write_slow_recipe(sandbox))
+    result = sandbox.cli("launch", "--local", "-d", *options, *OPTIONS, write_recipe(sandbox, 3, EPOCHS, PACE))
     assert result.code == 0, result
     job = sandbox.job()
     # For 20 s after a launch the supervisor takes an agent that is missing for one that has not started yet.

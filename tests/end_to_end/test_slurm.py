@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 from support import exact_jobs
-from support.exact_jobs import newest_attempt, wait_for_steps
+from support.exact_jobs import newest_attempt, wait_for_steps, write_recipe
 from support.sandbox import ENDLESS, Sandbox
 from support.slurm import SlurmCluster
 from support.waiting import wait_for
@@ -28,12 +28,11 @@ class SlurmUser:
 
     def launch(self, epochs: int, *options: str) -> Job:
         """Launch a job of three machines on the cluster without following it."""
-        result = self.sandbox.cli("launch", "-d", *SLURM_OPTIONS, *OPTIONS, *options, self.write_recipe(epochs))
+        result = self.sandbox.cli(
+            "launch", "-d", *SLURM_OPTIONS, *OPTIONS, *options, write_recipe(self.sandbox, 3, epochs)
+        )
         assert result.code == 0, result
         return self.sandbox.job(int(re.findall(r"job-(\d+) launched", result.out)[0]))
-
-    def write_recipe(self, epochs: int) -> str:
-        return str(exact_jobs.write_recipe(self.sandbox.path / f"several_{epochs}.py", self.sandbox.data, 3, epochs))
 
     def slurm_jobs(self, *options: str) -> list[str]:
         """Return the ids of the jobs in Slurm's queue."""
@@ -77,7 +76,7 @@ def test_job_survives_a_node_without_power_and_ends_as_an_undisturbed_one(user: 
     result = job.result
     assert result and result.ids_wrong == [], result
 
-    undisturbed = user.sandbox.cli("launch", "--local", *OPTIONS, user.write_recipe(EPOCHS), timeout=240)
+    undisturbed = user.sandbox.cli("launch", "--local", *OPTIONS, write_recipe(user.sandbox, 3, EPOCHS), timeout=240)
     assert undisturbed.code == 0, undisturbed
     expected = user.sandbox.job(2).result
     assert expected and result.steps == expected.steps
@@ -127,7 +126,7 @@ def test_time_limit_of_slurm_stops_the_job_with_a_checkpoint(user: SlurmUser) ->
 def test_job_that_waits_for_nodes_shows_why_and_scancel_ends_it(user: SlurmUser) -> None:
     cluster, sandbox = user.cluster, user.sandbox
     for options in (("--time", "soon"), ("--sbatch=--constraint=none-such",)):
-        refused = sandbox.cli("launch", *SLURM_OPTIONS, *OPTIONS, *options, user.write_recipe(2))
+        refused = sandbox.cli("launch", *SLURM_OPTIONS, *OPTIONS, *options, write_recipe(sandbox, 3, 2))
         assert refused.code != 0 and "sbatch: " in refused.err and refused.err.count("\n") == 1, (options, refused)
     assert not user.slurm_jobs() and not sandbox.job_pids()
 

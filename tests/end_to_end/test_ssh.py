@@ -12,7 +12,7 @@ import pytest
 from support import exact_jobs
 from support.exact_jobs import describe, final_parameters, wait_for_steps
 from support.known import known
-from support.sandbox import ENDLESS, ENDLESS_PACE, Sandbox
+from support.sandbox import ENDLESS, Sandbox
 from support.ssh_machines import Testbed
 from support.waiting import wait_for
 
@@ -31,9 +31,7 @@ class SshUser:
         self.sandbox = sandbox
         self.bed = bed
         self.hosts_file = bed.write_hosts_toml(sandbox.path / "hosts.toml")
-        self.recipe = sandbox.path / "project/hosts.py"
-        loss = sandbox.write_slow_loss(self.recipe.parent, *(ENDLESS_PACE if epochs == ENDLESS else PACE))
-        exact_jobs.write_recipe(self.recipe, sandbox.data, 4, epochs, loss)
+        self.recipe = exact_jobs.write_recipe(sandbox, 4, epochs, None if epochs == ENDLESS else PACE)
 
     def launch(self, *options: str) -> Job:
         result = self.sandbox.cli("launch", "--ssh", self.hosts_file, "-d", "-y", *OPTIONS, *options, self.recipe)

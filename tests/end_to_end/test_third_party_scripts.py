@@ -10,17 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.aws_user import renter
 from support.peers import SCRIPTS, peer_python
 from support.sandbox import Sandbox
-from support.simcloud.fixture import simcloud
 from support.third_party import FILES, FOLDER
 from support.waiting import wait_for
 
 from cluster.jobs.job import Job
 from cluster.state import attempts
-
-__all__ = ["renter", "simcloud"]  # fixtures
 
 WAIT_SECONDS = 500.0  # libraries of several hundred megabytes are imported in each process of each attempt
 IN_CHECKPOINTS = 'cd "$IMGNET_CHECKPOINTS" && exec {python} "$OLDPWD/on_cpu.py" "$OLDPWD/{script}" {arguments}'

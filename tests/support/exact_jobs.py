@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from support.sandbox import Sandbox
 from support.waiting import wait_for
 
 from cluster.jobs.job import Job
@@ -12,25 +13,11 @@ from train.tools import checkpoint_io
 IMAGES = 60
 BATCH = 4
 OPTIONS = ("--keep-batch", "--exact", "--workers", "0", "--save-seconds", "1")
-RECIPE = """\
-from train.recipe import Data, Model, Optim, Phase, Recipe
-
-recipe = Recipe(
-    name="several",
-    data=Data(name="drawn", root={data!r}, train={images}, val=20),
-    model=Model(name="resnet10_tiny"),
-    optim=Optim(nesterov=True, loss={loss!r}),
-    machines=1,
-    gpus={gpus},
-    phases=[Phase(epochs=(0, {epochs}), size=32, batch={batch}, lr=0.02)],
-)
-"""
 
 
-def write_recipe(path: Path, data: Path, gpus: int, epochs: int, loss: str = "cross_entropy") -> Path:
-    """Write a recipe for some GPUs and return its path."""
-    path.write_text(RECIPE.format(data=str(data), images=IMAGES, batch=BATCH, gpus=gpus, epochs=epochs, loss=loss))
-    return path
+def write_recipe(sandbox: Sandbox, gpus: int, epochs: int, pace: tuple[int, float] | None = None) -> str:
+    """Write a recipe for some GPUs and return its path. For `pace` see `Sandbox.write_recipe`."""
+    return sandbox.write_recipe(epochs, "several", 0.02, pace, gpus, BATCH)
 
 
 def final_parameters(shared: Path) -> dict[str, Any]:

@@ -39,8 +39,8 @@ recipe = Recipe(
     model=Model(name="resnet10_tiny"),
     optim=Optim(nesterov=True{loss}),
     machines=1,
-    gpus=1,
-    phases=[Phase(epochs=(0, {epochs}), size=32, batch=8, lr={lr})],
+    gpus={gpus},
+    phases=[Phase(epochs=(0, {epochs}), size=32, batch={batch}, lr={lr})],
 )
 """
 
@@ -178,7 +178,13 @@ class Sandbox:
         (self.path / "pace").unlink()
 
     def write_recipe(
-        self, epochs: int = 2, name: str = "tiny", lr: Any = 0.05, pace: tuple[int, float] | None = None
+        self,
+        epochs: int = 2,
+        name: str = "tiny",
+        lr: Any = 0.05,
+        pace: tuple[int, float] | None = None,
+        gpus: int = 1,
+        batch: int = 8,
     ) -> str:
         """Write a recipe file and return its path. An epoch has 8 steps, 4 of two processes, and takes about 0.2 s.
 
@@ -189,7 +195,8 @@ class Sandbox:
         folder = self.path / "project" if pace else self.path
         loss = f', loss="{self.write_slow_loss(folder, *pace)}"' if pace else ""
         path = folder / f"{name}_{epochs}.py"
-        path.write_text(RECIPE.format(name=name, epochs=epochs, data=str(self.data), lr=lr, loss=loss))
+        values = {"name": name, "epochs": epochs, "data": str(self.data), "lr": lr, "loss": loss}
+        path.write_text(RECIPE.format(**values, gpus=gpus, batch=batch))
         return str(path)
 
     def launch(self, epochs: int, *options: str, pace: tuple[int, float] | None = None) -> Job:
