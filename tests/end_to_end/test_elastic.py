@@ -34,7 +34,7 @@ from train.tools.process import descendant_pids
 
 EPOCHS = 16
 STEPS_PER_EPOCH = IMAGES // (3 * BATCH)
-PACE = (8, 1.0)  # for `Sandbox.write_slow_loss`
+PACE = (8, 1.0)  # for `Sandbox.write_recipe`
 
 
 def agent_pid(job: Job, machine: str) -> int:

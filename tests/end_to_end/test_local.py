@@ -6,11 +6,15 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.benchmark_rules import mlperf_problems
+from support.known import known
 from support.sandbox import ENDLESS, FinishedSandbox, Sandbox
 from support.small_disk import enlarge, fill
+from support.webhook_server import WebhookServer, webhook_server
 
 from cluster.jobs.job import Job
 from cluster.planning.launch_options import make_launch_options
@@ -130,6 +134,78 @@ def test_killed_tmux_server_disturbs_neither_the_trainers_nor_the_supervisor(san
     assert sandbox.cli("stop", "job-1").code == 0
     assert job.result and job.result.state == "stopped" and job.result.attempts == 1
     sandbox.wait_for(lambda: not sandbox.job_pids())
+
+
+@pytest.fixture
+def webhook() -> Iterator[WebhookServer]:
+    with webhook_server() as server:
+        yield server
+
+
+def test_loss_return_and_end_of_a_job_are_told_once_and_the_url_is_in_one_file(
+    sandbox: Sandbox, webhook: WebhookServer
+) -> None:
+    (sandbox.path / "home/.config/imgnet-cluster").mkdir(parents=True)
+    (sandbox.path / "home/.config/imgnet-cluster/config.toml").write_text(f'notify = "{webhook.url}"\n')
+    launch = sandbox.cli("launch", "--local", "--machines", "2", "-d", sandbox.write_recipe(4000))
+    assert launch.code == 0, launch.err
+    job = sandbox.job()
+    sandbox.wait_for(lambda: (job.status().step or 0) > 2)
+    assert webhook.events == []
+    assert sandbox.cli("rehearse-loss", "--machine", "1").code == 0
+    sandbox.wait_for(lambda: webhook.events == ["machine_lost", "machine_back"])
+    assert [notification["machines"] for notification in webhook.posted] == [["1"], ["1"]]
+    assert sandbox.cli("stop").code == 0
+    sandbox.wait_for(lambda: webhook.events[2:] == ["stopped"])
+    resume = sandbox.cli("resume", "--dry-run", "--notify", "touch told")
+    assert f"--notify: {webhook.label} -> touch ...\n" in resume.out, resume.out + resume.err
+    resume = sandbox.cli("resume", "-d", "--notify", f"touch {sandbox.path}/told")
+    assert resume.code == 0, resume.err
+    sandbox.wait_for(lambda: job.state == "running")
+    assert not (sandbox.path / "told").exists()
+    assert sandbox.cli("stop").code == 0
+    sandbox.wait_for((sandbox.path / "told").exists)
+    assert webhook.events == ["machine_lost", "machine_back", "stopped"]
+    shown = "".join(sandbox.cli(*words).out for words in (("status",), ("config",), ("launch", "--help")))
+    assert webhook.label in shown and "s3cr3t" not in shown
+    leaks = [path for path in job.path.rglob("*") if path.is_file() and b"s3cr3t" in path.read_bytes()]
+    assert leaks == []
+
+
+def test_killed_and_resumed_job_ends_at_its_target_with_a_correct_record(sandbox: Sandbox) -> None:
+    """Among ten classes, five guesses are right for half of the images from the start; 60 % are learned soon."""
+    job = sandbox.launch(400, "--procs", "2", "--save-seconds", "0", "--target", "top5=60")
+    sandbox.wait_for(lambda: list((job.run_folder.shared / "checkpoints/000001").glob("step-*.pt")))
+    os.kill(sandbox.agent_pid(), 9)
+    sandbox.wait_for(lambda: not sandbox.pids("-m train "))
+    assert sandbox.cli("status", "--exit-code").code == 100
+    resumed = sandbox.cli("resume", "job-1")
+    assert resumed.code == 0 and "top-5 of 60 % reached in epoch " in resumed.out, resumed
+
+    result = known(job.result)
+    outcome = known(result.target)
+    outcome_seconds = known(outcome.seconds)
+    epochs = result.epochs
+    assert (result.state, result.attempts, outcome.reached) == ("done", 2, True)
+    assert outcome.epoch == len(epochs) < 400 and known(epochs[-1].top5) >= 60
+    assert all(known(epoch.top5) < 60 for epoch in epochs[:-1])
+    first, second = (
+        json.loads((job.path / f"metrics/00000{attempt}.jsonl").read_text().splitlines()[0]) for attempt in (1, 2)
+    )
+    assert first["begun"] == second["begun"] == known(result.clock).begun < first["time"] < second["time"]
+    assert outcome_seconds > second["time"] - first["time"], "the clock goes on between the attempts"
+    assert known(outcome.seconds_all) > outcome_seconds and outcome.dollars is None
+    assert known(result.constants).batch_timings
+    (target_line,) = [line for line in sandbox.cli("status").out.splitlines() if line.startswith("target ")]
+    assert "reached in epoch" in target_line
+
+    written = sandbox.cli("record", "-o", "mine", "--author", "Ann")
+    assert written.code == 0, written
+    table = [line.split("\t") for line in (sandbox.path / "mine.tsv").read_text().splitlines()]
+    assert list(mlperf_problems((sandbox.path / "mine.log").read_text())) == []
+    assert [float(row[3]) for row in table[1:]] == [known(epoch.top5) for epoch in epochs]
+    assert float(table[-1][1]) == round(outcome_seconds / 3600, 6)
+    assert sandbox.cli("resume", "job-1").code == 1, "a job that is done cannot be resumed"
 
 
 # --- stop and resume -------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from cluster.jobs.job import Job
 from train.weights.safetensors_file import read_safetensors
 
 EPOCHS = 20
-PACE = (12, 1.0)  # for `Sandbox.write_slow_loss`: a job does not end before its faults
+PACE = (12, 1.0)  # for `Sandbox.write_recipe`: a job does not end before its faults
 OPTIONS = ("--procs", "1", "--log-ids", *exact_jobs.OPTIONS)
 
 
