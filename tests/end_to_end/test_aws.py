@@ -36,21 +36,10 @@ def wait_for_end(renter: Renter, job: Job, state: str, seconds: float = 120.0) -
     return job.result
 
 
-def cloud_log_lines(job: Job, word: str) -> list[str]:
-    """Return the lines with a word of the supervisor's log."""
-    path = job.run_folder.supervisor_log_path
-    return [line for line in path.read_text().splitlines() if word in line] if path.exists() else []
-
-
 def machine_phase(job: Job, machine: str) -> str:
     """Return the phase of a machine's agent, "" before its first status."""
     status = machine_statuses(job.run).get(machine)
     return status.phase if status else ""
-
-
-def agent_pids(renter: Renter) -> list[int]:
-    """Return the agents on the cloud's machines."""
-    return [pid for pid in process_ids(renter.cloud.folder) if "-m cluster.agent" in command_line(pid)]
 
 
 # --- machines are lost -----------------------------------------------------------------------------------------------
@@ -156,7 +145,8 @@ def test_machine_at_risk_trains_on_beside_a_late_spare_until_it_is_interrupted(r
     renter.wait_for(lambda: "2" in renter.live_instances_by_machine())
     renter.wait_for(lambda: machine_phase(job, "2") == "spare")
     assert "at risk            machine 1: EC2 may interrupt it soon" in renter.run("status", job.name)
-    (line,) = cloud_log_lines(job, "EC2 may interrupt it soon")
+    log = job.run_folder.supervisor_log_path.read_text().splitlines()
+    (line,) = [line for line in log if "EC2 may interrupt it soon" in line]
     assert "machine 1" in line and "it goes on training" in line
     assert newest_attempt(job).number == 1 and machine_phase(job, "1") == "running"
     machines = {machine["id"]: machine for machine in renter.run_json("cost", job.name)["machines"]}
@@ -285,7 +275,10 @@ def test_machines_without_a_supervisor_power_off_and_resume_fetches_the_result(r
         lambda: next(renter.cloud.folder.glob(f"efs/*/{job.spec.uid}/result.json"), None), 120
     )
     assert len(json.loads(result_path.read_text())["epochs"]) == 3 and not job.has_ended
-    renter.wait_for(lambda: not agent_pids(renter))  # at their end they have set the power-off
+    # At their end the agents have set the power-off.
+    renter.wait_for(
+        lambda: not any("-m cluster.agent" in command_line(pid) for pid in process_ids(renter.cloud.folder))
+    )
     live_ids = renter.live_instance_ids()
     renter.cloud.post("advance", seconds=500)
     assert renter.live_instance_ids() == live_ids != []

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from support.benchmark_rules import mlperf_problems
 from support.known import known
+from support.packed_sets import content
 from support.sandbox import ENDLESS, FinishedSandbox, Sandbox
 from support.small_disk import enlarge, fill
 from support.webhook_server import WebhookServer, webhook_server
@@ -27,11 +28,6 @@ RESULT_KEYS = {
 # Paces of jobs that must not end before `train_fast`, by the calls that a process makes: one for each training step.
 SLOW = (16, 3.0)
 HELD = (12, 1000.0)  # it waits in its 13th step
-
-
-def read_files(folder: Path) -> dict[str, bytes]:
-    """Return the content of all files below a folder, by relative path."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def list_jobs(sandbox: Sandbox, cwd: Path | None = None) -> list[dict[str, object]]:
@@ -63,7 +59,7 @@ def test_launch_trains_to_a_complete_result_and_exits_with_0(finished: FinishedS
 def test_run_folder_has_the_files_of_the_shared_folder_and_the_report(finished: FinishedSandbox) -> None:
     run_path = finished.path / "runs/job-1"
     for folder in ("events", "logs", "metrics"):
-        assert read_files(run_path / folder) == read_files(run_path / "machine/shared" / folder) != {}, folder
+        assert content(run_path / folder) == content(run_path / "machine/shared" / folder) != {}, folder
     assert json.loads((run_path / "job.json").read_text())["name"] == "job-1"
     assert {"rank-0.log", "rank-1.log"} == {path.name for path in (run_path / "logs/000001").iterdir()}
     assert any(run_path.glob("events/events.out.tfevents.*")) and (run_path / "metrics/000001.jsonl").stat().st_size
@@ -99,7 +95,7 @@ def test_job_survives_the_kill_of_launch_and_supervisor(sandbox: Sandbox) -> Non
     sandbox.wait_for(lambda: list_jobs(sandbox)[0]["state"] == "done")  # the agent ends after its trainers
     assert sandbox.trainer_pids() == []
     assert sandbox.cli("status", "--exit-code").code == 0
-    assert read_files(job.path / "events") == read_files(job.run_folder.shared / "events")
+    assert content(job.path / "events") == content(job.run_folder.shared / "events")
 
 
 def test_killed_agent_ends_its_trainers_and_resume_finishes_the_job(sandbox: Sandbox) -> None:
@@ -147,10 +143,8 @@ def test_loss_return_and_end_of_a_job_are_told_once_and_the_url_is_in_one_file(
 ) -> None:
     (sandbox.path / "home/.config/imgnet-cluster").mkdir(parents=True)
     (sandbox.path / "home/.config/imgnet-cluster/config.toml").write_text(f'notify = "{webhook.url}"\n')
-    launch = sandbox.cli("launch", "--local", "--machines", "2", "-d", sandbox.write_recipe(4000))
-    assert launch.code == 0, launch.err
-    job = sandbox.job()
-    sandbox.wait_for(lambda: (job.status().step or 0) > 2)
+    job = sandbox.launch(ENDLESS, "--machines", "2")
+    sandbox.wait_for_step(job, 3)
     assert webhook.events == []
     assert sandbox.cli("rehearse-loss", "--machine", "1").code == 0
     sandbox.wait_for(lambda: webhook.events == ["machine_lost", "machine_back"])

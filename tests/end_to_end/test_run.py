@@ -180,6 +180,10 @@ def test_stop_lets_the_script_save_and_resume_continues(runner: Runner) -> None:
     assert runner.sandbox.cli("stop").code == 0
     assert job.state == "stopped"
     (runner.project / "helper.py").write_text('COMPLAINT = "another"\n')
+    for path in Path(runner.sandbox.env["HOME"], ".local", "state").rglob("*.json"):
+        path.unlink()
+    refused = runner.sandbox.cli("resume", "-d")
+    assert refused.code == 1 and "resume job-1 --env TOKEN" in " ".join(refused.err.split()), refused
     resumed = runner.sandbox.cli("resume", "-d", "--env", "TOKEN=another")
     assert resumed.code == 0 and "starts its command again" in " ".join(resumed.out.split()), resumed
     runner.wait_for_log(job, 2, "begins")
