@@ -19,7 +19,6 @@ from support.simcloud.fixture import IMAGE
 from cluster.jobs.job import Job
 from infra.aws.journal_events import LaunchRequest, RequestRefused
 
-NO_KEYS = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
 ZONES = [f"us-east-1{letter}" for letter in "abcdef"]
 
 
@@ -216,7 +215,12 @@ def test_resources_of_others_with_our_names_are_left_alone(renter: Renter) -> No
 @pytest.mark.parametrize(
     ("options", "env", "words"),
     [
-        pytest.param((), NO_KEYS, ("no credentials", "aws configure"), id="no credentials"),
+        pytest.param(
+            (),
+            {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""},
+            ("no credentials", "aws configure"),
+            id="no credentials",
+        ),
         pytest.param((), {"AWS_REGION": ""}, ("no region", "--region"), id="no region"),
         pytest.param(("--region", "us-east-9"), {}, ("us-east-9", "--region us-east-"), id="unknown region"),
         pytest.param(("--type", "p3.16xlarge"), {}, ("p3.16xlarge",), id="retired type"),
