@@ -10,10 +10,10 @@ TWO_CARDS = ("--type", "m6in.32xlarge")  # without GPUs, which no simulated mach
 NAT_WORD = "NAT gateway"
 
 
-def train_to_the_end(renter: Renter, *options: str) -> Job:
+def train_to_the_end(renter: Renter) -> Job:
     """Launch two machines with two network cards each, and wait until they have trained."""
     renter.cloud.post("set", internet_wait_seconds=20.0)
-    job = renter.launch(*TWO_CARDS, *options, epochs=1)
+    job = renter.launch(*TWO_CARDS, epochs=1)
     renter.wait_for(lambda: job.status().state in ("done", "failed"), 150)
     assert job.status().state == "done", renter.describe()
     renter.wait_for(lambda: not renter.supervisor_pids())

@@ -259,11 +259,12 @@ def test_commands_on_damaged_run_folders_end_without_traceback(kind: str, job_fo
     KINDS[kind](job_folder)
     generator = random.Random(kind)
     intact_folder = job_folder.parent.with_name("intact")
+    shutil.copytree(job_folder, intact_folder)
     run_command(["report"])  # imports what draws, which takes long
-    job_folder.rename(intact_folder)
     problems: dict[tuple[str, str], str] = {}
     command_count = 0
     while command_count < COMMANDS_PER_KIND:
+        shutil.rmtree(job_folder)
         shutil.copytree(intact_folder, job_folder)
         lock_path = job_folder / "machine/work/0" / AGENT_LOCK
         with locked(lock_path) if kind == "running" else contextlib.nullcontext():
@@ -277,5 +278,4 @@ def test_commands_on_damaged_run_folders_end_without_traceback(kind: str, job_fo
                 command_count += 1
                 if problem := run_command(words):
                     problems.setdefault((words[0], problem[-60:]), f"{description} | {' '.join(words)} | {problem}")
-        shutil.rmtree(job_folder)
     assert not problems, "\n" + "\n".join(problems.values())
