@@ -19,12 +19,8 @@ def expire(renter: Renter) -> None:
     renter.cloud.post("fault", **EXPIRED)
 
 
-def calls(renter: Renter) -> list[str]:
-    return [action for _, action in renter.cloud.post("calls")["calls"]]
-
-
 def wait_for_call(renter: Renter, action: str, count: int = 1) -> None:
-    renter.wait_for(lambda: calls(renter).count(action) >= count)
+    renter.wait_for(lambda: renter.calls().count(action) >= count)
 
 
 def launch_without_stack(renter: Renter) -> Job:
@@ -87,7 +83,7 @@ def while_it_trains(renter: Renter) -> Job:
 def while_a_lost_machine_is_replaced(renter: Renter) -> Job:
     job = renter.launch("--save-seconds", "1", epochs=ENDLESS)
     renter.wait_for_steps(job)
-    count = calls(renter).count("RunInstances")
+    count = renter.calls().count("RunInstances")
     renter.cloud.post("fault", action="RunInstances", **EXPIRED)
     renter.cloud.post("kill", id=renter.instance_id("1"), reason="Server.SpotInstanceTermination")
     wait_for_call(renter, "RunInstances", count + 1)

@@ -19,6 +19,7 @@ from support.simcloud.fixture import IMAGE
 from cluster.jobs.job import Job
 from infra.aws.journal_events import LaunchRequest, RequestRefused
 
+NO_KEYS = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
 ZONES = [f"us-east-1{letter}" for letter in "abcdef"]
 
 
@@ -87,13 +88,13 @@ def test_what_is_billed_is_told_after_ctrl_c_and_while_aws_refuses_the_credentia
 def test_ctrl_c_before_the_first_request_creates_nothing(renter: Renter) -> None:
     renter.cloud.post("fault", action="DescribeVpcs", delay=3.0)
     launch = renter.sandbox.start(*renter.launch_arguments())
-    renter.wait_for(lambda: ["ec2", "DescribeVpcs"] in renter.cloud.post("calls")["calls"])
+    renter.wait_for(lambda: "DescribeVpcs" in renter.calls())
     os.killpg(launch.pid, signal.SIGINT)
     assert launch.wait(120) == 130
     output = renter.sandbox.output()
     assert output.splitlines()[-1] == "error: interrupted" and "Traceback" not in output
     assert not list((renter.path / "runs").glob("job-*")) and not renter.sandbox.job_pids()
-    assert not [action for _, action in renter.cloud.post("calls")["calls"] if action.startswith(("Create", "Run"))]
+    assert not [action for action in renter.calls() if action.startswith(("Create", "Run"))]
 
 
 # --- a lost run folder, and two at once ------------------------------------------------------------------------------
@@ -215,12 +216,7 @@ def test_resources_of_others_with_our_names_are_left_alone(renter: Renter) -> No
 @pytest.mark.parametrize(
     ("options", "env", "words"),
     [
-        pytest.param(
-            (),
-            {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""},
-            ("no credentials", "aws configure"),
-            id="no credentials",
-        ),
+        pytest.param((), NO_KEYS, ("no credentials", "aws configure"), id="no credentials"),
         pytest.param((), {"AWS_REGION": ""}, ("no region", "--region"), id="no region"),
         pytest.param(("--region", "us-east-9"), {}, ("us-east-9", "--region us-east-"), id="unknown region"),
         pytest.param(("--type", "p3.16xlarge"), {}, ("p3.16xlarge",), id="retired type"),
@@ -236,8 +232,7 @@ def test_launch_with_bad_input_fails_at_once_and_creates_nothing(
     assert all(word in launched.err for word in words), launched.err
     assert "Traceback" not in launched.err and launched.out == ""
     assert not list((renter.path / "runs").glob("job-*"))
-    actions = [action for _, action in renter.cloud.post("calls")["calls"]]
-    assert not [action for action in actions if action.startswith(("Create", "Run", "Put", "Import"))]
+    assert not [action for action in renter.calls() if action.startswith(("Create", "Run", "Put", "Import"))]
 
 
 # --- boots that fail -------------------------------------------------------------------------------------------------

@@ -125,6 +125,10 @@ class Renter:
             if resource["kind"] == "placement-group" and "imgnet:job" in resource.get("tags", {})
         ]
 
+    def calls(self) -> list[str]:
+        """Return the actions of AWS that were called since the calls were last forgotten."""
+        return [action for _, action in self.cloud.post("calls")["calls"]]
+
     def supervisor_pids(self) -> list[int]:
         """Return the supervisors that run now."""
         return self.sandbox.pids("-m cluster.jobs.supervisor")
