@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.aws_user import TYPE, Renter
+from support.exact_jobs import newest_attempt
 from support.known import known
 from support.sandbox import ENDLESS
 from support.simcloud.process_keeper import process_ids
@@ -22,27 +23,9 @@ from support.waiting import PATIENCE
 from cluster.backends.rented.traffic import read_traffic
 from cluster.jobs.billing import rental_limit
 from cluster.jobs.job import Job
-from cluster.state import attempts
 from cluster.state.job_result import JobResult
 from cluster.state.status import machine_statuses
 from infra.aws.journal_events import InstancesReleased
-
-
-def newest_attempt(job: Job) -> attempts.Attempt:
-    return attempts.newest_attempt(job.run_folder.shared) or attempts.Attempt()
-
-
-def wait_for_steps(renter: Renter, job: Job, attempt: int = 1, steps: int = 4) -> int:
-    """Wait until an attempt of this number or a later one has trained `steps` steps. Returns the job's step."""
-
-    def has_trained() -> bool:
-        newest = newest_attempt(job)
-        assert not job.has_ended, f"{job.status()}\n{renter.describe()}"
-        is_training = newest.number >= attempt and bool(newest.members)
-        return is_training and renter.training_step(job) >= newest.first_step + steps
-
-    renter.wait_for(has_trained, 120)
-    return renter.training_step(job)
 
 
 def wait_for_end(renter: Renter, job: Job, state: str, seconds: float = 120.0) -> JobResult:
@@ -53,36 +36,10 @@ def wait_for_end(renter: Renter, job: Job, state: str, seconds: float = 120.0) -
     return job.result
 
 
-def wait_for_members(renter: Renter, job: Job, *machines: str) -> None:
-    """Wait until these machines are the members of the newest attempt."""
-
-    def are_members() -> bool:
-        newest = newest_attempt(job)
-        return bool(newest.members) and set(newest.machine_names) == set(machines)
-
-    renter.wait_for(are_members)
-
-
-def wait_for_replacement(renter: Renter, machine: str, old_id: str) -> None:
-    """Wait until a machine is another instance than `old_id`."""
-    renter.wait_for(lambda: renter.live_instances_by_machine().get(machine, old_id) != old_id)
-
-
-def cloud_log_lines(job: Job, word: str) -> list[str]:
-    """Return the lines with a word of the supervisor's log."""
-    path = job.run_folder.supervisor_log_path
-    return [line for line in path.read_text().splitlines() if word in line] if path.exists() else []
-
-
 def machine_phase(job: Job, machine: str) -> str:
     """Return the phase of a machine's agent, "" before its first status."""
     status = machine_statuses(job.run).get(machine)
     return status.phase if status else ""
-
-
-def agent_pids(renter: Renter) -> list[int]:
-    """Return the agents on the cloud's machines."""
-    return [pid for pid in process_ids(renter.cloud.folder) if "-m cluster.agent" in command_line(pid)]
 
 
 # --- machines are lost -----------------------------------------------------------------------------------------------
@@ -90,8 +47,8 @@ def agent_pids(renter: Renter) -> list[int]:
 
 def test_interrupted_and_lost_machines_are_replaced_and_the_cost_is_right(renter: Renter) -> None:
     # --exact takes one thread: otherwise three machines on the same processors wait for each other's threads.
-    job = renter.launch("--standby", "--save-seconds", "1", "--exact", machines=3, epochs=20, pace=(16, 2.0))
-    wait_for_steps(renter, job)
+    job = renter.launch("--standby", "--save-seconds", "1", "--exact", machines=3, epochs=20, pace=(16, 3.0))
+    renter.wait_for_steps(job)
     first_ids = renter.live_instance_ids()
     elsewhere = {"IMGNET_RUNS": str(renter.path / "empty")}
     (row,) = renter.run_json("ls", "--cloud", env=elsewhere)
@@ -100,16 +57,20 @@ def test_interrupted_and_lost_machines_are_replaced_and_the_cost_is_right(renter
 
     interrupted_id = renter.instance_id("1")
     renter.cloud.interrupt(interrupted_id, notice=60)
-    wait_for_replacement(renter, "1", interrupted_id)
-    wait_for_steps(renter, job, newest_attempt(job).number)
-    wait_for_members(renter, job, "0", "1", "2")
+    renter.wait_for_replacement("1", interrupted_id)
+    renter.wait_for_steps(job, newest_attempt(job).number)
+    renter.wait_for_members(job, "0", "1", "2")
 
+    # A machine that will be lost and one that will not move data, which costs too.
     lost_id = renter.instance_id("2")
+    for instance_id in (lost_id, renter.instance_id("0")):
+        renter.cloud.post("transfer", id=instance_id, efs_read=10**10, efs_written=2 * 10**9)
+    renter.wait_for(lambda: read_traffic(job.path).until(math.inf).shared_read_bytes >= 20 * 10**9)
     assert "machine 2 of job-1 was killed" in renter.run("rehearse-loss", job.name, "--machine", "2")
     attempt_before = newest_attempt(job).number
-    wait_for_replacement(renter, "2", lost_id)
-    wait_for_steps(renter, job, attempt_before)
-    wait_for_members(renter, job, "0", "1", "2")
+    renter.wait_for_replacement("2", lost_id)
+    renter.wait_for_steps(job, attempt_before)
+    renter.wait_for_members(job, "0", "1", "2")
     terminated = [instance for instance in renter.cloud.instances() if instance["state"] == "terminated"]
     assert {instance["id"] for instance in terminated} == {interrupted_id, lost_id}
     # The supervisor terminates the interrupted instance, too, as soon as its agent has left.
@@ -126,6 +87,7 @@ def test_interrupted_and_lost_machines_are_replaced_and_the_cost_is_right(renter
     assert {"result.json", "rank-0.log", "val-000001.json"} <= names and list(job.path.rglob("*tfevents*"))
     renter.assert_nothing_left()
     renter.assert_costs_match_the_bill(job)
+    assert renter.run_json("cost", job.name)["traffic_dollars"] >= 20 * 0.03 + 4 * 0.06
     evaluation = renter.run_json("eval", job.name, "--crops", "center", "--workers", "0")  # its machines are gone
     assert evaluation["rows"][0]["top1"] == result.epochs[-1].top1
     renter.run("record", job.name, "-o", "mine")
@@ -135,55 +97,19 @@ def test_interrupted_and_lost_machines_are_replaced_and_the_cost_is_right(renter
     assert page.count("data:image/jpeg") == 6 + 2 * pairs and TYPE in page and "machine 2 lost" in page
 
 
-def test_traffic_of_lost_and_live_machines_is_in_the_cost(renter: Renter) -> None:
+def test_job_survives_loss_of_all_machines_stop_and_extend(renter: Renter) -> None:
     job = renter.launch("--save-seconds", "1", epochs=ENDLESS)
-    wait_for_steps(renter, job)
-    for instance_id in renter.live_instance_ids():
-        renter.cloud.post("transfer", id=instance_id, efs_read=10**10, efs_written=2 * 10**9)
-
-    def has_counted(read_gb: float, written_gb: float) -> bool:
-        traffic = read_traffic(job.path).until(math.inf)
-        return traffic.shared_read_bytes >= read_gb * 1e9 and traffic.shared_written_bytes >= written_gb * 1e9
-
-    renter.wait_for(lambda: has_counted(20, 4))
-    lost_id = renter.instance_id("1")
-    renter.cloud.post("kill", id=lost_id, reason="Server.SpotInstanceTermination")
-    wait_for_replacement(renter, "1", lost_id)
-    wait_for_members(renter, job, "0", "1")
-    renter.cloud.post("transfer", id=renter.instance_id("1"), efs_written=10**9)
-    renter.wait_for(lambda: has_counted(20, 5))
-    renter.run("stop", job.name)
-    renter.assert_costs_match_the_bill(job)
-    assert renter.run_json("cost", job.name)["traffic_dollars"] == pytest.approx(20 * 0.03 + 5 * 0.06, rel=0.001)
-    renter.assert_nothing_left()
-
-
-def test_job_survives_expired_keys_loss_of_all_machines_stop_and_extend(renter: Renter) -> None:
-    job = renter.launch("--save-seconds", "1", epochs=ENDLESS)
-
-    # The credentials expire: the machines train on, and the log says once what to do.
-    step = wait_for_steps(renter, job)
-    renter.cloud.post("fault", action="DescribeInstances", code="ExpiredToken", message="too old", times=100000)
-    renter.wait_for(lambda: cloud_log_lines(job, "ExpiredToken"))
-    calls_before = renter.cloud.post("calls")["count"]["DescribeInstances"]
-    renter.wait_for(lambda: renter.cloud.post("calls")["count"]["DescribeInstances"] >= calls_before + 2)
-    (line,) = cloud_log_lines(job, "ExpiredToken")
-    assert "the machines power off at" in line and "aws sts get-caller-identity" in line, line
-    assert re.search(r"at 20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", line), line
-    assert renter.training_step(job) > step and len(job.run_folder.attempts.all()) == 1
-    status = renter.cli("status", job.name, "--exit-code")
-    assert status.code == 101 and "Traceback" not in status.out + status.err
-    renter.cloud.post("no_faults")
+    renter.wait_for_steps(job)
 
     # All machines are lost: new ones continue from the last checkpoint.
     lost_ids = renter.live_instance_ids()
     step = renter.training_step(job)
     for instance_id in lost_ids:
         renter.cloud.post("kill", id=instance_id, reason="Server.SpotInstanceTermination")
-    wait_for_steps(renter, job, 2)
+    renter.wait_for_steps(job, 2)
     assert len(renter.live_instance_ids()) == 2 and not set(renter.live_instance_ids()) & set(lost_ids)
-    assert newest_attempt(job).first_step > 0
-    assert newest_attempt(job).first_step >= step - 40, "checkpoints are a second apart"
+    first_step = newest_attempt(job).first_step
+    assert first_step > 0 and first_step >= step - 40, "checkpoints are a second apart"
 
     # Stop and resume: new machines continue at the step of the stop.
     renter.run("stop", job.name)
@@ -192,7 +118,7 @@ def test_job_survives_expired_keys_loss_of_all_machines_stop_and_extend(renter: 
     stopped_step = known(job.status().step)
     ended_ids = renter.all_instance_ids()
     renter.run("resume", "-d", "-y", job.name)
-    wait_for_steps(renter, job, newest_attempt(job).number + 1)
+    renter.wait_for_steps(job, newest_attempt(job).number + 1)
     assert newest_attempt(job).first_step == stopped_step
     assert not set(renter.live_instance_ids()) & set(ended_ids) and len(renter.live_instance_ids()) == 2
 
@@ -210,7 +136,7 @@ def test_job_survives_expired_keys_loss_of_all_machines_stop_and_extend(renter: 
 
 def test_machine_at_risk_trains_on_beside_a_late_spare_until_it_is_interrupted(renter: Renter) -> None:
     job = renter.launch("--spares", "1", "--on-demand-spares", "--late-spares", epochs=ENDLESS)
-    wait_for_steps(renter, job)
+    renter.wait_for_steps(job)
     assert sorted(renter.live_instances_by_machine()) == ["0", "1"], "no machine is at risk"
 
     # EC2 recommends to move: a spare is rented on demand, and the machine trains on.
@@ -219,7 +145,8 @@ def test_machine_at_risk_trains_on_beside_a_late_spare_until_it_is_interrupted(r
     renter.wait_for(lambda: "2" in renter.live_instances_by_machine())
     renter.wait_for(lambda: machine_phase(job, "2") == "spare")
     assert "at risk            machine 1: EC2 may interrupt it soon" in renter.run("status", job.name)
-    (line,) = cloud_log_lines(job, "EC2 may interrupt it soon")
+    log = job.run_folder.supervisor_log_path.read_text().splitlines()
+    (line,) = [line for line in log if "EC2 may interrupt it soon" in line]
     assert "machine 1" in line and "it goes on training" in line
     assert newest_attempt(job).number == 1 and machine_phase(job, "1") == "running"
     machines = {machine["id"]: machine for machine in renter.run_json("cost", job.name)["machines"]}
@@ -229,9 +156,9 @@ def test_machine_at_risk_trains_on_beside_a_late_spare_until_it_is_interrupted(r
 
     # The interruption comes: now it leaves, and the spare takes over.
     renter.cloud.interrupt(at_risk_id, notice=60)
-    wait_for_members(renter, job, "0", "2")
-    wait_for_steps(renter, job, 2)
-    wait_for_replacement(renter, "1", at_risk_id)
+    renter.wait_for_members(job, "0", "2")
+    renter.wait_for_steps(job, 2)
+    renter.wait_for_replacement("1", at_risk_id)
     assert job.status().risk == ""
     renter.run("down", "-y", job.name)
     assert job.state == "stopped"
@@ -249,11 +176,11 @@ def lose_gpu(renter: Renter, machine: str) -> str:
 def test_machine_that_loses_its_gpu_is_exchanged_and_the_one_too_many_ends_the_job(renter: Renter) -> None:
     renter.cloud.post("machines", gpus=1)
     job = renter.launch("--save-seconds", "1", "--max-exchanges", "1", epochs=ENDLESS)
-    wait_for_steps(renter, job)
+    renter.wait_for_steps(job)
     lost_id = lose_gpu(renter, "1")
     renter.wait_for(lambda: lost_id not in renter.live_instance_ids())
-    wait_for_steps(renter, job, 3)
-    wait_for_members(renter, job, "0", "1")
+    renter.wait_for_steps(job, 3)
+    renter.wait_for_members(job, "0", "1")
     (release,) = renter.journal_events(job, InstancesReleased)
     assert release.ids == (lost_id,) and release.is_exchange and newest_attempt(job).first_step > 0
     assert release.reason.startswith("0 of 1 GPUs answer (nvidia-smi: Unable to determine the device handle")
@@ -272,29 +199,6 @@ def test_machine_that_loses_its_gpu_is_exchanged_and_the_one_too_many_ends_the_j
     assert cost["dollars"] == pytest.approx(bill["total"], rel=0.01), (cost, bill)
 
 
-def test_without_a_supervisor_nothing_is_rented_and_status_says_so(renter: Renter) -> None:
-    renter.cloud.post("machines", gpus=1)
-    job = renter.launch("--save-seconds", "1", epochs=ENDLESS)
-    wait_for_steps(renter, job)
-    renter.kill_supervisor()
-    broken_id = lose_gpu(renter, "1")
-    status_path = next(renter.cloud.folder.glob(f"efs/*/{job.spec.uid}/status/1.json"))
-    renter.wait_for(lambda: json.loads(status_path.read_text()).get("fault") == "machine")
-    without_keys = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
-
-    def read_warning() -> str:
-        """Return the warning, "" while a supervisor that was just started may still come up."""
-        return str(renter.run_json("status", job.name, env=without_keys)["warning"])
-
-    warning = renter.wait_for(read_warning)
-    assert "nothing is rented, so lost and broken machines are not replaced until you type" in warning, warning
-    assert broken_id in renter.live_instance_ids() and len(renter.all_instance_ids()) == 2
-    renter.run("status", job.name)
-    renter.wait_for(lambda: broken_id not in renter.live_instance_ids())
-    renter.run("down", "-y", job.name)
-    renter.assert_nothing_left()
-
-
 # --- the end of a job ------------------------------------------------------------------------------------------------
 
 
@@ -309,7 +213,7 @@ def test_job_saves_and_stops_at_its_limit_of_hours_or_dollars(renter: Renter) ->
         renter.launch("--max-price-total", "1.0", machines=1, epochs=ENDLESS - number) for number in range(3)
     ]
     for job in jobs:
-        wait_for_steps(renter, job)
+        renter.wait_for_steps(job)
     seconds = 30 * PATIENCE  # from now on, for each of the limits
     hours = (time.time() - first_launch(renter, hours_job) + seconds) / 3600
     renter.run("extend", hours_job.name, "--max-hours", f"{hours:.4f}")
@@ -336,7 +240,7 @@ def test_job_in_a_capacity_block_ends_before_ec2_ends_its_machines(renter: Rente
     refused = renter.cli(*renter.launch_arguments("--reservation", block, machines=3))
     assert refused.code == 1 and "2 of its 2 machines are free, and the job needs 3; pass --machines 2" in refused.err
     job = renter.launch("--reservation", block, epochs=ENDLESS)
-    wait_for_steps(renter, job, steps=1)
+    renter.wait_for_steps(job, steps=1)
     result = wait_for_end(renter, job, "stopped", 240)
     assert "the end of its reserved machines on EC2" in result.reason and known(job.status().step) > 0, result.reason
     instances = renter.cloud.instances()
@@ -349,7 +253,7 @@ def test_job_in_a_capacity_block_ends_before_ec2_ends_its_machines(renter: Rente
 
 def test_stop_saves_and_fetches_the_files_without_a_supervisor(renter: Renter) -> None:
     job = renter.launch("--save-seconds", "600", epochs=ENDLESS)
-    wait_for_steps(renter, job, steps=2)
+    renter.wait_for_steps(job, steps=2)
     renter.kill_supervisor()
     renter.run("stop", job.name)
     result = wait_for_end(renter, job, "stopped")
@@ -364,14 +268,17 @@ def test_stop_saves_and_fetches_the_files_without_a_supervisor(renter: Renter) -
 
 def test_machines_without_a_supervisor_power_off_and_resume_fetches_the_result(renter: Renter) -> None:
     job = renter.launch(epochs=3, pace=(4, 2.0))
-    wait_for_steps(renter, job, steps=2)
+    renter.wait_for_steps(job, steps=2)
     renter.kill_supervisor()
     renter.sandbox.train_fast()
     result_path: Path = renter.wait_for(
         lambda: next(renter.cloud.folder.glob(f"efs/*/{job.spec.uid}/result.json"), None), 120
     )
     assert len(json.loads(result_path.read_text())["epochs"]) == 3 and not job.has_ended
-    renter.wait_for(lambda: not agent_pids(renter))  # at their end they have set the power-off
+    # At their end the agents have set the power-off.
+    renter.wait_for(
+        lambda: not any("-m cluster.agent" in command_line(pid) for pid in process_ids(renter.cloud.folder))
+    )
     live_ids = renter.live_instance_ids()
     renter.cloud.post("advance", seconds=500)
     assert renter.live_instance_ids() == live_ids != []

@@ -1,17 +1,15 @@
 """A rented job moves to another computer with the same credentials. One computer supervises it, and only one."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from support.aws_user import Renter
+from support.exact_jobs import newest_attempt
 from support.known import known
 from support.sandbox import ENDLESS
 
 from cluster.jobs.job import Job
-from cluster.state import attempts
 from infra.aws.journal_events import RequestGranted
 from infra.aws.stack.policies import user_policy
 
@@ -45,33 +43,16 @@ class OtherComputer:
         return Job(self.folder / "runs/job-2")
 
 
-def has_trained(user: Renter, job: Job, steps: int, attempt: int = 1) -> Callable[[], bool]:
-    """Return a condition: the job trains in this attempt or a later one, and has come to this step."""
-
-    def condition() -> bool:
-        assert not job.has_ended, f"{job.status()}\n{user.describe()}"
-        newest = attempts.newest_attempt(job.run_folder.shared)
-        return newest is not None and newest.number >= attempt and user.training_step(job) >= steps
-
-    return condition
-
-
-def description_path(user: Renter, job: Job) -> Path:
-    """Return the job's description in the shared folder."""
-    (path,) = user.cloud.folder.glob(f"efs/*/{job.spec.uid}/job.json")
-    return path
-
-
 def test_adopted_job_is_supervised_there_and_no_longer_here(renter: Renter) -> None:
     renter.run("up", "--stack")
     renter.cloud.post("set", policy=user_policy())
     limits = ("--max-price-total", "7", "--max-exchanges", "1")
     job = renter.launch("--save-seconds", "1", *limits, "--tag", "CostCenter=ml research", epochs=EPOCHS)
-    renter.wait_for(has_trained(renter, job, 4), 120)
+    renter.wait_for_steps(job)
     other = OtherComputer(renter, "elsewhere")
 
     # The description in the shared folder lies about everything that costs money.
-    path = description_path(renter, job)
+    (path,) = renter.cloud.folder.glob(f"efs/*/{job.spec.uid}/job.json")
     honest = path.read_text()
     path.write_text(json.dumps({**json.loads(honest), **LIES}))
     output = other.run("adopt", job.spec.uid)
@@ -87,14 +68,14 @@ def test_adopted_job_is_supervised_there_and_no_longer_here(renter: Renter) -> N
     for _ in range(2):
         assert "was adopted by another computer" in renter.run("status", job.name)
         assert renter.run_json("ls")[0]["state"] == "adopted"
-    renter.wait_for(has_trained(renter, adopted, known(job.status().step) + 4))
+    renter.wait_for_steps(adopted, steps=known(job.status().step) + 4)
 
     # A machine is lost: the new computer rents one other machine, and the old one none.
     lost_id = renter.instance_id("1")
-    attempt = known(attempts.newest_attempt(adopted.run_folder.shared)).number
+    attempt = newest_attempt(adopted).number
     renter.cloud.post("kill", id=lost_id, reason="Server.SpotInstanceTermination")
-    renter.wait_for(lambda: renter.live_instances_by_machine().get("1", lost_id) != lost_id)
-    renter.wait_for(has_trained(renter, adopted, 1, attempt + 1), 120)
+    renter.wait_for_replacement("1", lost_id)
+    renter.wait_for_steps(adopted, attempt + 1, 1)
     refused = renter.cli("rehearse-loss", job.name, "--machine", "0")
     assert refused.code == 1 and "was adopted by another computer" in refused.err and refused.err.count("\n") == 1
     assert {instance["tags"].get("CostCenter") for instance in renter.cloud.instances()} == {"ml research"}
@@ -112,7 +93,7 @@ def test_adopted_job_is_supervised_there_and_no_longer_here(renter: Renter) -> N
 
 def test_computer_that_slept_rents_nothing_for_a_job_that_was_adopted(renter: Renter) -> None:
     job = renter.launch("--save-seconds", "1", epochs=EPOCHS)
-    renter.wait_for(has_trained(renter, job, 4), 120)
+    renter.wait_for_steps(job)
     renter.kill_supervisor()
     (uid, other) = job.spec.uid, OtherComputer(renter, "elsewhere")
 
@@ -125,14 +106,14 @@ def test_computer_that_slept_rents_nothing_for_a_job_that_was_adopted(renter: Re
 
     other.run("adopt", uid)
     adopted = other.job
-    renter.wait_for(has_trained(renter, adopted, 8))
+    renter.wait_for_steps(adopted, steps=8)
     again = other.cli("adopt", uid)
     assert again.code == 1 and f"is here already, as {adopted.name}" in again.err, again
     for instance_id in renter.live_instance_ids():  # both computers may take it for a reason to rent
         renter.cloud.post("kill", id=instance_id, reason="Server.SpotInstanceTermination")
     renter.run("ls")
     renter.wait_for(lambda: "was adopted by another computer" in renter.run("status", job.name))
-    renter.wait_for(has_trained(renter, adopted, 1, 2), 120)
+    renter.wait_for_steps(adopted, 2, 1)
     assert len(renter.all_instance_ids()) == 4 and not job.has_ended
     renter.run("down", "-y", job.name)  # the one thing that the first computer may still do
     renter.wait_for(lambda: adopted.has_ended)

@@ -32,10 +32,6 @@ class Lane(Renter):
         self.other_folder.mkdir()
         self.unreached_calls: set[int] = set()
 
-    def calls(self) -> list[str]:
-        """Return the actions that were called since the calls were last forgotten."""
-        return [action for _, action in self.cloud.post("calls")["calls"]]
-
     def run_undisturbed(self, folder: str) -> list[str]:
         """Launch in a folder until the machines are there, and end the job. Returns the calls until then.
 

@@ -14,17 +14,13 @@ ALL_SECONDS = 4 * 3600.0  # longer than the time limit of a launch, and the grac
 CHECKED_COMMANDS = ("ls", "status", "cost")
 
 
-def expire(renter: Renter, after_calls: int = 0) -> None:
-    """Let AWS refuse the credentials in every call, from now on or after some more calls."""
-    renter.cloud.post("fault", skip=after_calls, **EXPIRED)
-
-
-def calls(renter: Renter) -> list[str]:
-    return [action for _, action in renter.cloud.post("calls")["calls"]]
+def expire(renter: Renter) -> None:
+    """Let AWS refuse the credentials in every call from now on."""
+    renter.cloud.post("fault", **EXPIRED)
 
 
 def wait_for_call(renter: Renter, action: str, count: int = 1) -> None:
-    renter.wait_for(lambda: calls(renter).count(action) >= count)
+    renter.wait_for(lambda: renter.calls().count(action) >= count)
 
 
 def launch_without_stack(renter: Renter) -> Job:
@@ -33,28 +29,12 @@ def launch_without_stack(renter: Renter) -> Job:
     return renter.sandbox.job()
 
 
-def train(renter: Renter) -> Job:
-    """Launch a job, and wait until it trains."""
-    job = renter.launch("--save-seconds", "1", epochs=ENDLESS)
-    renter.wait_for(lambda: renter.training_step(job) > 4)
-    return job
-
-
 # --- the moments at which the credentials expire: each returns the job -----------------------------------------------
 
 
 def before_the_plan(renter: Renter) -> Job:
     renter.run("up", "--stack")
     expire(renter)
-    return launch_without_stack(renter)
-
-
-def before_the_answer_to_the_question(renter: Renter) -> Job:
-    renter.run("up", "--stack")
-    renter.cloud.post("forget_past")
-    arguments = [argument for argument in renter.launch_arguments() if argument != "-y"]
-    assert renter.cli(*arguments).code == 2, "without a terminal the question has no answer"
-    expire(renter, len(calls(renter)))
     return launch_without_stack(renter)
 
 
@@ -93,22 +73,17 @@ def while_machines_boot(renter: Renter) -> Job:
     return job
 
 
-def while_machines_are_set_up(renter: Renter) -> Job:
-    job = renter.launch(epochs=ENDLESS)
-    renter.wait_for(lambda: renter.granted_ids(job))
-    expire(renter)
-    return job
-
-
 def while_it_trains(renter: Renter) -> Job:
-    job = train(renter)
+    job = renter.launch("--save-seconds", "1", epochs=ENDLESS)
+    renter.wait_for_steps(job)
     expire(renter)
     return job
 
 
 def while_a_lost_machine_is_replaced(renter: Renter) -> Job:
-    job = train(renter)
-    count = calls(renter).count("RunInstances")
+    job = renter.launch("--save-seconds", "1", epochs=ENDLESS)
+    renter.wait_for_steps(job)
+    count = renter.calls().count("RunInstances")
     renter.cloud.post("fault", action="RunInstances", **EXPIRED)
     renter.cloud.post("kill", id=renter.instance_id("1"), reason="Server.SpotInstanceTermination")
     wait_for_call(renter, "RunInstances", count + 1)
@@ -125,7 +100,8 @@ def during_down(renter: Renter) -> Job:
 
 
 def end_with(renter: Renter, command: str) -> Job:
-    job = train(renter)
+    job = renter.launch("--save-seconds", "1", epochs=ENDLESS)
+    renter.wait_for_steps(job)
     renter.cloud.post("fault", action="TerminateInstances", **EXPIRED)
     result = renter.cli(command, *(("-y",) if command == "down" else ()), job.name)
     assert result.code != 0 and "Traceback" not in result.err, result
@@ -135,12 +111,10 @@ def end_with(renter: Renter, command: str) -> Job:
 
 MOMENTS = (
     before_the_plan,
-    before_the_answer_to_the_question,
     while_the_stack_is_created,
     between_request_and_answer,
     after_the_answer,
     while_machines_boot,
-    while_machines_are_set_up,
     while_it_trains,
     while_a_lost_machine_is_replaced,
     during_stop,

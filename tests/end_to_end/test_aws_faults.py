@@ -23,26 +23,12 @@ NO_KEYS = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
 ZONES = [f"us-east-1{letter}" for letter in "abcdef"]
 
 
-def delay_sshd(renter: Renter, seconds: float = NEVER_SECONDS) -> None:
-    """Let sshd of machines start this long after they run: by default never, so that nobody can log in."""
-    renter.cloud.post("machines", ssh_delay_seconds=seconds)
-
-
-def remove_capacity(renter: Renter) -> None:
-    """Leave no zone with capacity."""
-    renter.cloud.post("capacity", **{f"{zone}/{TYPE}": 0 for zone in ZONES})
-
-
-def is_booting(renter: Renter, job: Job, machines: int = 2) -> bool:
-    """Return whether all machines have been rented and are waited for."""
-    is_rented = len(renter.live_instance_ids()) == machines and bool(renter.granted_ids(job))
-    return is_rented and job.status().state == "setup"
-
-
 def launch_until_booting(renter: Renter) -> Job:
-    """Launch a job and wait until its machines boot."""
+    """Launch a job whose machines boot for ever: nobody can log in. Wait until they boot."""
+    renter.cloud.post("machines", ssh_delay_seconds=NEVER_SECONDS)
     job = renter.launch()
-    renter.wait_for(lambda: is_booting(renter, job))
+    renter.wait_for(lambda: renter.granted_ids(job) and job.status().state == "setup")
+    assert len(renter.live_instance_ids()) == 2
     return job
 
 
@@ -50,7 +36,7 @@ def launch_until_booting(renter: Renter) -> Job:
 
 
 def test_ctrl_c_while_acquiring_detaches_and_stop_or_down_ends_the_job(renter: Renter) -> None:
-    remove_capacity(renter)
+    renter.cloud.post("capacity", **{f"{zone}/{TYPE}": 0 for zone in ZONES})
     for number, command in enumerate(("stop", "down"), 1):
         arguments = [argument for argument in renter.launch_arguments() if argument != "-d"]
         launch = renter.sandbox.start(*arguments)
@@ -102,44 +88,13 @@ def test_what_is_billed_is_told_after_ctrl_c_and_while_aws_refuses_the_credentia
 def test_ctrl_c_before_the_first_request_creates_nothing(renter: Renter) -> None:
     renter.cloud.post("fault", action="DescribeVpcs", delay=3.0)
     launch = renter.sandbox.start(*renter.launch_arguments())
-    renter.wait_for(lambda: ["ec2", "DescribeVpcs"] in renter.cloud.post("calls")["calls"])
+    renter.wait_for(lambda: "DescribeVpcs" in renter.calls())
     os.killpg(launch.pid, signal.SIGINT)
     assert launch.wait(120) == 130
     output = renter.sandbox.output()
     assert output.splitlines()[-1] == "error: interrupted" and "Traceback" not in output
     assert not list((renter.path / "runs").glob("job-*")) and not renter.sandbox.job_pids()
-    assert not [action for _, action in renter.cloud.post("calls")["calls"] if action.startswith(("Create", "Run"))]
-
-
-def test_ls_restarts_a_supervisor_killed_while_acquiring_or_booting(renter: Renter) -> None:
-    delay_sshd(renter, 500.0)
-    remove_capacity(renter)
-    job = renter.launch()
-    renter.wait_for(lambda: renter.journal_events(job, RequestRefused))
-    renter.kill_supervisor()
-    renter.run("ls")
-    assert renter.wait_for_supervisor()
-    renter.cloud.post("capacity", **{f"{zone}/{TYPE}": 2 for zone in ZONES[1:2]})
-    renter.wait_for(lambda: is_booting(renter, job))
-    first_ids = renter.live_instance_ids()
-    renter.kill_supervisor()
-    os.utime(job.path / ".supervised", (0, 0))  # else it is not started again within 20 s
-    assert job.name in renter.run("ls")
-    assert renter.wait_for_supervisor()
-    # The time until sshd listens begins when a machine runs.
-    renter.wait_for(lambda: {instance["state"] for instance in renter.cloud.instances()} == {"running"})
-    renter.cloud.post("advance", seconds=600)
-    renter.wait_for(lambda: len(json.loads((job.path / "hosts.json").read_text())["machines"]) == 2)
-
-    def is_set_up() -> bool:
-        activity = job.status().doing
-        return activity.startswith("setting up") and "boot" not in activity
-
-    renter.wait_for(is_set_up)
-    assert renter.live_instance_ids() == first_ids == renter.all_instance_ids()
-    assert renter.granted_ids(job) == [first_ids]
-    renter.run("down", "-y", job.name)
-    renter.assert_nothing_left()
+    assert not [action for action in renter.calls() if action.startswith(("Create", "Run"))]
 
 
 # --- a lost run folder, and two at once ------------------------------------------------------------------------------
@@ -147,7 +102,6 @@ def test_ls_restarts_a_supervisor_killed_while_acquiring_or_booting(renter: Rent
 
 @pytest.mark.parametrize("has_supervisor", [False, True])
 def test_job_without_its_run_folder_can_be_found_and_ended(renter: Renter, has_supervisor: bool) -> None:
-    delay_sshd(renter)
     job = launch_until_booting(renter)
     uid = job.spec.uid
     if not has_supervisor:
@@ -165,7 +119,6 @@ def test_job_without_its_run_folder_can_be_found_and_ended(renter: Renter, has_s
 
 
 def test_supervisor_of_a_job_ended_from_elsewhere_rents_nothing(renter: Renter) -> None:
-    delay_sshd(renter)
     job = launch_until_booting(renter)
     elsewhere = renter.path / "elsewhere"
     elsewhere.mkdir()
@@ -176,7 +129,6 @@ def test_supervisor_of_a_job_ended_from_elsewhere_rents_nothing(renter: Renter) 
 
 
 def test_three_concurrent_downs_of_a_job_all_succeed(renter: Renter) -> None:
-    delay_sshd(renter)
     renter.cloud.post("set", stop_seconds=3.0)
     job = launch_until_booting(renter)
     elsewhere = renter.path / "elsewhere"
@@ -200,7 +152,7 @@ def other_renter(renter: Renter, tmp_path: Path, images: Path) -> Iterator[Rente
 
 
 def test_two_first_launches_at_once_create_one_stack_and_two_jobs(renter: Renter, other_renter: Renter) -> None:
-    delay_sshd(renter)
+    renter.cloud.post("machines", ssh_delay_seconds=NEVER_SECONDS)
     renters = (renter, other_renter)
     for user in renters:
         del user.sandbox.env[SETTLE_VARIABLE]
@@ -225,7 +177,6 @@ def test_two_first_launches_at_once_create_one_stack_and_two_jobs(renter: Renter
 
 
 def test_resources_of_others_with_our_names_are_left_alone(renter: Renter) -> None:
-    delay_sshd(renter)
     job = launch_until_booting(renter)
     ec2 = renter.cloud.client("ec2")
     ssm = renter.cloud.client("ssm")
@@ -281,24 +232,7 @@ def test_launch_with_bad_input_fails_at_once_and_creates_nothing(
     assert all(word in launched.err for word in words), launched.err
     assert "Traceback" not in launched.err and launched.out == ""
     assert not list((renter.path / "runs").glob("job-*"))
-    actions = [action for _, action in renter.cloud.post("calls")["calls"]]
-    assert not [action for action in actions if action.startswith(("Create", "Run", "Put", "Import"))]
-
-
-def test_launch_without_quota_fails_soon_and_says_what_to_request(renter: Renter) -> None:
-    renter.run("up", "--stack")
-    renter.cloud.post("set", quota_vcpu={"L-34B43A08": 8.0})
-    checked = renter.cli("check", "--type", TYPE, "--machines", "2", renter.sandbox.write_recipe(3))
-    assert checked.code == 1, checked
-    assert "request-service-quota-increase" in checked.out and "L-34B43A08" in checked.out, checked
-    launched = renter.cli(*(argument for argument in renter.launch_arguments() if argument != "-d"))
-    assert launched.code == 100, launched
-    job = renter.sandbox.job()
-    reason = job.status().reason
-    assert len(renter.journal_events(job, LaunchRequest)) == 1, "the quota is the same in all zones"
-    assert "MaxSpotInstanceCountExceeded" in reason and "\n" not in reason, reason
-    assert renter.all_instance_ids() == []
-    renter.assert_nothing_left()
+    assert not [action for action in renter.calls() if action.startswith(("Create", "Run", "Put", "Import"))]
 
 
 # --- boots that fail -------------------------------------------------------------------------------------------------

@@ -10,26 +10,24 @@ TWO_CARDS = ("--type", "m6in.32xlarge")  # without GPUs, which no simulated mach
 NAT_WORD = "NAT gateway"
 
 
-def train_to_the_end(renter: Renter, *options: str) -> Job:
+def train_to_the_end(renter: Renter) -> Job:
     """Launch two machines with two network cards each, and wait until they have trained."""
     renter.cloud.post("set", internet_wait_seconds=20.0)
-    job = renter.launch(*TWO_CARDS, *options, epochs=1)
+    job = renter.launch(*TWO_CARDS, epochs=1)
     renter.wait_for(lambda: job.status().state in ("done", "failed"), 150)
     assert job.status().state == "done", renter.describe()
     renter.wait_for(lambda: not renter.supervisor_pids())
     return job
 
 
-@pytest.mark.rehearsal
 def test_each_machine_gets_a_public_address(renter: Renter) -> None:
     job = train_to_the_end(renter)
-    addresses = [action for action in renter.cloud.post("calls")["calls"] if "ModifyNetworkInterface" in str(action)]
+    addresses = [action for action in renter.calls() if action.startswith("ModifyNetworkInterface")]
     assert len(addresses) == 2 and not renter.journal_events(job, NatGatewayRequested)
     machines = renter.run_json("cost", job.name)["machines"]
     assert all(machine["address_dollars"] > 0 for machine in machines)
 
 
-@pytest.mark.rehearsal
 def test_refused_addresses_are_replaced_by_a_nat_gateway(renter: Renter) -> None:
     renter.cloud.post("set", refuses_public_addresses=True, nat_seconds=1.0, boot_download_bytes=2 * 10**9)
     job = train_to_the_end(renter)
@@ -44,13 +42,6 @@ def test_refused_addresses_are_replaced_by_a_nat_gateway(renter: Renter) -> None
     assert row["dollars"] + report["nat_dollars"] == pytest.approx(meter_dollars, rel=0.01), (report, meter_dollars)
     kinds = {resource["kind"] for resource in renter.cloud.all_resources() if "imgnet:job" in resource["tags"]}
     assert not kinds & {"nat-gateway", "subnet", "route-table"}, "everything of the job is removed"
-
-
-@pytest.mark.rehearsal
-def test_image_that_needs_nothing_trains_without_internet(renter: Renter) -> None:
-    renter.cloud.post("set", needs_internet=False)
-    job = train_to_the_end(renter, "--internet", "none")
-    assert not renter.journal_events(job, NatGatewayRequested)
 
 
 def test_machines_without_internet_fail_with_the_reason(renter: Renter) -> None:

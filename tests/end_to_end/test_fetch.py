@@ -13,17 +13,6 @@ from support.sandbox import Sandbox
 from cluster.jobs.job import Job
 from train.tools.filesystem import read_json_lines
 
-RECIPE = """\
-from train.recipe import Data, Model, Phase, Recipe
-
-recipe = Recipe(
-    name="fetched",
-    data=Data(name="drawn", root="nowhere", train=60, val=20),
-    model=Model(name="resnet10_tiny"),
-    gpus=1,
-    phases=[Phase(epochs=(0, {epochs}), size=32, batch=8, lr=0.05, copy=32)],
-)
-"""
 LOCAL_OPTIONS = ("--local", "-d", "--workers", "0", "--no-standby")
 
 
@@ -35,10 +24,11 @@ def pack_images(sandbox: Sandbox) -> Path:
     return sandbox.path / "set"
 
 
-def write_recipe(sandbox: Sandbox, epochs: int = 1) -> str:
-    path = sandbox.path / "fetched.py"
-    path.write_text(RECIPE.format(epochs=epochs))
-    return str(path)
+def write_recipe(sandbox: Sandbox, epochs: int = 1) -> Path:
+    """Write a recipe that reads the copies of 32 pixels."""
+    recipe = Path(sandbox.write_recipe(epochs))
+    recipe.write_text(recipe.read_text().replace("size=32,", "size=32, copy=32,"))
+    return recipe
 
 
 # --- from a folder ---------------------------------------------------------------------------------------------------

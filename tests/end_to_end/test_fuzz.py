@@ -125,71 +125,48 @@ KINDS: dict[str, Callable[[Path], None]] = {
 }
 
 
-class DamagedFolder:
-    """A run folder of which one file at a time is changed."""
-
-    def __init__(self, folder: Path, generator: random.Random) -> None:
-        self.folder, self.random = folder, generator
-        self.contents = {
-            path.relative_to(folder): path.read_bytes()
+def damage(folder: Path, generator: random.Random) -> str:
+    """Change one file of a run folder. Returns a description of the change."""
+    path = generator.choice(
+        [
+            path
             for path in sorted(folder.rglob("*"))
             if path.is_file() and path.suffix not in (".pt", ".safetensors", ".html") and "lock" not in path.name
-        }
+        ]
+    )
+    content = path.read_bytes()
+    path.unlink()
+    return f"{path.relative_to(folder)}: {damaged(path, content, generator)}"
 
-    @contextlib.contextmanager
-    def one_damage(self) -> Iterator[str]:
-        """Change one file while the `with` block runs. Gives a description of the change."""
-        name = self.random.choice([*self.contents])
-        path, content = self.folder / name, self.contents[name]
-        path.unlink(missing_ok=True)
-        try:
-            yield f"{name}: {self._damage(path, content)}"
-        finally:
-            self._restore()
 
-    def _damage(self, path: Path, content: bytes) -> str:
-        kind = self.random.random()
-        if kind < 0.75 and path.suffix in (".json", ".jsonl"):
-            lines = [content] if path.suffix == ".json" else content.splitlines()
-            number = self.random.randrange(len(lines)) if lines else 0
-            with contextlib.suppress(ValueError, IndexError):
-                value = json.loads(lines[number])
-                where = self.random.choice([*json_paths(value)])
-                new = self.random.choice([*VALUES, DELETED])
-                lines[number] = json.dumps(changed_json(value, where, new)).encode()
-                path.write_bytes(b"\n".join(lines) + b"\n")
-                return f"line {number}, {where} = {repr(new)[:40]}"
-        what = self.random.choice(["folder", "FIFO", "loop", "dangling", "cut", "text", "text", "text"])
-        if what == "folder":
-            path.mkdir()
-        elif what == "FIFO":
-            os.mkfifo(path)
-        elif what == "loop":
-            path.symlink_to(path.name)
-        elif what == "dangling":
-            path.symlink_to("/nonexistent/x")
-        elif what == "cut":
-            path.write_bytes(content[: self.random.randrange(len(content) + 1)])
-        else:
-            text = self.random.choice(TEXTS)
-            path.write_bytes(text)
-            return f"{text[:20]!r} ... of {len(text)} bytes"
-        return what
-
-    def _restore(self) -> None:
-        """Put every file back, also those that a command has replaced, and remove new ones."""
-        for path in self.folder.rglob("*"):
-            name = path.relative_to(self.folder)
-            if name in self.contents:
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path)
-                elif path.is_symlink() or not path.is_file() or path.read_bytes() != self.contents[name]:
-                    path.unlink()
-            elif not path.is_dir() and path.suffix not in (".pt", ".safetensors") and "lock" not in path.name:
-                path.unlink()
-        for name, content in self.contents.items():
-            if not (self.folder / name).exists():
-                (self.folder / name).write_bytes(content)
+def damaged(path: Path, content: bytes, generator: random.Random) -> str:
+    """Write something else in place of a file that had this content. Returns a description of the change."""
+    if generator.random() < 0.75 and path.suffix in (".json", ".jsonl"):
+        lines = [content] if path.suffix == ".json" else content.splitlines()
+        number = generator.randrange(len(lines)) if lines else 0
+        with contextlib.suppress(ValueError, IndexError):
+            value = json.loads(lines[number])
+            where = generator.choice([*json_paths(value)])
+            new = generator.choice([*VALUES, DELETED])
+            lines[number] = json.dumps(changed_json(value, where, new)).encode()
+            path.write_bytes(b"\n".join(lines) + b"\n")
+            return f"line {number}, {where} = {repr(new)[:40]}"
+    what = generator.choice(["folder", "FIFO", "loop", "dangling", "cut", "text", "text", "text"])
+    if what == "folder":
+        path.mkdir()
+    elif what == "FIFO":
+        os.mkfifo(path)
+    elif what == "loop":
+        path.symlink_to(path.name)
+    elif what == "dangling":
+        path.symlink_to("/nonexistent/x")
+    elif what == "cut":
+        path.write_bytes(content[: generator.randrange(len(content) + 1)])
+    else:
+        text = generator.choice(TEXTS)
+        path.write_bytes(text)
+        return f"{text[:20]!r} ... of {len(text)} bytes"
+    return what
 
 
 def json_paths(value: Any, prefix: JsonPath = ()) -> Iterator[JsonPath]:
@@ -281,21 +258,24 @@ def job_folder(finished: FinishedSandbox, tmp_path: Path, monkeypatch: pytest.Mo
 def test_commands_on_damaged_run_folders_end_without_traceback(kind: str, job_folder: Path) -> None:
     KINDS[kind](job_folder)
     generator = random.Random(kind)
-    folder = DamagedFolder(job_folder, generator)
-    lock_path = job_folder / "machine/work/0" / AGENT_LOCK
+    intact_folder = job_folder.parent.with_name("intact")
+    shutil.copytree(job_folder, intact_folder)
     run_command(["report"])  # imports what draws, which takes long
     problems: dict[tuple[str, str], str] = {}
     command_count = 0
-    with locked(lock_path) if kind == "running" else contextlib.nullcontext():
-        while command_count < COMMANDS_PER_KIND:
-            with folder.one_damage() as damage:
-                words_of_case = generator.sample(COMMANDS, 6)
-                if generator.random() < 6 * SLOW_SHARE:
-                    words_of_case += SLOW_COMMANDS
-                for words in words_of_case:
-                    if kind == "running" and words == ["follow"]:  # it would follow the job for ever
-                        continue
-                    command_count += 1
-                    if problem := run_command(words):
-                        problems.setdefault((words[0], problem[-60:]), f"{damage} | {' '.join(words)} | {problem}")
+    while command_count < COMMANDS_PER_KIND:
+        shutil.rmtree(job_folder)
+        shutil.copytree(intact_folder, job_folder)
+        lock_path = job_folder / "machine/work/0" / AGENT_LOCK
+        with locked(lock_path) if kind == "running" else contextlib.nullcontext():
+            description = damage(job_folder, generator)
+            commands_of_case = generator.sample(COMMANDS, 6)
+            if generator.random() < 6 * SLOW_SHARE:
+                commands_of_case += SLOW_COMMANDS
+            for words in commands_of_case:
+                if kind == "running" and words == ["follow"]:  # it would follow the job for ever
+                    continue
+                command_count += 1
+                if problem := run_command(words):
+                    problems.setdefault((words[0], problem[-60:]), f"{description} | {' '.join(words)} | {problem}")
     assert not problems, "\n" + "\n".join(problems.values())

@@ -29,11 +29,6 @@ job = run(
 )
 print(job.name, job.wait(120))
 """
-ONE = """\
-from train.recipe import Command
-
-recipe = Command(argv=["python", "train.py", "--lr", "0.5"], machines=2, procs=1, env={"OWN": "x"})
-"""
 SWEEP = """\
 from train.recipe import Command
 
@@ -48,7 +43,7 @@ def recipes():
 def project(sandbox: Sandbox) -> Path:
     folder = sandbox.path / "mine"
     folder.mkdir()
-    for name, text in (("train", SCRIPT), ("drive", FROM_PYTHON), ("one", ONE), ("sweep", SWEEP)):
+    for name, text in (("train", SCRIPT), ("drive", FROM_PYTHON), ("sweep", SWEEP)):
         (folder / f"{name}.py").write_text(text)
     sandbox.env["IMGNET_RUNS"] = str(sandbox.path / "runs")
     return folder
@@ -69,14 +64,6 @@ def test_run_from_python_beside_a_train_py_returns_a_job(sandbox: Sandbox, proje
     assert (spec.machines, spec.procs, spec.workload.name) == (2, 2, "mine")
     assert "RANK=3 WORLD_SIZE=4 TORCHELASTIC_RESTART_COUNT=1 OWN=a b TOKEN=hunter2 --lr 0.1" in log(sandbox, 1, 3, 2)
     assert "hunter2" not in sandbox.job().run_folder.spec_path.read_text()
-
-
-def test_launch_of_a_file_with_a_command_runs_it_on_its_machines(sandbox: Sandbox, project: Path) -> None:
-    result = sandbox.cli("launch", "--local", "mine/one.py")  # from another folder than the project's
-    assert result.code == 0, result
-    assert "RANK=1 WORLD_SIZE=2 TORCHELASTIC_RESTART_COUNT=0 OWN=x" in log(sandbox, 1, 1)
-    assert sandbox.cli("launch", "--local", "--machines", "1", "mine/one.py").code == 0
-    assert "WORLD_SIZE=1" in log(sandbox, 2)
 
 
 def test_commands_of_a_loop_are_a_sweep(sandbox: Sandbox, project: Path) -> None:

@@ -43,14 +43,12 @@ def test_selftest_passes_and_leaves_nothing(renter: Renter) -> None:
     assert our_resources(renter) == [] and not (folder / "selftest-state.json").exists()
 
 
-@pytest.mark.rehearsal
 def test_ctrl_c_removes_everything_and_says_so(renter: Renter) -> None:
     assert interrupted_selftest(renter, signal.SIGINT) == 130
     assert our_resources(renter) == [] and renter.live_instance_ids() == []
     assert "interrupted" in (renter.path / "runs" / "selftest" / "selftest-report.txt").read_text()
 
 
-@pytest.mark.rehearsal
 def test_after_a_kill_the_same_command_removes_everything(renter: Renter) -> None:
     assert interrupted_selftest(renter, signal.SIGKILL) == -signal.SIGKILL
     assert our_resources(renter)

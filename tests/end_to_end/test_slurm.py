@@ -3,16 +3,15 @@
 import json
 import re
 import subprocess
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from support import exact_jobs
+from support.exact_jobs import newest_attempt, wait_for_steps, write_recipe
 from support.sandbox import ENDLESS, Sandbox
 from support.slurm import SlurmCluster
+from support.waiting import wait_for
 
 from cluster.jobs.job import Job
-from cluster.state import attempts, status
 from train.tools import checkpoint_io
 
 EPOCHS = 120  # enough for a node to be replaced meanwhile
@@ -20,8 +19,8 @@ OPTIONS = ("--machines", "3", "--procs", "1", *exact_jobs.OPTIONS)
 SLURM_OPTIONS = ("--slurm", "--gpus-per-node", "0")
 
 
-class SlurmSandbox:
-    """A sandbox on a login node, and the cluster."""
+class SlurmUser:
+    """A user on a login node of a cluster of four nodes."""
 
     def __init__(self, sandbox: Sandbox, cluster: SlurmCluster) -> None:
         self.sandbox = sandbox
@@ -29,82 +28,57 @@ class SlurmSandbox:
 
     def launch(self, epochs: int, *options: str) -> Job:
         """Launch a job of three machines on the cluster without following it."""
-        result = self.sandbox.cli("launch", "-d", *SLURM_OPTIONS, *OPTIONS, *options, self.write_recipe(epochs))
+        result = self.sandbox.cli(
+            "launch", "-d", *SLURM_OPTIONS, *OPTIONS, *options, write_recipe(self.sandbox, 3, epochs)
+        )
         assert result.code == 0, result
         return self.sandbox.job(int(re.findall(r"job-(\d+) launched", result.out)[0]))
 
-    def write_recipe(self, epochs: int) -> str:
-        return str(exact_jobs.write_recipe(self.sandbox.path / f"several_{epochs}.py", self.sandbox.data, 3, epochs))
-
     def slurm_jobs(self, *options: str) -> list[str]:
         """Return the ids of the jobs in Slurm's queue."""
-        return self.cluster.run("squeue", "--noheader", "--format=%i", *options).stdout.split()
+        return self.cluster.run("squeue", "--noheader", "--format=%i", *options).split()
 
-    def node_of(self, machine: str) -> str:
-        """Return the node of a machine's newest step."""
-        lines = self.cluster.run("squeue", "--noheader", "--steps", "--format=%j|%N").stdout.splitlines()
-        return next(line.partition("|")[2].strip() for line in lines if line.startswith(f"machine-{machine}|"))
+    def describe(self, job: Job) -> str:
+        """Return what job and cluster say, for the message of a failure."""
+        logs = [f"--- {path}\n{path.read_text()[-2000:]}" for path in sorted((job.path / "slurm").glob("*"))]
+        return "\n".join([exact_jobs.describe(job), *logs, self.cluster.describe()])
 
-    def wait_for(self, job: Job, condition: Callable[[], Any], seconds: float = 180.0) -> None:
-        """Wait for a condition. Raises `AssertionError` when it is not true in time."""
-
-        def describe() -> str:
-            rows = status.machine_statuses(job.run)
-            states = {name: row.state for name, row in rows.items()}
-            history = [f"{row.number} {row.machine_names} {row.reason}" for row in job.run_folder.attempts.all()]
-            logs = [f"--- {path}\n{path.read_text()[-2000:]}" for path in sorted((job.path / "slurm").glob("*"))]
-            log = job.run_folder.supervisor_log_path.read_text() if job.run_folder.supervisor_log_path.exists() else ""
-            return "\n".join([json.dumps(states), *history, str(job.result), *logs, log, self.cluster.describe()])
-
-        self.sandbox.wait_for(condition, seconds, describe=describe, poll_seconds=0.2)
-
-    def wait_for_steps(self, job: Job, steps: int, after_attempt: int = 0) -> None:
-        """Wait until all three machines have trained `steps` steps in an attempt after `after_attempt`."""
-
-        def train() -> bool:
-            assert job.result is None, job.result
-            return exact_jobs.have_trained(job, steps, "0", "1", "2", after_attempt=after_attempt)
-
-        self.wait_for(job, train)
-
-    def assert_all_is_over(self, job: Job) -> None:
-        """Wait until nothing of a job is left: neither in Slurm's queue, nor on the nodes, nor on this computer."""
-        self.wait_for(job, lambda: not self.slurm_jobs() and not self.cluster.job_pids())
-        self.wait_for(job, lambda: not self.sandbox.job_pids())
+    def assert_end(self, job: Job, state: str, reason: str = "") -> None:
+        """Wait until a job has ended, and nothing of it is in Slurm's queue, on the nodes or on this computer."""
+        wait_for(lambda: job.has_ended, 150, describe=lambda: self.describe(job))
+        assert job.result and job.result.state == state and reason in job.result.reason, job.result
+        wait_for(
+            lambda: not (self.slurm_jobs() or self.cluster.job_pids() or self.sandbox.job_pids()),
+            describe=lambda: self.describe(job),
+        )
 
 
 @pytest.fixture
-def cluster(slurm: Callable[..., SlurmCluster]) -> SlurmCluster:
-    """A cluster of four nodes. It is made before the sandbox, so that its daemons are not processes of the sandbox."""
-    return slurm(4)
-
-
-@pytest.fixture
-def place(cluster: SlurmCluster, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> SlurmSandbox:
-    """A sandbox on a login node of the cluster."""
+def user(slurm: SlurmCluster, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> SlurmUser:
+    """A user in the sandbox. The cluster is made first, so that its daemons are not processes of the sandbox."""
     for name in ("SLURM_CONF", "PATH"):
-        sandbox.env[name] = cluster.env[name]
-        monkeypatch.setenv(name, cluster.env[name])
-    return SlurmSandbox(sandbox, cluster)
+        sandbox.env[name] = slurm.env[name]
+        monkeypatch.setenv(name, slurm.env[name])
+    return SlurmUser(sandbox, slurm)
 
 
-def test_job_survives_a_node_without_power_and_ends_as_an_undisturbed_one(place: SlurmSandbox) -> None:
-    job = place.launch(EPOCHS, "--log-ids", "--lost-seconds", "2")
-    place.wait_for_steps(job, 5)
-    (slurm_job,) = place.slurm_jobs()
-    lost_node = place.cluster.job_fields(slurm_job)["BatchHost"]  # the job goes on without its batch script
-    next(node for node in place.cluster.nodes if node.name == lost_node).power_off()
-    place.wait_for_steps(job, 5, after_attempt=2)  # the second attempt is that of the two others
-    assert len(place.slurm_jobs()) == 2  # the replacement has a job of its own
-    place.wait_for(job, lambda: job.has_ended, 150)
+def test_job_survives_a_node_without_power_and_ends_as_an_undisturbed_one(user: SlurmUser) -> None:
+    job = user.launch(EPOCHS, "--log-ids", "--lost-seconds", "2")
+    wait_for_steps(job, 5, "0", "1", "2")
+    (slurm_job,) = user.slurm_jobs()
+    # The node of the batch script: the job goes on without the script.
+    lost_node = user.cluster.run("squeue", "--noheader", "--format=%B", f"--jobs={slurm_job}").strip()
+    next(node for node in user.cluster.nodes if node.name == lost_node).power_off()
+    wait_for_steps(job, 5, "0", "1", "2", after_attempt=2)  # the second attempt is that of the two others
+    assert len(user.slurm_jobs()) == 2  # the replacement has a job of its own
+    user.assert_end(job, "done")
+    assert not user.slurm_jobs(f"--jobs={slurm_job}")
     result = job.result
-    assert result and result.state == "done" and result.ids_wrong == [], result
-    place.assert_all_is_over(job)
-    assert not place.slurm_jobs(f"--jobs={slurm_job}")
+    assert result and result.ids_wrong == [], result
 
-    undisturbed = place.sandbox.cli("launch", "--local", *OPTIONS, place.write_recipe(EPOCHS), timeout=240)
+    undisturbed = user.sandbox.cli("launch", "--local", *OPTIONS, write_recipe(user.sandbox, 3, EPOCHS), timeout=240)
     assert undisturbed.code == 0, undisturbed
-    expected = place.sandbox.job(2).result
+    expected = user.sandbox.job(2).result
     assert expected and result.steps == expected.steps
     assert len(result.epochs) == len(expected.epochs) == EPOCHS
     for name in ("steps", "train_images", "val_images"):
@@ -112,78 +86,67 @@ def test_job_survives_a_node_without_power_and_ends_as_an_undisturbed_one(place:
     assert (result.top1, result.top5) == (expected.top1, expected.top5)
 
 
-def test_rehearse_loss_stop_resume_attach_and_shell(place: SlurmSandbox) -> None:
-    job = place.launch(ENDLESS, "--lost-seconds", "2")
-    place.wait_for_steps(job, 5)
-    shell = place.sandbox.cli("ssh", "job-1", "--machine", "2", "--", "printenv", "SLURMD_NODENAME")
-    assert shell.code == 0 and shell.out.strip() == place.node_of("2"), shell
-    attach = ["timeout", "60", "script", "-qfec", f"{place.sandbox.command} attach job-1 --machine 0", "/dev/null"]
-    with subprocess.Popen(attach, stdout=subprocess.PIPE, env=place.sandbox.env, cwd=place.sandbox.path) as terminal:
+def test_rehearse_loss_stop_resume_attach_and_shell(user: SlurmUser) -> None:
+    sandbox = user.sandbox
+    job = user.launch(ENDLESS, "--lost-seconds", "2")
+    wait_for_steps(job, 5, "0", "1", "2")
+    shell = sandbox.cli("ssh", "job-1", "--machine", "2", "--", "printenv", "SLURMD_NODENAME")
+    assert shell.code == 0, shell
+    steps = user.cluster.run("squeue", "--noheader", "--steps", "--format=%j|%N").splitlines()
+    assert f"machine-2|{shell.out.strip()}" in [step.strip() for step in steps]
+    attach = ["timeout", "60", "script", "-qfec", f"{sandbox.command} attach job-1 --machine 0", "/dev/null"]
+    with subprocess.Popen(attach, stdout=subprocess.PIPE, env=sandbox.env, cwd=sandbox.path) as terminal:
         assert terminal.stdout and any(b"epoch" in line for line in terminal.stdout)  # the trainers' log
         terminal.terminate()
     for notice in ([], ["--notice", "20"]):
-        before = attempts.newest_attempt(job.run_folder.shared)
-        assert place.sandbox.cli("rehearse-loss", "job-1", "--machine", "1", *notice).code == 0
-        place.wait_for_steps(job, 3, after_attempt=before.number + 1 if before else 0)
-        assert len(place.slurm_jobs()) == 1  # the node was still ours
+        number = newest_attempt(job).number
+        assert sandbox.cli("rehearse-loss", "job-1", "--machine", "1", *notice).code == 0
+        wait_for_steps(job, 3, "0", "1", "2", after_attempt=number + 1)
+        assert len(user.slurm_jobs()) == 1  # the node was still ours
 
-    stopped = place.sandbox.cli("stop", "job-1")
-    assert stopped.code == 0 and job.result and job.result.state == "stopped", stopped
-    place.assert_all_is_over(job)
+    stopped = sandbox.cli("stop", "job-1")
+    assert stopped.code == 0, stopped
+    user.assert_end(job, "stopped")
     step = max((row.step for row in job.steps()), default=0)
-    resumed = place.sandbox.cli("resume", "-d", "job-1")
+    resumed = sandbox.cli("resume", "-d", "job-1")
     assert resumed.code == 0, resumed
-    place.wait_for_steps(job, 3)
-    newest = attempts.newest_attempt(job.run_folder.shared)
-    assert newest and newest.first_step >= step > 0
-    assert place.sandbox.cli("stop", "job-1").code == 0
-    place.assert_all_is_over(job)
+    wait_for_steps(job, 3, "0", "1", "2")
+    assert newest_attempt(job).first_step >= step > 0
+    assert sandbox.cli("stop", "job-1").code == 0
+    user.assert_end(job, "stopped")
 
 
-def test_time_limit_of_slurm_stops_the_job_with_a_checkpoint(place: SlurmSandbox) -> None:
-    job = place.launch(ENDLESS, "--time", "3", "--save-seconds", "1000")
-    place.wait_for_steps(job, 3)
-    place.wait_for(job, lambda: job.has_ended, 150)
-    result = job.result
-    assert result and (result.state, result.reason) == ("stopped", "Slurm's time limit is near")
+def test_time_limit_of_slurm_stops_the_job_with_a_checkpoint(user: SlurmUser) -> None:
+    job = user.launch(ENDLESS, "--time", "3", "--save-seconds", "1000")
+    wait_for_steps(job, 3, "0", "1", "2")
+    user.assert_end(job, "stopped", "Slurm's time limit is near")
     assert checkpoint_io.newest_checkpoint(job.run_folder.shared / "checkpoints" / "000001")
-    place.assert_all_is_over(job)
 
 
-def test_job_that_waits_for_nodes_shows_why_and_scancel_ends_it(place: SlurmSandbox) -> None:
-    cluster = place.cluster
-    blocker = cluster.sbatch("sleep 600", "--nodes=4", "--exclusive")
-    cluster.wait_for(lambda: cluster.job_state(blocker) == "RUNNING")
-    job = place.launch(ENDLESS)
-    shown = json.loads(place.sandbox.cli("status", "job-1", "-o", "json").out)
+def test_job_that_waits_for_nodes_shows_why_and_scancel_ends_it(user: SlurmUser) -> None:
+    cluster, sandbox = user.cluster, user.sandbox
+    for options in (("--time", "soon"), ("--sbatch=--constraint=none-such",)):
+        refused = sandbox.cli("launch", *SLURM_OPTIONS, *OPTIONS, *options, write_recipe(sandbox, 3, 2))
+        assert refused.code != 0 and "sbatch: " in refused.err and refused.err.count("\n") == 1, (options, refused)
+    assert not user.slurm_jobs() and not sandbox.job_pids()
+
+    blocker = cluster.run("sbatch", "--parsable", "--nodes=4", "--exclusive", "--wrap=sleep 600").strip()
+    cluster.wait_for(lambda: user.slurm_jobs("--states=RUNNING") == [blocker])
+    job = user.launch(ENDLESS)
+    shown = json.loads(sandbox.cli("status", "-o", "json").out)
     assert shown["state"] == "waiting" and "waiting for Slurm" in shown["doing"]
-    attach = place.sandbox.cli("attach", "job-1")
+    attach = sandbox.cli("attach", job.name)
     assert attach.code == 1 and "waiting for Slurm" in attach.err and attach.err.count("\n") == 1
-    stopped = place.sandbox.cli("stop", "job-1", timeout=120)
+    stopped = sandbox.cli("stop", job.name, timeout=120)
     assert stopped.code == 0 and job.result and job.result.state == "stopped", stopped
-    assert place.slurm_jobs() == [blocker]
-    place.wait_for(job, lambda: not place.sandbox.job_pids())
+    assert user.slurm_jobs() == [blocker]
+    wait_for(lambda: not sandbox.job_pids())
 
-    assert place.sandbox.cli("resume", "-d", "job-1").code == 0
+    assert sandbox.cli("resume", "-d", job.name).code == 0
     cluster.run("scancel", blocker)
-    place.wait_for_steps(job, 3)
-    (slurm_job,) = place.slurm_jobs()
+    wait_for_steps(job, 3, "0", "1", "2")
+    (slurm_job,) = user.slurm_jobs()
     cluster.run("scancel", slurm_job)
-    place.wait_for(job, lambda: job.has_ended)
-    result = job.result
-    assert result and result.state in ("stopped", "failed"), result
-    assert result.reason == f"Slurm ended its job {slurm_job}: cancelled"
-    place.assert_all_is_over(job)
-
-
-def test_wrong_options_are_one_line_and_nothing_is_submitted(place: SlurmSandbox) -> None:
-    for options, message in [
-        (("--partition", "nothing"), "the cluster has the partitions main, requeued, urgent"),
-        (("--machines", "9"), "the partition main has 4 nodes, but the job needs 9"),
-        (("--gpus-per-node", "2"), "have no GPUs; for nodes without: --gpus-per-node 0"),
-        (("--time", "soon"), "sbatch: "),
-        (("--sbatch=--constraint=none-such",), "sbatch: "),
-    ]:
-        result = place.sandbox.cli("launch", *SLURM_OPTIONS, *OPTIONS, *options, place.write_recipe(2))
-        assert result.code != 0 and message in result.err and result.err.count("\n") == 1, (options, result)
-    assert not place.slurm_jobs() and not place.sandbox.job_pids()
+    wait_for(lambda: job.has_ended, describe=lambda: user.describe(job))
+    assert job.result and job.result.state in ("stopped", "failed"), job.result
+    user.assert_end(job, job.result.state, f"Slurm ended its job {slurm_job}: cancelled")

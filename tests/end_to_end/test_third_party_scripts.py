@@ -10,17 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.aws_user import TYPE, Renter, renter
+from support import exact_jobs
 from support.peers import SCRIPTS, peer_python
 from support.sandbox import Sandbox
-from support.simcloud.fixture import simcloud
 from support.third_party import FILES, FOLDER
 from support.waiting import wait_for
 
 from cluster.jobs.job import Job
-from cluster.state import attempts
-
-__all__ = ["renter", "simcloud"]  # fixtures
 
 WAIT_SECONDS = 500.0  # libraries of several hundred megabytes are imported in each process of each attempt
 IN_CHECKPOINTS = 'cd "$IMGNET_CHECKPOINTS" && exec {python} "$OLDPWD/on_cpu.py" "$OLDPWD/{script}" {arguments}'
@@ -50,97 +46,78 @@ def make_inputs(python: Path, kind: str, folder: Path) -> None:
     assert completed.returncode == 0, completed.stderr[-4000:]
 
 
-def run_detached(sandbox: Sandbox, project: Path, command: list[str], *options: str) -> Job:
-    """Start a command on three machines of this computer."""
-    arguments = ("run", "--local", "--machines", "3", "-d", "--workdir", project, *options, "--", *command)
-    result = sandbox.cli(*arguments)
-    assert result.code == 0, result
-    return sandbox.job()
-
-
-def log_of(job: Job, attempt: int, rank: int = 0) -> str:
-    path = job.path / f"logs/{attempt:06}/rank-{rank}.log"
+def log_of(job: Job, attempt: int) -> str:
+    """Return what rank 0 has printed in an attempt."""
+    path = job.path / f"logs/{attempt:06}/rank-0.log"
     return path.read_text(errors="replace") if path.exists() else ""
 
 
-def history(job: Job) -> list[attempts.Attempt]:
-    return job.run_folder.attempts.all()
-
-
-def all_logs(job: Job) -> str:
-    """Return the ends of all logs, for the message of a failure."""
+def describe(job: Job) -> str:
+    """Return the attempts and the ends of all logs, for the message of a failure."""
     paths = sorted(job.path.glob("logs/*/rank-*.log"))
-    reasons = [f"{attempt.number}: {attempt.machine_names} {attempt.reason}" for attempt in history(job)]
-    return "\n".join([*reasons, *(f"--- {path}\n{path.read_text(errors='replace')[-1500:]}" for path in paths)])
+    logs = [f"--- {path}\n{path.read_text(errors='replace')[-1500:]}" for path in paths]
+    return "\n".join([exact_jobs.describe(job), *logs])
 
 
-def wait_for_log(job: Job, is_there: Callable[[str], object], attempt: int = 1) -> None:
-    """Wait until rank 0 has printed something. Raises `AssertionError` when the job ends before."""
-
-    def has_printed() -> object:
-        assert not job.has_ended, f"{job.status()}\n{all_logs(job)}"
-        return is_there(log_of(job, attempt))
-
-    wait_for(has_printed, WAIT_SECONDS, lambda: all_logs(job), poll_seconds=0.1)
+def has_copy(job: Job, pattern: str, version: int = 1) -> bool:
+    """Whether the shared folder has this version of the checkpoint folder, or a later one, with such a file."""
+    folders = (job.run_folder.shared / "checkpoints/000001").glob("save-*")
+    return any(int(folder.name[5:]) >= version and list(folder.glob(pattern)) for folder in folders)
 
 
-def wait_for_copy(job: Job, pattern: str, version: int = 1) -> None:
-    """Wait until a copy of the checkpoint folder with such a file is in the shared folder."""
-    versions = f"machine/shared/checkpoints/000001/save-*/{pattern}"
-    wait_for_log(
-        job,
-        lambda log: any(
-            int(path.parts[-1 - pattern.count("/") - 1][5:]) >= version for path in job.path.glob(versions)
-        ),
-    )
+def train_through_a_loss(
+    sandbox: Sandbox, project: Path, command: str, *options: str, when: Callable[[Job], bool], for_good: bool = True
+) -> Job:
+    """Run a shell command on three machines of this computer, of which machine 2 is lost `when` a condition is true.
 
+    Returns the job when it is done and its supervisor has ended.
+    """
+    arguments = ("run", "--local", "--machines", "3", "-d", "--workdir", project, *options, "--", "sh", "-c", command)
+    launched = sandbox.cli(*arguments)
+    assert launched.code == 0, launched
+    job = sandbox.job()
 
-def lose_a_machine(sandbox: Sandbox, job: Job, *options: str) -> None:
-    result = sandbox.cli("rehearse-loss", job.name, "--machine", "2", *options)
-    assert "machine 2 of job-1 was killed" in result.out, result
+    def may_be_lost() -> bool:
+        assert not job.has_ended, describe(job)
+        return when(job)
 
-
-def assert_done_after_a_loss(sandbox: Sandbox, job: Job) -> int:
-    """Wait for the end of a job that has lost machine 2, and of its supervisor. Returns the last attempt."""
-    wait_for(lambda: job.has_ended, WAIT_SECONDS, lambda: all_logs(job), poll_seconds=0.1)
-    assert job.state == "done", f"{job.status()}\n{all_logs(job)}"
-    made = history(job)
-    assert len(made[0].members) == 3 and made[1].reason.startswith("machine 2 lost"), all_logs(job)
+    wait_for(may_be_lost, WAIT_SECONDS, lambda: describe(job), poll_seconds=0.1)
+    killed = sandbox.cli("rehearse-loss", job.name, "--machine", "2", *(("--for-good",) if for_good else ()))
+    assert "machine 2 of job-1 was killed" in killed.out, killed
+    wait_for(lambda: job.has_ended, WAIT_SECONDS, lambda: describe(job), poll_seconds=0.1)
+    assert job.state == "done", describe(job)
+    first, second, *_ = job.run_folder.attempts.all()
+    assert len(first.members) == 3 and second.reason.startswith("machine 2 lost"), describe(job)
     # A new agent of machine 2 may be there before the loss is noticed; then one attempt does both.
-    is_back = made[1].reason == "machine 2 lost; machine 2 joined"
-    assert [*made[1].machine_names] == (["0", "1", "2"] if is_back else ["0", "1"]), all_logs(job)
+    is_back = second.reason == "machine 2 lost; machine 2 joined"
+    assert [*second.machine_names] == (["0", "1", "2"] if is_back else ["0", "1"]), describe(job)
     wait_for(lambda: not sandbox.pids("-m cluster.jobs.supervisor"), WAIT_SECONDS, poll_seconds=0.1)
-    return last_attempt(job)
+    return job
 
 
-def last_attempt(job: Job) -> int:
-    """Return the number of the last attempt that had machines: the end of a job is an attempt without."""
-    return max(attempt.number for attempt in history(job) if attempt.members)
+def last_log(job: Job) -> str:
+    return log_of(job, job.run_folder.attempts.last_training_number())
 
 
 def epochs_in(log: str) -> list[int]:
     return [int(number) for number in EPOCH.findall(log)]
 
 
-def assert_continued_from_the_snapshot(job: Job, epochs: int) -> None:
-    """Assert that each attempt after the first continues at the epoch of its snapshot, and that all were trained."""
-    first_log, *later_logs = [log_of(job, attempt) for attempt in range(1, last_attempt(job) + 1)]
+def test_ddp_tutorial_continues_from_its_snapshot_when_a_machine_is_lost_and_returns(sandbox: Sandbox) -> None:
+    project = make_project(sandbox.path / "project", *TUTORIAL)
+    command = IN_CHECKPOINTS.format(python="python", script=TUTORIAL[0], arguments="200 1 --batch_size 4")
+    # The second copy is of a later epoch than the first one.
+    job = train_through_a_loss(
+        sandbox, project, command, when=lambda job: has_copy(job, "snapshot.pt", version=2), for_good=False
+    )
+    last_attempt = job.run_folder.attempts.last_training_number()
+    first_log, *later_logs = [log_of(job, attempt) for attempt in range(1, last_attempt + 1)]
     trained = set(epochs_in(first_log))
     for log in filter(epochs_in, later_logs):  # a machine may return before the script has begun
         found = SNAPSHOT.search(log)
-        assert found and epochs_in(log)[0] == int(found.group(1)) >= 1, all_logs(job)
+        assert found and epochs_in(log)[0] == int(found.group(1)) >= 1, describe(job)
         trained |= set(epochs_in(log))
-    assert any(map(epochs_in, later_logs)) and trained == set(range(epochs)), all_logs(job)
-
-
-def test_ddp_tutorial_continues_from_its_snapshot_when_a_machine_is_lost_and_returns(sandbox: Sandbox) -> None:
-    project = make_project(sandbox.path / "project", *TUTORIAL)
-    arguments = IN_CHECKPOINTS.format(python="python", script=TUTORIAL[0], arguments="200 1 --batch_size 4")
-    job = run_detached(sandbox, project, ["sh", "-c", arguments])
-    wait_for_copy(job, "snapshot.pt", version=2)  # the second is of a later epoch than the first one
-    lose_a_machine(sandbox, job)
-    assert_done_after_a_loss(sandbox, job)
-    assert_continued_from_the_snapshot(job, epochs=200)
+    assert any(map(epochs_in, later_logs)) and trained == set(range(200)), describe(job)
 
 
 def test_imagenet_example_continues_from_its_checkpoint(sandbox: Sandbox) -> None:
@@ -151,12 +128,11 @@ def test_imagenet_example_continues_from_its_checkpoint(sandbox: Sandbox) -> Non
     command = IN_CHECKPOINTS.format(
         python=python, script="main.py", arguments=f'"$IMGNET_DATA" {options} --resume checkpoint.pth.tar'
     )
-    job = run_detached(sandbox, project, ["sh", "-c", command], "--data", str(sandbox.path / "drawn"))
-    wait_for_copy(job, "checkpoint.pth.tar")
-    lose_a_machine(sandbox, job, "--for-good")
-    last_log = log_of(job, assert_done_after_a_loss(sandbox, job))
-    assert re.search(r"loaded checkpoint 'checkpoint.pth.tar' \(epoch [1-9]\d*\)", last_log), all_logs(job)
-    assert "Epoch: [0]" not in last_log and "Epoch: [29]" in last_log
+    data = ("--data", str(sandbox.path / "drawn"))
+    job = train_through_a_loss(sandbox, project, command, *data, when=lambda job: has_copy(job, "checkpoint.pth.tar"))
+    log = last_log(job)
+    assert re.search(r"loaded checkpoint 'checkpoint.pth.tar' \(epoch [1-9]\d*\)", log), describe(job)
+    assert "Epoch: [0]" not in log and "Epoch: [29]" in log
 
 
 def test_accelerate_example_continues_from_its_checkpoint(sandbox: Sandbox) -> None:
@@ -168,12 +144,13 @@ def test_accelerate_example_continues_from_its_checkpoint(sandbox: Sandbox) -> N
         f"exec {python} on_cpu.py complete_nlp_example.py --cpu --checkpointing_steps epoch "
         '--output_dir "$IMGNET_CHECKPOINTS" ${last:+--resume_from_checkpoint "$last"}'
     )
-    job = run_detached(sandbox, project, ["sh", "-c", command], "--env", "HF_HUB_OFFLINE=1")
-    wait_for_copy(job, "epoch_0/random_states_0.pkl")
-    lose_a_machine(sandbox, job, "--for-good")
-    last_log = log_of(job, assert_done_after_a_loss(sandbox, job))
-    assert "Resumed from checkpoint: " in last_log and "epoch 0:" not in last_log, all_logs(job)
-    assert "epoch 2: {'accuracy'" in last_log
+    offline = ("--env", "HF_HUB_OFFLINE=1")
+    job = train_through_a_loss(
+        sandbox, project, command, *offline, when=lambda job: has_copy(job, "epoch_0/random_states_0.pkl")
+    )
+    log = last_log(job)
+    assert "Resumed from checkpoint: " in log and "epoch 0:" not in log, describe(job)
+    assert "epoch 2: {'accuracy'" in log
 
 
 def test_lightning_example_ends_with_fewer_machines(sandbox: Sandbox) -> None:
@@ -185,30 +162,7 @@ def test_lightning_example_ends_with_fewer_machines(sandbox: Sandbox) -> None:
         "export PL_TRAINER_NUM_NODES=$GROUP_WORLD_SIZE PL_TRAINER_DEVICES=$LOCAL_WORLD_SIZE; "
         f"exec {python} on_cpu.py transformer.py"
     )
-    job = run_detached(sandbox, project, ["sh", "-c", command], "--env", "PL_TRAINER_ACCELERATOR=cpu")
-    wait_for_log(job, lambda log: "Epoch 1" in log)
-    lose_a_machine(sandbox, job, "--for-good")
-    last_log = log_of(job, assert_done_after_a_loss(sandbox, job))
-    assert "MEMBER: 1/2" in last_log and "test_loss" in last_log, all_logs(job)
-
-
-def test_ddp_tutorial_continues_on_rented_machines_when_one_is_interrupted(renter: Renter) -> None:
-    project = make_project(renter.path / "project", *TUTORIAL)
-    command = IN_CHECKPOINTS.format(python="python", script=TUTORIAL[0], arguments="100 1 --batch_size 16")
-    options = ("--type", TYPE, "--machines", "3", "--workdir", project)
-    renter.run("run", "-d", "-y", *options, "--", "sh", "-c", command)
-    job = renter.sandbox.job()
-    wait_for_log(job, lambda log: "Epoch 30 | Training snapshot saved" in log)
-    interrupted_id = renter.instance_id("1")
-    renter.cloud.interrupt(interrupted_id, notice=60)
-    renter.wait_for(lambda: renter.live_instances_by_machine().get("1", interrupted_id) != interrupted_id, WAIT_SECONDS)
-    wait_for(lambda: job.has_ended, WAIT_SECONDS, lambda: f"{renter.describe()}\n{all_logs(job)}", poll_seconds=0.1)
-    assert job.state == "done", f"{job.status()}\n{all_logs(job)}\n{renter.describe()}"
-    assert [*history(job)[1].machine_names] == ["0", "2"], all_logs(job)
-    assert_continued_from_the_snapshot(job, epochs=100)
-    renter.assert_nothing_left()
-    report, bill = renter.run_json("cost", job.name), renter.cloud.bill()
-    assert {machine["id"] for machine in report["machines"]} == set(bill["instances"]) and len(bill["instances"]) == 4
-    assert report["running"] == 0 and report["unknown"] == []
-    machines_and_disks = report["dollars"] - report["traffic_dollars"]
-    assert machines_and_disks == pytest.approx(bill["total"] - bill["efs"], rel=0.01), (report, bill)
+    on_cpu = ("--env", "PL_TRAINER_ACCELERATOR=cpu")
+    job = train_through_a_loss(sandbox, project, command, *on_cpu, when=lambda job: "Epoch 1" in log_of(job, 1))
+    log = last_log(job)
+    assert "MEMBER: 1/2" in log and "test_loss" in log, describe(job)

@@ -141,17 +141,8 @@ def count_resources(account: Account) -> dict[str, int]:
 
 
 COMPLETE_STACK = {
-    "Vpcs": 1,
-    "Subnets": 2,
-    "RouteTables": 1,
-    "InternetGateways": 1,
-    "VpcEndpoints": 1,
-    "SecurityGroups": 1,
-    "KeyPairs": 1,
-    "FileSystems": 1,
-    "MountTargets": 2,
-    "AccessPoints": 1,
-    "Roles": 1,
-    "InstanceProfiles": 1,
+    **dict.fromkeys(("Vpcs", "RouteTables", "InternetGateways", "VpcEndpoints", "SecurityGroups", "KeyPairs"), 1),
+    **dict.fromkeys(("FileSystems", "AccessPoints", "Roles", "InstanceProfiles"), 1),
+    **dict.fromkeys(("Subnets", "MountTargets"), 2),  # one in each zone
 }
 NO_RESOURCES = dict.fromkeys(COMPLETE_STACK, 0)

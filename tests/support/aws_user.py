@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.command_server import SETTLE_VARIABLE
+from support.exact_jobs import newest_attempt
 from support.sandbox import CommandResult, Sandbox
 from support.simcloud.fixture import CloudProcess
 from support.waiting import PATIENCE, wait_for
@@ -124,6 +125,10 @@ class Renter:
             if resource["kind"] == "placement-group" and "imgnet:job" in resource.get("tags", {})
         ]
 
+    def calls(self) -> list[str]:
+        """Return the actions of AWS that were called since the calls were last forgotten."""
+        return [action for _, action in self.cloud.post("calls")["calls"]]
+
     def supervisor_pids(self) -> list[int]:
         """Return the supervisors that run now."""
         return self.sandbox.pids("-m cluster.jobs.supervisor")
@@ -142,6 +147,26 @@ class Renter:
         """Return the step that the job trains, 0 while it does not train."""
         status = job.status()
         return int(status.step or 0) if status.doing in ("training", "validating") else 0
+
+    def wait_for_steps(self, job: Job, attempt: int = 1, steps: int = 4) -> int:
+        """Wait until an attempt of this number or a later one has trained `steps` steps. Returns the job's step."""
+
+        def has_trained() -> bool:
+            assert not job.has_ended, f"{job.status()}\n{self.describe()}"
+            newest = newest_attempt(job)
+            is_training = newest.number >= attempt and bool(newest.members)
+            return is_training and self.training_step(job) >= newest.first_step + steps
+
+        self.wait_for(has_trained)
+        return self.training_step(job)
+
+    def wait_for_members(self, job: Job, *machines: str) -> None:
+        """Wait until these machines are the members of the newest attempt."""
+        self.wait_for(lambda: set(newest_attempt(job).machine_names) == set(machines))
+
+    def wait_for_replacement(self, machine: str, old_id: str) -> None:
+        """Wait until a machine is another instance than `old_id`."""
+        self.wait_for(lambda: self.live_instances_by_machine().get(machine, old_id) != old_id)
 
     def assert_nothing_left(self) -> None:
         """Raises `AssertionError` when an instance or placement group of ours is left, or `gc` finds anything."""

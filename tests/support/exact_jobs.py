@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from support.sandbox import Sandbox
+from support.waiting import wait_for
 
 from cluster.jobs.job import Job
 from cluster.state import attempts, status
@@ -12,25 +14,11 @@ from train.tools import checkpoint_io
 IMAGES = 60
 BATCH = 4
 OPTIONS = ("--keep-batch", "--exact", "--workers", "0", "--save-seconds", "1")
-RECIPE = """\
-from train.recipe import Data, Model, Optim, Phase, Recipe
-
-recipe = Recipe(
-    name="several",
-    data=Data(name="drawn", root={data!r}, train={images}, val=20),
-    model=Model(name="resnet10_tiny"),
-    optim=Optim(nesterov=True, loss={loss!r}),
-    machines=1,
-    gpus={gpus},
-    phases=[Phase(epochs=(0, {epochs}), size=32, batch={batch}, lr=0.02)],
-)
-"""
 
 
-def write_recipe(path: Path, data: Path, gpus: int, epochs: int, loss: str = "cross_entropy") -> Path:
-    """Write a recipe for some GPUs and return its path."""
-    path.write_text(RECIPE.format(data=str(data), images=IMAGES, batch=BATCH, gpus=gpus, epochs=epochs, loss=loss))
-    return path
+def write_recipe(sandbox: Sandbox, gpus: int, epochs: int, pace: tuple[int, float] | None = None) -> str:
+    """Write a recipe for some GPUs and return its path. For `pace` see `Sandbox.write_recipe`."""
+    return sandbox.write_recipe(epochs, "several", 0.02, pace, gpus, BATCH)
 
 
 def final_parameters(shared: Path) -> dict[str, Any]:
@@ -44,15 +32,35 @@ def final_parameters(shared: Path) -> dict[str, Any]:
     return {**checkpoint["model"], **momenta, **losses}
 
 
-def have_trained(job: Job, steps: int, *machines: str, after_attempt: int = 0) -> bool:
-    """Whether these machines, and no others, have trained `steps` steps in an attempt after `after_attempt`."""
-    newest = attempts.newest_attempt(job.run_folder.shared)
-    rows = status.machine_statuses(job.run)
-    return (
-        newest is not None
-        and newest.number > after_attempt
-        and sorted(newest.machine_names) == sorted(machines)
-        and all(machine in rows for machine in machines)
-        and all(rows[machine].attempt == newest.number for machine in machines)
-        and all(rows[machine].last_step >= newest.first_step + steps for machine in machines)
-    )
+def newest_attempt(job: Job) -> attempts.Attempt:
+    """Return the newest attempt of a job, one without a number before the first."""
+    return attempts.newest_attempt(job.run_folder.shared) or attempts.Attempt()
+
+
+def describe(job: Job) -> str:
+    """Return the attempts, the machines' states and the supervisor's log, for the message of a failure."""
+    history = [
+        f"{attempt.number} {attempt.machine_names} {attempt.reason} from {attempt.first_step}"
+        for attempt in job.run_folder.attempts.all()
+    ]
+    states = {name: row.state for name, row in status.machine_statuses(job.run).items()}
+    log = job.run_folder.supervisor_log_path
+    return "\n".join([*history, str(states), str(job.status()), log.read_text() if log.exists() else ""])
+
+
+def wait_for_steps(job: Job, steps: int, *machines: str, after_attempt: int = 0) -> None:
+    """Wait until these machines, and no others, have trained `steps` steps in an attempt after `after_attempt`.
+
+    Without `machines`: those of the newest attempt. Raises `AssertionError` when the job ends before.
+    """
+
+    def have_trained() -> bool:
+        assert not job.has_ended, describe(job)
+        newest = newest_attempt(job)
+        members = set(newest.machine_names)
+        if newest.number <= after_attempt or not members or (machines and members != set(machines)):
+            return False
+        rows = {name: row for name, row in status.machine_statuses(job.run).items() if row.attempt == newest.number}
+        return all(name in rows and rows[name].last_step >= newest.first_step + steps for name in members)
+
+    wait_for(have_trained, 180.0, describe=lambda: describe(job), poll_seconds=0.1)

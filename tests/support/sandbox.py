@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from cluster.jobs.job import Job
-from train.tools.process import descendant_pids
 
 from .command_server import QUICK_START, can_fork, command_server
 from .waiting import DEADLINE_SECONDS, PATIENCE, wait_for
@@ -40,8 +39,8 @@ recipe = Recipe(
     model=Model(name="resnet10_tiny"),
     optim=Optim(nesterov=True{loss}),
     machines=1,
-    gpus=1,
-    phases=[Phase(epochs=(0, {epochs}), size=32, batch=8, lr={lr})],
+    gpus={gpus},
+    phases=[Phase(epochs=(0, {epochs}), size=32, batch={batch}, lr={lr})],
 )
 """
 
@@ -180,7 +179,13 @@ class Sandbox:
         (self.path / "pace").unlink()
 
     def write_recipe(
-        self, epochs: int = 2, name: str = "tiny", lr: Any = 0.05, pace: tuple[int, float] | None = None
+        self,
+        epochs: int = 2,
+        name: str = "tiny",
+        lr: Any = 0.05,
+        pace: tuple[int, float] | None = None,
+        gpus: int = 1,
+        batch: int = 8,
     ) -> str:
         """Write a recipe file and return its path. An epoch has 8 steps, 4 of two processes, and takes about 0.2 s.
 
@@ -191,7 +196,8 @@ class Sandbox:
         folder = self.path / "project" if pace else self.path
         loss = f', loss="{self.write_slow_loss(folder, *pace)}"' if pace else ""
         path = folder / f"{name}_{epochs}.py"
-        path.write_text(RECIPE.format(name=name, epochs=epochs, data=str(self.data), lr=lr, loss=loss))
+        values = {"name": name, "epochs": epochs, "data": str(self.data), "lr": lr, "loss": loss}
+        path.write_text(RECIPE.format(**values, gpus=gpus, batch=batch))
         return str(path)
 
     def launch(self, epochs: int, *options: str, pace: tuple[int, float] | None = None) -> Job:
@@ -256,10 +262,6 @@ class Sandbox:
         """Return the parent of a process. Raises `OSError` when the process has ended."""
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
-    def descendant_pids(self, pid: int) -> list[int]:
-        """Return all processes below a process."""
-        return descendant_pids(pid)
-
     def agent_pid(self) -> int:
         """Return the process of the sandbox's only agent."""
         (pid,) = self.program_pids("-m cluster.agent")
@@ -270,19 +272,13 @@ class Sandbox:
 
         They are children of agents. Loader workers have the same command line, but are children of trainers.
         """
-        return self._training_children(self.program_pids("-m cluster.agent"))
-
-    def worker_pids(self) -> list[int]:
-        """Return the loader workers of the trainers."""
-        return self._training_children(self.trainer_pids())
-
-    def _training_children(self, parent_pids: list[int]) -> list[int]:
-        child_pids = []
+        agent_pids = self.program_pids("-m cluster.agent")
+        trainer_pids = []
         for pid in self.pids("-m train "):
-            with contextlib.suppress(OSError):
-                if self.parent_pid(pid) in parent_pids:
-                    child_pids.append(pid)
-        return child_pids
+            with contextlib.suppress(OSError):  # the process has ended
+                if self.parent_pid(pid) in agent_pids:
+                    trainer_pids.append(pid)
+        return trainer_pids
 
     def job_pids(self) -> list[int]:
         """Return the processes of all jobs: agents, trainers, workers, supervisors, windows; not the tmux server."""

@@ -1,7 +1,7 @@
 """The backend `slurm` with commands of Slurm that a test writes: bad input, a silent controller, its requests."""
 
-import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,7 @@ def backend(hand_made: Fixture) -> SlurmBackend:
     return SlurmBackend(Run(run.spec, run.run_folder))
 
 
-def make_job(state: str = "RUNNING", elapsed: float = 300.0) -> SlurmJob:
-    return SlurmJob(id="7", name=UID, state=state, reason="None", elapsed=elapsed, seconds_left=None, nodes="n[1-2]")
+JOB = SlurmJob(id="7", name=UID, state="RUNNING", reason="None", elapsed=300.0, seconds_left=None, nodes="n[1-2]")
 
 
 # --- the commands ----------------------------------------------------------------------------------------------------
@@ -142,14 +141,7 @@ def test_arguments_of_sbatch(backend: SlurmBackend) -> None:
     assert expected <= set(given) and given[-1] == "--mem=0" and "--time" not in " ".join(given)
     assert "--time=3" in arguments(options, seconds_left=61.0)
     assert "--time=4:00:00" in arguments(SlurmOptions(time_limit="4:00:00"))
-
-
-def test_batch_script_is_valid_shell_and_has_a_step_for_each_machine(backend: SlurmBackend) -> None:
-    script = batch_script(backend.run.spec, SlurmOptions(gpus_per_node=2), backend.run.folder, ["0", "1"], 0.0)
-    assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
-    first, second = (line for line in script.splitlines() if line.startswith("srun "))
-    assert "--gpus-per-node=2" in first and first.endswith("&")
-    assert "--job-name=machine-1" in second and "${nodes[1]}" in second
+    assert "--gpus-per-node=8" in batch_script(backend.run.spec, options, backend.run.folder, ["0", "1"], 0.0)
 
 
 # --- life ------------------------------------------------------------------------------------------------------------
@@ -173,11 +165,11 @@ def test_may_run_agent(
     job: dict[str, Any], elapsed: list[float], silence: float, has_ended: bool, expected: bool
 ) -> None:
     steps = [SlurmStep(id="7.0", job_id="7", name="machine-0", node="n1", elapsed=seconds) for seconds in elapsed]
-    assert may_run_agent(make_job(**job), steps, silence, has_ended) == expected
+    assert may_run_agent(replace(JOB, **job), steps, silence, has_ended) == expected
 
 
 def test_machine_is_not_dead_while_slurm_does_not_answer(program: Fixture, backend: SlurmBackend) -> None:
-    program("squeue", "echo 'squeue: error: Unable to contact slurm controller' >&2; exit 1")
+    program("squeue", "exit 1")
     assert backend.dead_machines() == [] and backend.agents_alive() and backend.waits_for() == ""
     assert backend.terminate() == ["0", "1"]
 
@@ -189,9 +181,7 @@ def test_job_that_slurm_forgot_has_no_agent(program: Fixture, backend: SlurmBack
     assert backend.terminate() == [] and not scancel.exists()
 
 
-def test_waiting_job_shows_the_reason_and_is_no_failure(
-    program: Fixture, backend: SlurmBackend, hand_made: Fixture
-) -> None:
+def test_waiting_job_shows_the_reason_and_is_no_failure(program: Fixture, backend: SlurmBackend) -> None:
     squeue = program("squeue", f"echo '8|{UID}|PENDING|Priority|0:00|1:00:00|'")
     assert backend.waits_for() == "waiting for Slurm to start its job 8: Priority"
     assert backend.agents_alive() and backend.dead_machines() == []
