@@ -62,7 +62,6 @@ def serve(port: int, folder: Path, boot_seconds: float) -> None:
     """Serve until SIGINT or SIGTERM, then end all machines."""
     from support.simcloud import http_server
     from support.simcloud.cloud import SimulatedAws
-    from support.simcloud.control import CONTROL_COMMANDS
     from support.simcloud.machines import SimulatedMachines, new_login
 
     check_port_is_free(port)
@@ -71,16 +70,10 @@ def serve(port: int, folder: Path, boot_seconds: float) -> None:
         signal.signal(signal_number, lambda *_: is_over.set())
     sim = SimulatedAws(new_login(), boot_seconds=boot_seconds)
     machines = SimulatedMachines(sim, folder)
-
-    def reset(front: http_server.AwsFrontend) -> None:
-        front.reset()
-        machines.reset()
-
-    CONTROL_COMMANDS["break_gpu"] = lambda front, id, how: machines.break_gpu(id, how)
-    CONTROL_COMMANDS["machines"] = lambda front, **settings: machines.configure(**settings)
-    CONTROL_COMMANDS["reset"] = reset
     try:
         server, url = http_server.serve(port, sim)
+        server.front.machines = machines
+        threading.Thread(target=sim.run, daemon=True).start()
         machines.env["AWS_ENDPOINT_URL"] = url  # for the commands on the machines, whose keys are in their metadata
         print("\n".join(f"export {name}={value}" for name, value in environment(url).items()))
         print(f"\n# The machines' disks: {machines.folder}/<instance id>/home. Ctrl-C ends all machines.", flush=True)

@@ -74,6 +74,10 @@ class Settings:
     refuses_public_addresses: bool = False  # EC2 gives no public address to a running instance
     nat_seconds: float = 0.0  # to create or delete a NAT gateway
     boot_download_bytes: int = 0  # that each machine fetches over the internet while it is set up
+    ssh_delay_seconds: float = 0.0  # of a machine, from running to sshd
+    failing_machines: Collection[int] = ()  # numbers (from 0, in the order of booting) of machines whose set-up fails
+    has_instance_connect: bool = True  # the image lets keys log in that EC2 Instance Connect sends
+    gpus: int = 0  # of machines that boot from now on
 
 
 class SimulatedAws(Settings, InstanceEndings):
@@ -281,6 +285,10 @@ class SimulatedAws(Settings, InstanceEndings):
         """Return the instances of all regions that are not terminated."""
         return list(self._live_instances.values())
 
+    def limit_capacity(self, type: str, zones: Collection[str], places: int) -> None:
+        """Set the free places of a type in zones."""
+        self.capacity |= {(zone, type): places for zone in zones}
+
     def next_address(self) -> str:
         """Return a loopback address that no instance had: from 127.1.0.2 to 127.1.249.251, then again."""
         number = next(self._address_numbers) % (250 * 250)
@@ -304,14 +312,14 @@ class SimulatedAws(Settings, InstanceEndings):
 
         self.tick()
         with self.lock:
-            return leak_check.billable(self)
+            return list(leak_check.billable(self))
 
     def leftovers(self) -> list[dict[str, Any]]:
         """Return the resources that are free or meant to stay: groups, key pairs, networks, file systems."""
         from support.simcloud import leak_check
 
         with self.lock:
-            return leak_check.free(self)
+            return list(leak_check.free(self))
 
     def name_images(self, images: Collection[str]) -> None:
         """Let public parameters name only these images, by the keys of `spot_market.IMAGES`, until a reset."""

@@ -114,7 +114,7 @@ class SimulatedMachine(TestMachine):
     def _write_fake_commands(self, folder: Path, metadata_url: str) -> None:
         """Put fakes first in PATH: a command on a machine must never cut the power of this computer."""
         for name in FAKE_COMMANDS:
-            _write_script(folder / name, _exec_script(sys.executable, "-I", "-S", str(FAKES), name, metadata_url))
+            _write_script(folder / name, _exec_script(sys.executable, "-I", "-S", str(FAKES), metadata_url, name))
         _write_script(folder / "sudo", SUDO)
 
     def _write_host_key(self) -> None:

@@ -179,10 +179,11 @@ def ssm_init(self: Any, region_name: str, account_id: str) -> None:
 
 
 def create_volume(self: Any, *arguments: Any, **options: Any) -> Any:
-    """Create a disk and begin to bill it."""
+    """Create a disk and begin to bill it, as gp3: we use no other kind."""
     volume = call_moto("create_volume", self, *arguments, **options)
     if getattr(self, "is_metered", False):
-        SimulatedAws.current.meter.start_volume(volume)
+        meter = SimulatedAws.current.meter
+        meter.start(volume.id, "volumes", meter.GP3_DOLLARS_PER_GB_HOUR * int(volume.size), 60.0)
     return volume
 
 
