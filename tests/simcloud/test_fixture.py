@@ -1,12 +1,11 @@
 """The whole simulated cloud, as other tests and a person use it: the leak check, and the command."""
 
 import signal
-import subprocess
 from collections.abc import Iterator
 
 import pytest
 from support.simcloud.__main__ import post_command
-from support.simcloud.fixture import COMMAND, IMAGE, CloudProcess, simcloud  # noqa: F401  # pytest finds the fixture by its name here
+from support.simcloud.fixture import IMAGE, CloudProcess, simcloud  # noqa: F401  # pytest finds the fixture by its name here
 from support.simcloud.in_process import launch_machines
 from support.simcloud.process_keeper import process_ids
 
@@ -56,9 +55,3 @@ def test_no_process_outlives_a_signal_to_the_cloud(own_cloud: CloudProcess, sign
     own_cloud.wait_for(lambda: not process_ids(own_cloud.folder))
     with pytest.raises(OSError):
         post_command(own_cloud.url, "instances")
-
-
-def test_second_cloud_at_a_port_says_what_to_type(own_cloud: CloudProcess) -> None:
-    port = f"--port={own_cloud.url.rpartition(':')[2]}"
-    second = subprocess.run([*COMMAND, port], capture_output=True, text=True, timeout=120)
-    assert (second.returncode, second.stdout) == (1, "") and "make simcloud PORT=" in second.stderr, second

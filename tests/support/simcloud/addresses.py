@@ -58,8 +58,7 @@ def disassociate_address(self: Any) -> ActionResult:
     """Disassociate an elastic address, which gets its own IP address back."""
     association_id = self._get_param("AssociationId")
     addresses = [address for address in self.ec2_backend.addresses if address.association_id == association_id]
-    message = f"The association ID '{association_id}' does not exist"
-    refuse_if(not addresses, "InvalidAssociationID.NotFound", message)
+    refuse_if(not addresses, "InvalidAssociationID.NotFound", f"There is no association '{association_id}'.")
     disassociate(addresses[0])
     return EmptyResult()
 

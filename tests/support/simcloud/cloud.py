@@ -128,7 +128,6 @@ class SimulatedAws(Settings, InstanceEndings):
             self.quota_vcpu: dict[str, float] = {}
             self.launches_by_token: dict[tuple[str, str], tuple[str, Any]] = {}  # of (region, client token)
             self.groups: dict[tuple[str, str], dict[str, Any]] = {}  # placement groups of (region, name)
-            self.spot_requests: dict[tuple[str, str], dict[str, Any]] = {}  # of (region, id)
             self.reservations: dict[str, CapacityReservation] = {}
             self.market = spot_market.Market()
             self.meter = BillingMeter(self.now)

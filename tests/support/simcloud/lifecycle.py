@@ -37,7 +37,6 @@ class InstanceLife:
     key: str
     user_data: str
     address: str
-    spot_request_id: str | None = None
     reservation_id: str | None = None  # the capacity reservation in which the instance runs
     interruption_time: float | None = None  # the time in its interruption notice
     shutdown_time: float | None = None
@@ -68,7 +67,6 @@ class InstanceEndings:
         pool = (instance.placement.zone, instance.instance_type)
         if pool in self.capacity and had_capacity and not (loses_capacity or instance.life.reservation_id):
             self.capacity[pool] += 1
-        self.market.close_request(self, instance)
         self._add_event("on_dying", self.view(instance))
 
     def _end_billing(self: Any, instance: Any) -> None:

@@ -8,21 +8,19 @@ from typing import Any
 
 import moto.ec2.models.elastic_ip_addresses as moto_addresses
 import moto.ec2.utils as moto_utils
+from moto.core.base_backend import BackendDict
 from moto.core.exceptions import ServiceException
 from moto.core.responses import ActionResult
 from moto.ec2.exceptions import DryRunClientError
-from moto.ec2.models import EC2Backend, ec2_backends
+from moto.ec2.models import EC2Backend
 from moto.ec2.models.amis import Ami
 from moto.ec2.models.core import TaggedEC2Resource
 from moto.ec2.models.elastic_network_interfaces import Attachment, NetworkInterface
 from moto.ec2.models.instances import Instance
 from moto.ec2.responses import EC2Response
-from moto.efs.models import EFSBackend, efs_backends
+from moto.efs.models import EFSBackend
 from moto.efs.responses import EFSResponse
-from moto.iam.models import iam_backends
-from moto.s3.models import s3_backends
-from moto.ssm.models import SimpleSystemManagerBackend, ssm_backends
-from moto.sts.models import sts_backends
+from moto.ssm.models import SimpleSystemManagerBackend
 from support.simcloud import efs, instances, internet, moto_speed, permissions, run_instances, spot_market  # noqa: F401
 from support.simcloud.aws_protocol import error_response
 from support.simcloud.cloud import EC2_CALLS, SimulatedAws, call_moto, moto_originals
@@ -78,9 +76,8 @@ def _patch_regions() -> None:
     replace_attribute(TaggedEC2Resource, "get_tags", get_tags)
     # The addresses that moto draws belong to strangers.
     replace_attribute(moto_addresses, "random_ip", lambda: SimulatedAws.current.next_address())
-    for kind, prefix in (("placement-group", "pg"), ("spot-instances-request", "sir")):
-        moto_utils.EC2_RESOURCE_TO_PREFIX[kind] = prefix
-        moto_utils.EC2_PREFIX_TO_RESOURCE[prefix] = kind
+    moto_utils.EC2_RESOURCE_TO_PREFIX["placement-group"] = "pg"
+    moto_utils.EC2_PREFIX_TO_RESOURCE["pg"] = "placement-group"
 
 
 def _patch_instances() -> None:
@@ -88,7 +85,6 @@ def _patch_instances() -> None:
     replace_attribute(NetworkInterface, "group_set", property(lambda self: self._group_set))
     replace_attribute(NetworkInterface, "network_card_index", 0)
     replace_attribute(Instance, "prep_nics", run_instances.prep_nics)
-    replace_attribute(Instance, "spot_instance_request_id", None)
     for name in ("private_ip", "private_ip_address", "public_ip", "public_ip_address"):
         replace_attribute(Instance, name, property(_address_getter(name)))
     for name in ("private_dns_name", "public_dns_name"):
@@ -132,9 +128,7 @@ def call_action(self: Any) -> Any:
         else:
             try:
                 response = call_moto(type(self).__name__, self)
-            except NotImplementedError as error:
-                response = _error_response(self, ServiceException("NotImplemented", str(error)))
-            except Exception as error:  # a bug of moto or of this package, which must not look like an error of EC2
+            except Exception as error:  # of moto or of this package, which must not look like an error of EC2
                 sim.errors.append(traceback.format_exc())
                 traceback.print_exc()
                 response = _error_response(self, ServiceException("SimulatorBroken", f"{action}: {error!r}"))
@@ -196,7 +190,6 @@ def delete_volume(self: Any, volume_id: str) -> Any:
 
 def reset_backends() -> None:
     """Empty the regions of all services that are used."""
-    services: tuple[Any, ...] = (ec2_backends, efs_backends, iam_backends, s3_backends, ssm_backends, sts_backends)
-    for service in services:
+    for service in list(BackendDict._instances):
         for account in list(service.values()):
             account.reset()

@@ -3,7 +3,6 @@
 A function answers a call: it gets the cloud, the region and the arguments, and returns the answer as plain data.
 """
 
-import hashlib
 import json
 from typing import Any
 
@@ -37,37 +36,26 @@ def get_products(sim: Any, region: str, arguments: dict[str, Any]) -> dict[str, 
     if arguments.get("ServiceCode") != "AmazonEC2":
         raise ServiceError("InvalidParameterException", "the simulated price list knows AmazonEC2 alone")
     filters = {row["Field"]: row["Value"] for row in arguments.get("Filters", [])}
-    texts = []
-    for type, price in ON_DEMAND.items():
-        product = _product(type, price, filters.get("regionCode", region))
-        attributes = product["product"]["attributes"]
-        checked = {name: value for name, value in filters.items() if name in attributes or name == "instanceType"}
-        if all(attributes.get(name) == value for name, value in checked.items()):
-            texts.append(json.dumps(product))
-    return {"FormatVersion": "aws_v1", "PriceList": texts}
+    products = (_product(type, price, filters.get("regionCode", region)) for type, price in ON_DEMAND.items())
+    matches = [product for product in products if filters.items() <= product["product"]["attributes"].items()]
+    return {"FormatVersion": "aws_v1", "PriceList": [json.dumps(product) for product in matches]}
 
 
 def _product(type: str, price: float, region: str) -> dict[str, Any]:
-    sku = hashlib.sha256(f"{type} {region}".encode()).hexdigest()[:16].upper()
     attributes = {
         "capacitystatus": "Used",
         "instanceType": type,
         "licenseModel": "No License required",
-        "locationType": "AWS Region",
         "marketoption": "OnDemand",
         "operatingSystem": "Linux",
-        "operation": "RunInstances",
         "preInstalledSw": "NA",
         "regionCode": region,
-        "servicecode": "AmazonEC2",
         "tenancy": "Shared",
     }
-    if region == "us-east-1":
-        attributes["location"] = "US East (N. Virginia)"
     dimension = {"unit": "Hrs", "pricePerUnit": {"USD": f"{price:.10f}"}, "beginRange": "0", "endRange": "Inf"}
-    term = {"sku": sku, "offerTermCode": "JRTCKXETXF", "priceDimensions": {f"{sku}.JRTCKXETXF.6YS6EN2CT7": dimension}}
-    product = {"productFamily": "Compute Instance", "sku": sku, "attributes": attributes}
-    return {"product": product, "serviceCode": "AmazonEC2", "terms": {"OnDemand": {f"{sku}.JRTCKXETXF": term}}}
+    term = {"priceDimensions": {"SKU.JRTCKXETXF.6YS6EN2CT7": dimension}}
+    product = {"productFamily": "Compute Instance", "sku": "SKU", "attributes": attributes}
+    return {"product": product, "serviceCode": "AmazonEC2", "terms": {"OnDemand": {"SKU.JRTCKXETXF": term}}}
 
 
 def get_service_quota(sim: Any, region: str, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from moto.core.utils import utcnow
 from moto.ec2.models.amis import Ami
 from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYPES
 from moto.ssm.models import Parameter
-from support.simcloud import placement_groups
 from support.simcloud.cloud import SimulatedAws, ec2_call, refuse_if
 from support.simcloud.lifecycle import BILLED_STATES
 from support.simcloud.prices import on_demand, spot_factor
@@ -89,8 +88,7 @@ class Market:
         Raises `AwsError` when these are fewer than MinCount.
         """
         zones = offered(request.region, request.type)
-        message = f"{request.type} is not supported in {request.zone}. Please choose {', '.join(zones)}."
-        refuse_if(request.zone not in zones, "Unsupported", message)
+        refuse_if(request.zone not in zones, "Unsupported", f"{request.type} is offered in {zones}.")
         quota_count = self._quota_count(sim, request)
         is_limited = (request.zone, request.type) in sim.capacity and not request.reservations
         free: int = sim.capacity[request.zone, request.type] if is_limited else request.max_count
@@ -98,8 +96,7 @@ class Market:
         is_spot = request.market == "spot"
         code = "MaxSpotInstanceCountExceeded" if is_spot else "VcpuLimitExceeded"
         refuse_if(quota_count < request.min_count, code, f"The quota allows {quota_count:g} instances.")
-        message = f"We currently do not have sufficient {request.type} capacity in the Availability Zone you requested"
-        message += f" ({request.zone}). Our system will be working on provisioning additional capacity."
+        message = f"We currently do not have sufficient {request.type} capacity in {request.zone}."
         refuse_if(count < request.min_count, "InsufficientInstanceCapacity", message)
         if is_limited:
             sim.capacity[request.zone, request.type] -= count
@@ -118,40 +115,6 @@ class Market:
             and quota_code(instance.instance_type, instance.life.market) == code
         )
         return (sim.quota_vcpu.get(code, PLENTY_VCPU) - used) // vcpus(request.type)
-
-    # --- spot requests ---------------------------------------------------------------------------------------------
-
-    def open_request(self, sim: SimulatedAws, request: Any, instance: Any) -> None:
-        """Create the request to which a new spot instance belongs, with tags of its own."""
-        if request.market != "spot":
-            return
-        id = "sir-" + hashlib.sha256(instance.id.encode()).hexdigest()[:8]
-        instance.spot_instance_request_id = instance.life.spot_request_id = id
-        instance.ec2_backend.create_tags([id], request.tags.get("spot-instances-request", {}))
-        request_row = {"SpotInstanceRequestId": id, "InstanceId": instance.id, "State": "active"}
-        sim.spot_requests[request.region, id] = request_row
-
-    def close_request(self, sim: SimulatedAws, instance: Any) -> None:
-        """Close the request of an instance that has ended, if it has one."""
-        key = (instance.region_name, instance.life.spot_request_id)
-        if key in sim.spot_requests:
-            sim.spot_requests[key]["State"] = "closed"
-
-
-@ec2_call
-def describe_spot_instance_requests(self: Any) -> ActionResult:
-    """Describe spot requests by filters, with tags. A request is visible when its instance is."""
-    sim = SimulatedAws.current
-    backend = self.ec2_backend
-    filters = self._filters_from_querystring()
-    rows = [
-        {**request, "Tags": placement_groups.TaggedResource(backend, id).tags()}
-        for (region, id), request in sim.spot_requests.items()
-        if region == self.region
-        and sim.is_visible(sim.find(request["InstanceId"]))
-        and placement_groups.matches(backend, id, {"state": request["State"]}, filters)
-    ]
-    return ActionResult({"SpotInstanceRequests": rows})
 
 
 @ec2_call
