@@ -1,5 +1,6 @@
 """The simulated AWS: moto, and what it leaves out: settings, a clock, events, the life of instances, dollars."""
 
+import hashlib
 import itertools
 import os
 import threading
@@ -256,11 +257,23 @@ class SimulatedAws(Settings, InstanceEndings):
                     return instance
         raise KeyError(f"no instance {id}")
 
-    def transfer(self, id: str, **moved_bytes: int) -> None:
-        """Let a running instance move bytes: `efs_read`, `efs_written`, or `internet`. Raises `ValueError`."""
-        from support.simcloud import traffic
+    def transfer(self, id: str, efs_read: int = 0, efs_written: int = 0, internet: int = 0) -> None:
+        """Let a running instance move bytes. Raises `ValueError` for one that does not run."""
+        from support.simcloud.internet import nat_gateway_of
 
-        traffic.transfer(self, id, **moved_bytes)
+        with self.lock:
+            instance = self.find(id)
+            if instance.state != "running":
+                raise ValueError(f"{id} does not run")
+            before = self.moved.get(id, Moved())
+            moved = Moved(before.efs_read + efs_read, before.efs_written + efs_written, before.internet + internet)
+            self.moved[id] = moved
+            self.meter.add_traffic("efs", efs_read, self.meter.EFS_DOLLARS_PER_GB_READ)
+            self.meter.add_traffic("efs", efs_written, self.meter.EFS_DOLLARS_PER_GB_WRITTEN)
+            if nat_gateway_of(instance):
+                self.meter.add_traffic("nat", internet, self.meter.NAT_DOLLARS_PER_GB)
+            self._add_event("on_transfer", self.view(instance), moved)
+        self.deliver_events()
 
     def add_instance(self, instance: Any) -> None:
         """Begin the life and the cost of a new instance."""
@@ -275,10 +288,13 @@ class SimulatedAws(Settings, InstanceEndings):
 
         `details` are further fields of a `CapacityReservation`.
         """
-        from support.simcloud import reservations
+        from support.simcloud.reservations import CapacityReservation
 
         with self.lock:
-            return reservations.reserve(self, type, zone, count, **details)
+            id = "cr-" + hashlib.sha256(f"reservation {len(self.reservations)}".encode()).hexdigest()[:17]
+            details = {"start": self.now(), **details}
+            self.reservations[id] = CapacityReservation(id=id, zone=zone, type=type, count=count, **details)
+            return id
 
     def live_instances(self) -> list[Any]:
         """Return the instances of all regions that are not terminated."""

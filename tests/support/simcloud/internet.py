@@ -39,14 +39,13 @@ def modify_network_interface_attribute(self: Any) -> ActionResult:
         return moto_answer("modify_network_interface_attribute", self)
     sim = SimulatedAws.current
     interface = self.ec2_backend.get_network_interface(self._get_param("NetworkInterfaceId"))
-    message = "The associatePublicIPAddress attribute cannot be set for an instance with several interfaces."
-    refuse_if(sim.refuses_public_addresses, "UnsupportedOperation", message)
+    is_refused = sim.refuses_public_addresses
+    refuse_if(is_refused, "UnsupportedOperation", "An instance with several interfaces gets no public address.")
     instance = interface.instance
     is_live = instance is not None and instance.state in ("pending", "running")
     refuse_if(not is_live, "IncorrectState", f"'{interface.id}' is not attached to a running instance.")
     is_primary = (interface.network_card_index, interface.device_index) == (0, 0)
-    message = "Only the primary network interface can have a public address."
-    refuse_if(not is_primary, "InvalidParameterValue", message)
+    refuse_if(not is_primary, "InvalidParameterValue", "Only the primary interface can have a public address.")
     if str(wants_address).lower() == "true" and not interface.public_ip:
         interface.public_ip = interface.private_ip_address
         sim.meter.start(f"ip-{instance.id}", "addresses", sim.meter.ADDRESS_DOLLARS_PER_HOUR, 60.0)

@@ -63,15 +63,12 @@ class InstanceEndings:
         initiator = initiators.get(code, "Service")
         # EC2 does not say when a machine ended itself.
         instance._reason = f"{initiator} initiated ({timestamp})" if initiator else ""
-        self._end_billing(instance)
+        self.meter.stop(instance.id)
+        self.meter.stop(f"ip-{instance.id}")
         pool = (instance.placement.zone, instance.instance_type)
         if pool in self.capacity and had_capacity and not (loses_capacity or instance.life.reservation_id):
             self.capacity[pool] += 1
         self._add_event("on_dying", self.view(instance))
-
-    def _end_billing(self: Any, instance: Any) -> None:
-        self.meter.stop(instance.id)
-        self.meter.stop(f"ip-{instance.id}")
 
     def _terminate(self: Any, instance: Any) -> None:
         """Finish the end of an instance: disks and interfaces are deleted, its elastic address is free again."""
@@ -123,7 +120,8 @@ class InstanceEndings:
             self._set_state(instance, "stopping")
             instance.life.stop_time = instance.life.shutdown_time = self.now()
             instance.state_reason = StateReason(f"{code}: {message}", code)
-            self._end_billing(instance)
+            self.meter.stop(instance.id)
+            self.meter.stop(f"ip-{instance.id}")
             self._add_event("on_dying", self.view(instance))
 
     def kill(self: Any, id: str, reason: str = "Server.InternalError") -> None:

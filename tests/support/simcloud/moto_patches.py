@@ -21,7 +21,7 @@ from moto.ec2.responses import EC2Response
 from moto.efs.models import EFSBackend
 from moto.efs.responses import EFSResponse
 from moto.ssm.models import SimpleSystemManagerBackend
-from support.simcloud import efs, instances, internet, moto_speed, permissions, run_instances, spot_market  # noqa: F401
+from support.simcloud import efs, instances, internet, permissions, run_instances, spot_market  # noqa: F401
 from support.simcloud.aws_protocol import error_response
 from support.simcloud.cloud import EC2_CALLS, SimulatedAws, call_moto, moto_originals
 
@@ -64,7 +64,6 @@ def install() -> None:
     shapes["Instances.Instance.StateReason"] = lambda reason: reason if reason.code else None
     _patch_regions()
     _patch_instances()
-    moto_speed.install()
 
 
 def _patch_regions() -> None:
@@ -85,33 +84,20 @@ def _patch_instances() -> None:
     replace_attribute(NetworkInterface, "group_set", property(lambda self: self._group_set))
     replace_attribute(NetworkInterface, "network_card_index", 0)
     replace_attribute(Instance, "prep_nics", run_instances.prep_nics)
-    for name in ("private_ip", "private_ip_address", "public_ip", "public_ip_address"):
-        replace_attribute(Instance, name, property(_address_getter(name)))
+    # A terminated instance has no interface, and so no address and no name.
+    for name, attribute in (("private_ip", "private_ip_address"), ("public_ip", "public_ip")):
+        address = property(lambda self, attribute=attribute: getattr(self.nics.get(0), attribute, None))
+        for alias in (name, f"{name}_address"):
+            replace_attribute(Instance, alias, address)
     for name in ("private_dns_name", "public_dns_name"):
-        replace_attribute(Instance, name, property(_dns_name_getter(getattr(Instance, name))))
+        original = getattr(Instance, name)
+        dns_name = property(lambda self, original=original: original.__get__(self) if self.nics else "")
+        replace_attribute(Instance, name, dns_name)
 
 
 def get_tags(self: Any) -> list[dict[str, str]]:
     """Look up the tags of a resource. moto searches the tags of all resources for each one."""
     return [{"key": key, "value": value} for key, value in dict(self.ec2_backend.tags.get(self.id) or {}).items()]
-
-
-def _address_getter(name: str) -> Any:
-    """Return a property for an address, which is None for a terminated instance: it has no interface."""
-    is_public = name.startswith("public")
-
-    def read_address(self: Any) -> str | None:
-        interface = self.nics.get(0)
-        if interface is None:
-            return None
-        address: str | None = interface.public_ip if is_public else interface.private_ip_address
-        return address
-
-    return read_address
-
-
-def _dns_name_getter(original: property) -> Any:
-    return lambda self: original.__get__(self) if self.nics else ""
 
 
 def call_action(self: Any) -> Any:

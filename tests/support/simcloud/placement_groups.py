@@ -41,9 +41,8 @@ def create_placement_group(self: Any) -> ActionResult:
     """Create a placement group with tags."""
     sim = SimulatedAws.current
     name = self._get_param("GroupName")
-    refuse_if(
-        (self.region, name) in sim.groups, "InvalidPlacementGroup.Duplicate", f"The group '{name}' already exists."
-    )
+    exists = (self.region, name) in sim.groups
+    refuse_if(exists, "InvalidPlacementGroup.Duplicate", f"The group '{name}' already exists.")
     id = "pg-" + hashlib.sha256(f"{self.region}{name}{sim.now()}".encode()).hexdigest()[:17]
     arn = f"arn:aws:ec2:{self.region}:{self.current_account}:placement-group/{name}"
     group = {"GroupName": name, "GroupId": id, "GroupArn": arn, "State": "available"}
@@ -94,15 +93,15 @@ def delete_placement_group(self: Any) -> ActionResult:
 
 
 def check_placement(request: Any) -> None:
-    """Raise `AwsError` unless the placement group of a launch exists; a cluster group stays in one zone."""
-    if not request.group or find_group(request.region, request.group)["Strategy"] != "cluster":
+    """Raise `AwsError` unless the placement group of a launch exists. All groups here are cluster groups."""
+    if not request.group:
         return
+    find_group(request.region, request.group)
     strategies = INSTANCE_TYPES[request.type].get("PlacementGroupInfo", {}).get("SupportedStrategies", [])
-    message = f"Cluster placement groups are not supported by the '{request.type}' instance type."
-    refuse_if("cluster" not in strategies, "InvalidParameterCombination", message)
+    is_unfit = "cluster" not in strategies
+    refuse_if(is_unfit, "InvalidParameterCombination", f"'{request.type}' does not support cluster placement groups.")
     zones = {instance.placement.zone for instance in instances_in(request.region, request.group)}
-    message = f"Placement group '{request.group}' is in {zones}: its instances must be in one Availability Zone."
-    refuse_if(zones - {request.zone}, "InvalidParameterCombination", message)
+    refuse_if(zones - {request.zone}, "InvalidParameterCombination", f"The instances of the group are in {zones}.")
 
 
 # --- deletion -------------------------------------------------------------------------------------------------------
