@@ -94,7 +94,7 @@ class CloudProcess:
         foreign_ids = {resource["id"] for resource in self.foreign_resources}
         return [instance for instance in self.post("instances") if instance["id"] not in foreign_ids]
 
-    def interrupt(self, id: str, notice: float = 2.0) -> None:
+    def interrupt(self, id: str, notice: float) -> None:
         """Interrupt a spot instance: its metadata says so now, and it ends in `notice` seconds."""
         self.post("interrupt", id=id, notice=notice)
 

@@ -180,15 +180,11 @@ class SimulatedMachines:
         """Carry out a root command of a machine and return its output. Raises `RuntimeError` for an unknown one."""
         match words:
             case ["imgnet-limit", seconds]:
-                self.set_power_off(id, float(seconds))
+                self._set_timer(id, "power off", float(seconds))  # in place of the time that was set before
                 return ""
             case ["imgnet-hostkey"]:
                 return f"{self.machines[id].change_host_key()}\n"
         raise RuntimeError(f"a simulated machine cannot do this: {words}")
-
-    def set_power_off(self, id: str, seconds: float) -> None:
-        """Let an instance power off in this many seconds. This replaces the time that was set before."""
-        self._set_timer(id, "power off", seconds)
 
     def _set_timer(self, id: str, action: str, seconds: float) -> None:
         """Take an action in this many seconds, unless the instance is ending."""
@@ -239,13 +235,12 @@ class SimulatedMachines:
         number = self.count
         self.count += 1
         sockets = self.sockets / str(number)
-        metadata_url = self.metadata.url(id)
-        machine = SimulatedMachine(instance, number, self.port, self.folder / id, sockets, metadata_url, self.env)
+        variables = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": self.metadata.url(id), **self.env}
+        machine = SimulatedMachine(instance, number, self.port, self.folder / id, sockets, variables)
         if self.sim.gpus:
             gpus.install_gpus(machine.folder, machine.folder / "bin", self.sim.gpus)
         self.machines[id] = machine
-        if machine.user_data.limit_seconds is not None:
-            self.set_power_off(id, machine.user_data.limit_seconds)
+        self._set_timer(id, "power off", machine.user_data.limit_seconds)
         machine.write_counters(self.folder / "efs", self.sim.moved.get(id, Moved()))
         self._set_timer(id, "start sshd", self.sim.ssh_delay_seconds)
 
