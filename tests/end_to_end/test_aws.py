@@ -165,8 +165,8 @@ def test_job_survives_expired_keys_loss_of_all_machines_stop_and_extend(renter: 
     step = wait_for_steps(renter, job)
     renter.cloud.post("fault", action="DescribeInstances", code="ExpiredToken", message="too old", times=100000)
     renter.wait_for(lambda: cloud_log_lines(job, "ExpiredToken"))
-    calls_before = renter.cloud.post("calls")["count"]["DescribeInstances"]
-    renter.wait_for(lambda: renter.cloud.post("calls")["count"]["DescribeInstances"] >= calls_before + 2)
+    calls_before = renter.cloud.post("count", action="DescribeInstances")
+    renter.wait_for(lambda: renter.cloud.post("count", action="DescribeInstances") >= calls_before + 2)
     (line,) = cloud_log_lines(job, "ExpiredToken")
     assert "the machines power off at" in line and "aws sts get-caller-identity" in line, line
     assert re.search(r"at 20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", line), line
@@ -247,7 +247,7 @@ def lose_gpu(renter: Renter, machine: str) -> str:
 
 
 def test_machine_that_loses_its_gpu_is_exchanged_and_the_one_too_many_ends_the_job(renter: Renter) -> None:
-    renter.cloud.post("machines", gpus=1)
+    renter.cloud.post("set", gpus=1)
     job = renter.launch("--save-seconds", "1", "--max-exchanges", "1", epochs=ENDLESS)
     wait_for_steps(renter, job)
     lost_id = lose_gpu(renter, "1")
@@ -273,7 +273,7 @@ def test_machine_that_loses_its_gpu_is_exchanged_and_the_one_too_many_ends_the_j
 
 
 def test_without_a_supervisor_nothing_is_rented_and_status_says_so(renter: Renter) -> None:
-    renter.cloud.post("machines", gpus=1)
+    renter.cloud.post("set", gpus=1)
     job = renter.launch("--save-seconds", "1", epochs=ENDLESS)
     wait_for_steps(renter, job)
     renter.kill_supervisor()

@@ -20,7 +20,7 @@ def expire(renter: Renter, after_calls: int = 0) -> None:
 
 
 def calls(renter: Renter) -> list[str]:
-    return [action for _, action in renter.cloud.post("calls")["calls"]]
+    return [action for _, action in renter.cloud.post("calls")]
 
 
 def wait_for_call(renter: Renter, action: str, count: int = 1) -> None:
@@ -86,7 +86,7 @@ def after_the_answer(renter: Renter) -> Job:
 
 
 def while_machines_boot(renter: Renter) -> Job:
-    renter.cloud.post("machines", ssh_delay_seconds=NEVER_SECONDS)
+    renter.cloud.post("set", ssh_delay_seconds=NEVER_SECONDS)
     job = renter.launch(epochs=ENDLESS)
     renter.wait_for(lambda: renter.granted_ids(job))
     expire(renter)

@@ -25,12 +25,12 @@ ZONES = [f"us-east-1{letter}" for letter in "abcdef"]
 
 def delay_sshd(renter: Renter, seconds: float = NEVER_SECONDS) -> None:
     """Let sshd of machines start this long after they run: by default never, so that nobody can log in."""
-    renter.cloud.post("machines", ssh_delay_seconds=seconds)
+    renter.cloud.post("set", ssh_delay_seconds=seconds)
 
 
 def remove_capacity(renter: Renter) -> None:
     """Leave no zone with capacity."""
-    renter.cloud.post("capacity", **{f"{zone}/{TYPE}": 0 for zone in ZONES})
+    renter.cloud.post("limit_capacity", type=TYPE, zones=ZONES, places=0)
 
 
 def is_booting(renter: Renter, job: Job, machines: int = 2) -> bool:
@@ -102,13 +102,13 @@ def test_what_is_billed_is_told_after_ctrl_c_and_while_aws_refuses_the_credentia
 def test_ctrl_c_before_the_first_request_creates_nothing(renter: Renter) -> None:
     renter.cloud.post("fault", action="DescribeVpcs", delay=3.0)
     launch = renter.sandbox.start(*renter.launch_arguments())
-    renter.wait_for(lambda: ["ec2", "DescribeVpcs"] in renter.cloud.post("calls")["calls"])
+    renter.wait_for(lambda: ["ec2", "DescribeVpcs"] in renter.cloud.post("calls"))
     os.killpg(launch.pid, signal.SIGINT)
     assert launch.wait(120) == 130
     output = renter.sandbox.output()
     assert output.splitlines()[-1] == "error: interrupted" and "Traceback" not in output
     assert not list((renter.path / "runs").glob("job-*")) and not renter.sandbox.job_pids()
-    assert not [action for _, action in renter.cloud.post("calls")["calls"] if action.startswith(("Create", "Run"))]
+    assert not [action for _, action in renter.cloud.post("calls") if action.startswith(("Create", "Run"))]
 
 
 def test_ls_restarts_a_supervisor_killed_while_acquiring_or_booting(renter: Renter) -> None:
@@ -119,7 +119,7 @@ def test_ls_restarts_a_supervisor_killed_while_acquiring_or_booting(renter: Rent
     renter.kill_supervisor()
     renter.run("ls")
     assert renter.wait_for_supervisor()
-    renter.cloud.post("capacity", **{f"{zone}/{TYPE}": 2 for zone in ZONES[1:2]})
+    renter.cloud.post("limit_capacity", type=TYPE, zones=ZONES[1:2], places=2)
     renter.wait_for(lambda: is_booting(renter, job))
     first_ids = renter.live_instance_ids()
     renter.kill_supervisor()
@@ -281,7 +281,7 @@ def test_launch_with_bad_input_fails_at_once_and_creates_nothing(
     assert all(word in launched.err for word in words), launched.err
     assert "Traceback" not in launched.err and launched.out == ""
     assert not list((renter.path / "runs").glob("job-*"))
-    actions = [action for _, action in renter.cloud.post("calls")["calls"]]
+    actions = [action for _, action in renter.cloud.post("calls")]
     assert not [action for action in actions if action.startswith(("Create", "Run", "Put", "Import"))]
 
 
@@ -308,7 +308,7 @@ SETUP_FAILURE = "boot failed: the file system was not mounted: simulated"
 
 def test_boots_that_always_fail_end_the_job_with_the_reason(renter: Renter) -> None:
     """Two machines are exchanged, not more; nobody waits until the boot's time is over."""
-    renter.cloud.post("machines", failing_machines=list(range(100)))
+    renter.cloud.post("set", failing_machines=list(range(100)))
     job = renter.launch(machines=1)
     renter.wait_for(lambda: job.status().state == "failed")
     assert len(renter.all_instance_ids()) == 3, renter.describe()

@@ -23,7 +23,7 @@ def train_to_the_end(renter: Renter, *options: str) -> Job:
 @pytest.mark.rehearsal
 def test_each_machine_gets_a_public_address(renter: Renter) -> None:
     job = train_to_the_end(renter)
-    addresses = [action for action in renter.cloud.post("calls")["calls"] if "ModifyNetworkInterface" in str(action)]
+    addresses = [action for action in renter.cloud.post("calls") if "ModifyNetworkInterface" in str(action)]
     assert len(addresses) == 2 and not renter.journal_events(job, NatGatewayRequested)
     machines = renter.run_json("cost", job.name)["machines"]
     assert all(machine["address_dollars"] > 0 for machine in machines)
