@@ -11,13 +11,13 @@ from typing import Any
 import botocore.loaders
 import pytest
 from botocore.exceptions import ClientError
+from support.aws_journal import user_data
 from support.simcloud.cloud import SimulatedAws
 from support.simcloud.fixture import IMAGE
 from support.simcloud.http_server import AwsFrontend, serve
 from support.simcloud.machines import new_login
 
 from infra.aws.client import Account
-from infra.aws.instances.user_data import build_user_data
 from infra.aws.stack.key_pairs import generate_key_pair
 
 # Without this, each session reads EC2's service model again, in 0.3 s.
@@ -64,17 +64,8 @@ def launch_machines(ec2: Any, image: str, count: int = 1) -> list[str]:
     """Launch instances with a key pair and user data, so that they have machines. Returns their ids."""
     private_key, public_key = generate_key_pair()
     ec2.import_key_pair(KeyName="mine", PublicKeyMaterial=public_key.encode())
-    user_data = build_user_data(
-        poweroff_seconds=600,
-        private_key=private_key,
-        public_key=public_key,
-        file_system="fs-0123",
-        access_point="fsap-0123",
-        ssh_user="ubuntu",
-        python="",
-    )
-    counts = {"MinCount": count, "MaxCount": count}
-    response = ec2.run_instances(ImageId=image, InstanceType="g5.xlarge", **counts, KeyName="mine", UserData=user_data)
+    request = {"ImageId": image, "InstanceType": "g5.xlarge", "MinCount": count, "MaxCount": count, "KeyName": "mine"}
+    response = ec2.run_instances(**request, UserData=user_data(private_key, public_key))
     return [instance["InstanceId"] for instance in response["Instances"]]
 
 
