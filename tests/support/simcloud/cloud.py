@@ -5,7 +5,6 @@ import itertools
 import os
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -85,11 +84,9 @@ class SimulatedAws(Settings, InstanceEndings):
     """The cloud of this process. There is one: the servers show the one that was made last.
 
     Besides the settings these attributes may be set: `clock`; `capacity`, the free places by (zone, type), unlimited
-    where missing; `quota_vcpu`, the vCPU by quota code, plenty where missing; and `listeners`. `login` is the user and
-    the ssh port, which the images have as tags.
-
-    A listener has the methods on_running(view), on_dying(view), on_notice(view, time, action) and, where machines move
-    bytes, on_transfer(view, moved).
+    where missing; `quota_vcpu`, the vCPU by quota code, plenty where missing. `login` is the user and the ssh port,
+    which the images have as tags. `machines` are the `SimulatedMachines` of this cloud, if it has any. They take
+    `events` as soon as `has_event` is set: names and arguments of their methods.
     """
 
     current: "SimulatedAws"
@@ -98,9 +95,9 @@ class SimulatedAws(Settings, InstanceEndings):
     def __init__(self, login: tuple[str, int] = ("ubuntu", 22), **settings: Any) -> None:
         self._settings = Settings(**settings)
         self.login = login
-        self._delivery_lock = threading.RLock()
-        self._events: deque[tuple[str, tuple[Any, ...]]] = deque()
-        self.listeners: list[Any] = []
+        self.machines: Any = None
+        self.events: deque[tuple[str, tuple[Any, ...]]] = deque()
+        self.has_event = threading.Event()
         self.errors: list[str] = []
         # Clouds of different processes on one computer begin at different addresses.
         self._address_numbers = itertools.count(os.getpid() % 200 * 250)
@@ -112,15 +109,13 @@ class SimulatedAws(Settings, InstanceEndings):
         self.reset()
 
     def reset(self) -> None:
-        """Empty the cloud and restore its settings. Live instances end; addresses are not used again."""
+        """Empty the cloud and restore its settings. Its machines end; addresses are not used again."""
         from support.simcloud import moto_patches, spot_market
 
         with self.lock:
             SimulatedAws.current = self
-            for instance in self._live_instances.values():
-                if instance.state in BILLED_STATES:
-                    self._add_event("on_dying", self.view(instance))
-            self._live_instances = {}
+            self.events.clear()
+            self._live_instances.clear()
             self.clock: Callable[[], float] = time.time
             self._clock_offset = 0.0
             for name, value in vars(self._settings).items():
@@ -135,7 +130,13 @@ class SimulatedAws(Settings, InstanceEndings):
             self.moved: dict[str, Moved] = {}  # by instance
             moto_patches.reset_backends()
             reset_model_data()
-        self.deliver_events()
+        if self.machines:
+            self.machines.reset()
+
+    def add_event(self, name: str, *arguments: Any) -> None:
+        """Let the machines know of something."""
+        self.events.append((name, arguments))
+        self.has_event.set()
 
     # --- time ------------------------------------------------------------------------------------------------------
 
@@ -148,7 +149,6 @@ class SimulatedAws(Settings, InstanceEndings):
         with self.lock:
             self._clock_offset += seconds
         self.tick()
-        self.deliver_events()
 
     def tick(self) -> None:
         """Do what is due: boots, announced interruptions, ends."""
@@ -160,7 +160,7 @@ class SimulatedAws(Settings, InstanceEndings):
                 life = instance.life
                 if instance.state == "pending" and now >= life.launch_time + self.boot_seconds:
                     self._set_state(instance, "running")
-                    self._add_event("on_running", self.view(instance))
+                    self.add_event("on_running", self.view(instance))
                 is_interrupted = life.interruption_time is not None and now >= life.interruption_time
                 if is_interrupted and instance.state in BILLED_STATES:
                     message = "Spot instance termination"
@@ -181,33 +181,6 @@ class SimulatedAws(Settings, InstanceEndings):
                 if SimulatedAws.current is not self:  # an older cloud's clock must not move the resources of the next
                     continue
                 self.tick()
-            self.deliver_events()
-
-    # --- listeners -------------------------------------------------------------------------------------------------
-
-    def _add_event(self, name: str, *arguments: Any) -> None:
-        self._events.append((name, arguments))
-
-    def deliver_events(self) -> None:
-        """Send the events to the listeners, in order, outside the lock.
-
-        When another thread delivers already, it delivers these events too.
-        """
-        while self._events and self._delivery_lock.acquire(blocking=False):
-            try:
-                while self._events:
-                    name, arguments = self._events.popleft()
-                    for listener in list(self.listeners):
-                        self._notify(listener, name, arguments)
-            finally:
-                self._delivery_lock.release()
-
-    def _notify(self, listener: Any, name: str, arguments: tuple[Any, ...]) -> None:
-        try:
-            getattr(listener, name)(*arguments)
-        except Exception:  # the test must see that a machine cannot start, not the caller of the API
-            self.errors.append(traceback.format_exc())
-            traceback.print_exc()
 
     # --- instances -------------------------------------------------------------------------------------------------
 
@@ -226,7 +199,6 @@ class SimulatedAws(Settings, InstanceEndings):
     def instances(self, region: str = "us-east-1") -> list[InstanceView]:
         """Return all instances of a region as they are now, including the terminated ones."""
         self.tick()
-        self.deliver_events()
         with self.lock:
             return [self.view(instance) for instance in self.all_instances(ec2_backends[ACCOUNT][region])]
 
@@ -272,8 +244,7 @@ class SimulatedAws(Settings, InstanceEndings):
             self.meter.add_traffic("efs", efs_written, self.meter.EFS_DOLLARS_PER_GB_WRITTEN)
             if nat_gateway_of(instance):
                 self.meter.add_traffic("nat", internet, self.meter.NAT_DOLLARS_PER_GB)
-            self._add_event("on_transfer", self.view(instance), moved)
-        self.deliver_events()
+            self.add_event("on_transfer", self.view(instance), moved)
 
     def add_instance(self, instance: Any) -> None:
         """Begin the life and the cost of a new instance."""

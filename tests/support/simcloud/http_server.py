@@ -65,7 +65,6 @@ class AwsFrontend:
     calls: list[tuple[str, str]] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     killed: list[int] = field(default_factory=list)  # killed processes
-    machines: Any = None  # the `SimulatedMachines` of the cloud, if it has any
 
     def __post_init__(self) -> None:
         self.app = DomainDispatcherApplication(create_backend_app)
@@ -76,8 +75,6 @@ class AwsFrontend:
         with self.lock:
             self.calls, self.faults, self.killed = [], [], []
         self.sim.reset()
-        if self.machines:
-            self.machines.reset()
 
     def forget_past(self) -> None:
         """Forget all calls so far, and the bill of all resources so far, which is never written."""
@@ -169,7 +166,7 @@ class AwsFrontend:
     def run_control_command(self, command: str, body: bytes) -> Response:
         """Run a control command. Returns its answer, or {"error": line} with status 400."""
         try:
-            owner = next(one for one in (self, self.sim, self.machines) if hasattr(one, command))
+            owner = next(one for one in (self, self.sim, self.sim.machines) if hasattr(one, command))
             found = getattr(owner, command)
             answer, status = found(**json.loads(body or b"{}")) if callable(found) else found, "200 OK"
         except (KeyError, StopIteration, TypeError, ValueError, AttributeError) as error:

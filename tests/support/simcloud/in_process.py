@@ -126,6 +126,6 @@ def cloud(front: AwsFrontend, front_of_session: tuple[AwsFrontend, str]) -> Iter
     sim.reset()
     sim.clock = lambda: START
     yield Cloud(front, front_of_session[1])
-    sim.login, sim.listeners = image_login, []
+    sim.login, sim.machines = image_login, None
     errors, sim.errors = sim.errors, []
     assert not errors, errors

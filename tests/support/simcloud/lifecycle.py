@@ -68,7 +68,7 @@ class InstanceEndings:
         pool = (instance.placement.zone, instance.instance_type)
         if pool in self.capacity and had_capacity and not (loses_capacity or instance.life.reservation_id):
             self.capacity[pool] += 1
-        self._add_event("on_dying", self.view(instance))
+        self.add_event("on_dying", self.view(instance))
 
     def _terminate(self: Any, instance: Any) -> None:
         """Finish the end of an instance: disks and interfaces are deleted, its elastic address is free again."""
@@ -92,15 +92,13 @@ class InstanceEndings:
             if instance.life.market != "spot" or instance.state not in BILLED_STATES:
                 raise ValueError(f"{id} is not a living spot instance")
             instance.life.interruption_time = self.now() + notice
-            self._add_event("on_notice", self.view(instance), instance.life.interruption_time, "terminate")
+            self.add_event("on_notice", self.view(instance), instance.life.interruption_time, "terminate")
         self.tick()
-        self.deliver_events()
 
     def rebalance(self: Any, id: str) -> None:
         """Send a spot instance the recommendation to rebalance, which is no interruption notice yet."""
         with self.lock:
-            self._add_event("on_notice", self.view(self.find(id)), self.now(), "rebalance")
-        self.deliver_events()
+            self.add_event("on_notice", self.view(self.find(id)), self.now(), "rebalance")
 
     def power_off(self: Any, id: str) -> None:
         """Do what `shutdown -h now` on the machine does: terminate or stop it, by its shutdown behavior."""
@@ -112,7 +110,6 @@ class InstanceEndings:
             else:
                 self.stop_instance(instance, code, "Instance initiated shutdown")
         self.tick()
-        self.deliver_events()
 
     def stop_instance(self: Any, instance: Any, code: str, message: str) -> None:
         """Stop an on-demand instance. Its disks stay, and cost."""
@@ -122,7 +119,7 @@ class InstanceEndings:
             instance.state_reason = StateReason(f"{code}: {message}", code)
             self.meter.stop(instance.id)
             self.meter.stop(f"ip-{instance.id}")
-            self._add_event("on_dying", self.view(instance))
+            self.add_event("on_dying", self.view(instance))
 
     def kill(self: Any, id: str, reason: str = "Server.InternalError") -> None:
         """Terminate an instance at once and without notice, a pending one too. Its place does not become free."""
@@ -131,4 +128,3 @@ class InstanceEndings:
             self.shut_down(instance, reason, "the instance ended", loses_capacity=True)
             if instance.state == "shutting-down":
                 self._terminate(instance)
-        self.deliver_events()

@@ -70,7 +70,6 @@ class SimulatedMachines:
         self._timers: dict[tuple[str, str], float] = {}  # (instance id, action): time
         self._lock = threading.Lock()  # guards the tables
         self._busy = threading.Lock()  # held while machines are booted or ended
-        self._woken = threading.Event()
         self._is_over = False
         _, self.port = sim.login
         self.metadata = MetadataService(self.metadata_of, self.run_root_command)
@@ -82,12 +81,12 @@ class SimulatedMachines:
         )
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
-        sim.listeners.append(self)
+        sim.machines = self
 
     def close(self) -> None:
         """End all machines and everything that belongs to them."""
         self._is_over = True
-        self._woken.set()
+        self.sim.has_event.set()
         self._thread.join()
         for id in list(self.machines):
             self._end(id)
@@ -106,7 +105,7 @@ class SimulatedMachines:
             shutil.rmtree(self.folder / "efs", ignore_errors=True)
             self.count = 0
 
-    # --- events of the cloud, in any thread --------------------------------------------------------------------------
+    # --- events of the cloud --------------------------------------------------------------------------
 
     def on_running(self, instance: Any) -> None:
         """Boot a machine. An instance without a key gets none, because nobody could log in."""
@@ -115,7 +114,6 @@ class SimulatedMachines:
         with self._lock:
             self._instances[instance.id] = instance
             self._timers[instance.id, "boot"] = -math.inf
-        self._woken.set()
 
     def on_dying(self, instance: Any) -> None:
         """Cut the power of a machine."""
@@ -124,7 +122,6 @@ class SimulatedMachines:
             for key in [key for key in self._timers if key[0] == instance.id]:
                 del self._timers[key]
             self._timers[instance.id, "end"] = -math.inf
-        self._woken.set()
 
     def on_notice(self, instance: Any, when: float, action: str) -> None:
         """Put an interruption notice, or the recommendation to rebalance, into a machine's metadata."""
@@ -191,19 +188,11 @@ class SimulatedMachines:
         with self._lock:
             if id in self._instances:
                 self._timers[id, action] = self.sim.now() + seconds
-        self._woken.set()
+        self.sim.has_event.set()  # the thread may wait for ever
 
     # --- the thread --------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        while not self._is_over:
-            self._woken.wait(POLL_SECONDS if self._timers else None)
-            self._woken.clear()
-            with self._busy:
-                for id, action in self._take_due_actions():
-                    self._run_action(id, action)
-
-    def _run_action(self, id: str, action: str) -> None:
         functions = {
             "boot": self._boot,
             "start sshd": self._start_sshd,
@@ -212,8 +201,19 @@ class SimulatedMachines:
             "power off": self.sim.power_off,
             "end": self._end,
         }
+        while not self._is_over:
+            self.sim.has_event.wait(POLL_SECONDS if self._timers else None)
+            self.sim.has_event.clear()
+            with self._busy:
+                while self.sim.events:
+                    name, arguments = self.sim.events.popleft()
+                    self._run(getattr(self, name), *arguments)
+                for id, action in self._take_due_actions():
+                    self._run(functions[action], id)
+
+    def _run(self, function: Any, *arguments: Any) -> None:
         try:
-            functions[action](id)
+            function(*arguments)
         except Exception:  # the failure of one machine must not end the thread
             self.sim.errors.append(traceback.format_exc())
             traceback.print_exc()

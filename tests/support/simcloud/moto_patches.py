@@ -118,7 +118,6 @@ def call_action(self: Any) -> Any:
                 sim.errors.append(traceback.format_exc())
                 traceback.print_exc()
                 response = _error_response(self, ServiceException("SimulatorBroken", f"{action}: {error!r}"))
-    sim.deliver_events()
     return response
 
 

@@ -92,9 +92,8 @@ def send_ssh_public_key(sim: Any, region: str, arguments: dict[str, Any]) -> dic
         raise ServiceError("EC2InstanceStateInvalidException", f"The instance {id} is {instance.state}.")
     if key.split()[:1] not in (["ssh-ed25519"], ["ssh-rsa"]):
         raise ServiceError("InvalidArgsException", "The key must be of the type ED25519 or RSA.")
-    for listener in list(sim.listeners):
-        if hasattr(listener, "on_login_key"):
-            listener.on_login_key(instance, arguments["InstanceOSUser"], key)
+    if sim.machines:
+        sim.machines.on_login_key(instance, arguments["InstanceOSUser"], key)
     return {"RequestId": "sim", "Success": True}
 
 
