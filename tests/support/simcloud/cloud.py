@@ -24,6 +24,7 @@ from support.simcloud.traffic import Moved
 from infra.aws.stack.policies import Policy
 
 if TYPE_CHECKING:
+    from support.simcloud.placement_groups import PlacementGroup
     from support.simcloud.reservations import CapacityReservation
 
 ACCOUNT = "123456789012"
@@ -123,7 +124,7 @@ class SimulatedAws(Settings, InstanceEndings):
             self.capacity: dict[tuple[str, str], int] = {}
             self.quota_vcpu: dict[str, float] = {}
             self.launches_by_token: dict[tuple[str, str], tuple[str, Any]] = {}  # of (region, client token)
-            self.groups: dict[tuple[str, str], dict[str, Any]] = {}  # placement groups of (region, name)
+            self.groups: dict[tuple[str, str], PlacementGroup] = {}  # of (region, name)
             self.reservations: dict[str, CapacityReservation] = {}
             self.market = spot_market.Market()
             self.meter = BillingMeter(self.now)

@@ -39,11 +39,11 @@ class CloudProcess:
     leaves something on purpose sets `expect_leaks`.
     """
 
-    def __init__(self, boot_seconds: float = 0.2) -> None:
+    def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="simcloud-"))
         with (self.folder / "log").open("wb") as log:
             self.process = subprocess.Popen(
-                [*COMMAND, "--port=0", f"--boot-seconds={boot_seconds}", f"--folder={self.folder}"],
+                [*COMMAND, "--port=0", "--boot-seconds=0.2", f"--folder={self.folder}"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,

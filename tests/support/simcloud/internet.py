@@ -90,11 +90,9 @@ def delete_nat_gateway(self: Any) -> ActionResult:
 @ec2_call
 def describe_nat_gateways(self: Any) -> ActionResult:
     """Describe NAT gateways by state and tags. moto ignores tags."""
-    backend = self.ec2_backend
     filters = self._filters_from_querystring()
-    gateways = backend.nat_gateways.values()
-    found = [one for one in gateways if placement_groups.matches(backend, one.id, {"state": one.state}, filters)]
-    return ActionResult({"NatGateways": found})
+    gateways = self.ec2_backend.nat_gateways.values()
+    return ActionResult({"NatGateways": [one for one in gateways if placement_groups.matches(one, filters)]})
 
 
 def tick(sim: SimulatedAws, now: float) -> None:

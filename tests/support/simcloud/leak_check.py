@@ -33,7 +33,7 @@ def free(sim: SimulatedAws) -> Iterator[ResourceRow]:
     for backend in ec2_backends[ACCOUNT].values():
         for (region, name), group in sim.groups.items():
             if region == backend.region_name:
-                yield from _rows("placement-group", backend, group["GroupId"], name=name)
+                yield from _rows("placement-group", backend, group.id, name=name)
         for key in backend.key_pairs.values():
             yield from _rows("key-pair", backend, key.id, name=key.key_name)
         subnets = [subnet for zone in backend.subnets.values() for subnet in zone.values()]

@@ -122,7 +122,7 @@ def _complete_instance(sim: SimulatedAws, request: LaunchRequest, reservation: A
     reservations.join_reservation(request, instance)
     if request.group:
         instance.placement.group_name = request.group
-        instance.placement.group_id = sim.groups[request.region, request.group]["GroupId"]
+        instance.placement.group_id = sim.groups[request.region, request.group].id
     if any(request.profile.values()):
         backend.associate_iam_instance_profile(instance.id, request.profile["Name"], request.profile["Arn"])
     for interface in instance.nics.values():
@@ -130,14 +130,7 @@ def _complete_instance(sim: SimulatedAws, request: LaunchRequest, reservation: A
     sim.add_instance(instance)
 
 
-def prep_nics(
-    self: Any,
-    nic_spec: list[dict[str, Any]],
-    private_ip: str | None = None,
-    associate_public_ip: bool | None = None,
-    security_groups: list[Any] | None = None,
-    ipv6_address_count: int | None = None,
-) -> None:
+def prep_nics(self: Any, nic_spec: list[dict[str, Any]], security_groups: list[Any] | None = None, **_: Any) -> None:
     """Create the network interfaces of an instance, with network card and type.
 
     The first has a loopback address, which is its public address too where it may have one.

@@ -33,8 +33,6 @@ def get_products(sim: Any, region: str, arguments: dict[str, Any]) -> dict[str, 
     """Answer GetProducts of Pricing: the Linux on-demand products of EC2 that match, as JSON texts."""
     if region not in PRICE_LIST_REGIONS:
         raise ServiceError("UnknownEndpoint", f"the price list is not served in {region}", 404)
-    if arguments.get("ServiceCode") != "AmazonEC2":
-        raise ServiceError("InvalidParameterException", "the simulated price list knows AmazonEC2 alone")
     filters = {row["Field"]: row["Value"] for row in arguments.get("Filters", [])}
     products = (_product(type, price, filters.get("regionCode", region)) for type, price in ON_DEMAND.items())
     matches = [product for product in products if filters.items() <= product["product"]["attributes"].items()]
