@@ -149,7 +149,8 @@ def test_network_in_use_by_an_instance_cannot_be_deleted(cloud: Cloud) -> None:
     cloud.ec2.attach_internet_gateway(**detach)
     interface = {"DeviceIndex": 0, "SubnetId": subnet, "Groups": [security], "AssociatePublicIpAddress": True}
     ids = cloud.launch(NetworkInterfaces=[interface])
-    endpoint = cloud.ec2.create_vpc_endpoint(VpcId=vpc, ServiceName="com.amazonaws.us-east-1.s3")["VpcEndpoint"]
+    kind = {"ServiceName": "com.amazonaws.us-east-1.s3", "VpcEndpointType": "Gateway"}
+    endpoint = cloud.ec2.create_vpc_endpoint(VpcId=vpc, **kind)["VpcEndpoint"]
     steps: list[tuple[Any, dict[str, Any]]] = [
         (cloud.ec2.detach_internet_gateway, detach),
         (cloud.ec2.delete_security_group, {"GroupId": security}),

@@ -168,7 +168,7 @@ class SimulatedAws(Settings, InstanceEndings):
                     self.shut_down(instance, "Server.SpotInstanceTermination", message, loses_capacity=True)
                 if instance.state == "shutting-down" and now >= life.shutdown_time + self.stop_seconds:
                     self._terminate(instance)
-                if instance.state == "stopping" and now >= life.stop_time + self.stop_seconds:
+                if instance.state == "stopping" and now >= life.shutdown_time + self.stop_seconds:
                     self._set_state(instance, "stopped")
             reservations.tick(self)
             efs.tick(now)

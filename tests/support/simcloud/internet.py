@@ -34,9 +34,6 @@ def has_internet(instance: Any) -> bool:
 @ec2_call
 def modify_network_interface_attribute(self: Any) -> ActionResult:
     """Give the primary interface of a running instance a public address, unless the cloud refuses that."""
-    wants_address = self._get_param("AssociatePublicIpAddress")
-    if wants_address is None:
-        return moto_answer("modify_network_interface_attribute", self)
     sim = SimulatedAws.current
     interface = self.ec2_backend.get_network_interface(self._get_param("NetworkInterfaceId"))
     is_refused = sim.refuses_public_addresses
@@ -46,7 +43,7 @@ def modify_network_interface_attribute(self: Any) -> ActionResult:
     refuse_if(not is_live, "IncorrectState", f"'{interface.id}' is not attached to a running instance.")
     is_primary = (interface.network_card_index, interface.device_index) == (0, 0)
     refuse_if(not is_primary, "InvalidParameterValue", "Only the primary interface can have a public address.")
-    if str(wants_address).lower() == "true" and not interface.public_ip:
+    if not interface.public_ip:
         interface.public_ip = interface.private_ip_address
         sim.meter.start(f"ip-{instance.id}", "addresses", sim.meter.ADDRESS_DOLLARS_PER_HOUR, 60.0)
     return EmptyResult()

@@ -39,8 +39,7 @@ class InstanceLife:
     address: str
     reservation_id: str | None = None  # the capacity reservation in which the instance runs
     interruption_time: float | None = None  # the time in its interruption notice
-    shutdown_time: float | None = None
-    stop_time: float | None = None
+    shutdown_time: float | None = None  # or that of its stop
     termination_time: float | None = None
 
 
@@ -115,7 +114,7 @@ class InstanceEndings:
         """Stop an on-demand instance. Its disks stay, and cost."""
         if instance.state in BILLED_STATES:
             self._set_state(instance, "stopping")
-            instance.life.stop_time = instance.life.shutdown_time = self.now()
+            instance.life.shutdown_time = self.now()
             instance.state_reason = StateReason(f"{code}: {message}", code)
             self.meter.stop(instance.id)
             self.meter.stop(f"ip-{instance.id}")

@@ -147,13 +147,6 @@ def delete_vpc(self: Any) -> ActionResult:
 
 
 @ec2_call
-def create_vpc_endpoint(self: Any) -> ActionResult:
-    """Create a gateway endpoint where the request names no type: moto cannot delete an endpoint without a type."""
-    self.params["VpcEndpointType"] = self._get_param("VpcEndpointType") or "Gateway"
-    return moto_answer("create_vpc_endpoint", self)
-
-
-@ec2_call
 def detach_internet_gateway(self: Any) -> ActionResult:
     """Detach an internet gateway. It is refused while an instance of the network has a public address."""
     id = self._get_param("VpcId")
