@@ -22,6 +22,9 @@ def release_resources(instance: Any) -> None:
             backend.enis.pop(interface.id, None)
             for private_address in interface.private_ip_addresses:
                 interface.subnet.del_subnet_ip(private_address["PrivateIpAddress"])
+    for disk in instance.block_device_mapping.values():
+        if disk.delete_on_termination:
+            SimulatedAws.current.meter.stop(disk.volume_id)
     instance.nics = {}
     instance.teardown_defaults()
     backend.iam_instance_profile_associations.pop(instance.id, None)

@@ -252,6 +252,9 @@ class SimulatedAws(Settings, InstanceEndings):
         self._live_instances[instance.id] = instance
         self._set_state(instance, "pending")
         self.meter.start(instance.id, "instances", self.market.dollars_per_hour(instance), minimum=60.0)
+        for disk in instance.block_device_mapping.values():  # gp3: we use no other kind
+            gb = int(instance.ec2_backend.volumes[disk.volume_id].size)
+            self.meter.start(disk.volume_id, "volumes", self.meter.GP3_DOLLARS_PER_GB_HOUR * gb, minimum=60.0)
         if instance.public_ip:
             self.meter.start(f"ip-{instance.id}", "addresses", self.meter.ADDRESS_DOLLARS_PER_HOUR, 60.0)
 

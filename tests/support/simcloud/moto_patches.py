@@ -69,8 +69,6 @@ def install() -> None:
 def _patch_regions() -> None:
     replace_attribute(EC2Backend, "__init__", ec2_init, "ec2 init")
     replace_attribute(SimpleSystemManagerBackend, "__init__", ssm_init, "ssm init")
-    replace_attribute(EC2Backend, "create_volume", create_volume)
-    replace_attribute(EC2Backend, "delete_volume", delete_volume)
     replace_attribute(Ami, "block_device_mappings", property(spot_market.image_disks))
     replace_attribute(TaggedEC2Resource, "get_tags", get_tags)
     # The addresses that moto draws belong to strangers.
@@ -148,29 +146,12 @@ def ec2_init(self: Any, region_name: str, account_id: str) -> None:
     """Initialize a region, with our images."""
     call_moto("ec2 init", self, region_name, account_id)
     spot_market.make_images(SimulatedAws.current, self)
-    self.is_metered = True
 
 
 def ssm_init(self: Any, region_name: str, account_id: str) -> None:
     """Initialize a region, with the public parameters that name our images."""
     call_moto("ssm init", self, region_name, account_id)
     spot_market.make_parameters(self)
-
-
-def create_volume(self: Any, *arguments: Any, **options: Any) -> Any:
-    """Create a disk and begin to bill it, as gp3: we use no other kind."""
-    volume = call_moto("create_volume", self, *arguments, **options)
-    if getattr(self, "is_metered", False):
-        meter = SimulatedAws.current.meter
-        meter.start(volume.id, "volumes", meter.GP3_DOLLARS_PER_GB_HOUR * int(volume.size), 60.0)
-    return volume
-
-
-def delete_volume(self: Any, volume_id: str) -> Any:
-    """Delete a disk and end its bill."""
-    volume = call_moto("delete_volume", self, volume_id)
-    SimulatedAws.current.meter.stop(volume_id)
-    return volume
 
 
 def reset_backends() -> None:

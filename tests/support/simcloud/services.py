@@ -9,7 +9,7 @@ from typing import Any
 from support.iam import is_allowed
 from support.simcloud.cloud import ACCOUNT
 from support.simcloud.prices import ON_DEMAND
-from support.simcloud.spot_market import PLENTY_VCPU, QUOTAS
+from support.simcloud.spot_market import PLENTY_VCPU, QUOTAS, STANDARD
 
 from infra.aws import tags
 
@@ -63,9 +63,7 @@ def get_service_quota(sim: Any, region: str, arguments: dict[str, Any]) -> dict[
 
 def get_default_service_quota(sim: Any, region: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Answer GetAWSDefaultServiceQuota of Service Quotas: what a new account has."""
-    return _quota(
-        arguments, {id: NEW_ACCOUNT_VCPU if "standard" in types else 0.0 for id, (_, types) in QUOTAS.items()}
-    )
+    return _quota(arguments, {id: NEW_ACCOUNT_VCPU * (types == STANDARD) for id, (_, types) in QUOTAS.items()})
 
 
 def _quota(arguments: dict[str, Any], vcpus: dict[str, float]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The market of instances: types by zone, capacity, quotas, spot requests, prices, and the images."""
+"""The market of instances: types by zone, capacity, quotas, prices, and the images."""
 
 import hashlib
 from collections.abc import Collection
@@ -29,23 +29,22 @@ IMAGES = {  # names of the images by SSM parameter (the names are AWS's, the ids
 IMAGE_GB = 75
 PARAMETER = "/aws/service/deeplearning/ami/x86_64/{}/latest/ami-id"
 AMAZON = "898082745236"
+STANDARD = tuple("acdhimrtz")  # prefixes of the standard types
 QUOTAS = {  # by quota code: (market, prefixes of the types' names)
     "L-417A185B": ("on-demand", ("p",)),
     "L-DB2E81BA": ("on-demand", ("g", "vt")),
-    "L-1216C47A": ("on-demand", ("standard",)),
+    "L-1216C47A": ("on-demand", STANDARD),
     "L-C4BD4855": ("spot", ("p5", "p6")),
     "L-7212CCBC": ("spot", ("p2", "p3", "p4")),
     "L-3819A6DF": ("spot", ("g", "vt")),
-    "L-34B43A08": ("spot", ("standard",)),
+    "L-34B43A08": ("spot", STANDARD),
 }
-STANDARD_PREFIXES = tuple("acdhimrtz")
 
 
 def quota_code(type: str, market: str) -> str | None:
     """Return the code of the quota that counts this type in this market, None without one."""
     for code, (quota_market, prefixes) in QUOTAS.items():
-        is_standard = "standard" in prefixes and type.startswith(STANDARD_PREFIXES)
-        if quota_market == market and (is_standard or type.startswith(prefixes)):
+        if quota_market == market and type.startswith(prefixes):
             return code
     return None
 
@@ -62,7 +61,7 @@ def offered(region: str, type: str) -> list[str]:
 
 
 class Market:
-    """Capacity, quotas and prices, and the spot requests."""
+    """Capacity, quotas and prices."""
 
     def __init__(self) -> None:
         self.spot: dict[tuple[str, str], float] = {}
