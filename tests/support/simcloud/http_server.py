@@ -166,10 +166,11 @@ class AwsFrontend:
     def run_control_command(self, command: str, body: bytes) -> Response:
         """Run a control command. Returns its answer, or {"error": line} with status 400."""
         try:
-            owner = next(one for one in (self, self.sim, self.sim.machines) if hasattr(one, command))
+            owners = (self, self.sim, self.sim.machines)
+            owner = next((one for one in owners if hasattr(one, command)), self)
             found = getattr(owner, command)
             answer, status = found(**json.loads(body or b"{}")) if callable(found) else found, "200 OK"
-        except (KeyError, StopIteration, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             answer, status = {"error": f"{type(error).__name__}: {error}"}, "400 BAD"
         text = json.dumps({} if answer is None else answer, default=asdict).encode()
         return status, [("Content-Type", "application/json"), ("Content-Length", str(len(text)))], text
