@@ -18,9 +18,7 @@ class InstanceView:
     state: str
     zone: str
     type: str
-    market: str
     private: str  # address
-    public: str | None  # address
     user_data: str
     key: str  # public half of the key pair
     tags: dict[str, str]
@@ -71,9 +69,9 @@ class InstanceEndings:
 
     def _terminate(self: Any, instance: Any) -> None:
         """Finish the end of an instance: disks and interfaces are deleted, its elastic address is free again."""
-        from support.simcloud import addresses
+        from support.simcloud import internet
 
-        addresses.release_resources(instance)
+        internet.release_resources(instance)
         self._set_state(instance, "terminated")
         instance.life.termination_time = self.now()
         self._live_instances.pop(instance.id, None)

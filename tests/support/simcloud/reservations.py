@@ -15,8 +15,7 @@ from moto.core.responses import ActionResult
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 from support.simcloud.cloud import ACCOUNT, AwsError, SimulatedAws, ec2_call, refuse_if
 from support.simcloud.lifecycle import BILLED_STATES
-from support.simcloud.prices import on_demand
-from support.simcloud.spot_market import offered, vcpus
+from support.simcloud.spot_market import offered, on_demand, vcpus
 
 CAPACITY_BLOCK = "capacity-block"
 CLOSING_SECONDS = 1800.0  # from the end of a block's machines to the end of the block

@@ -15,7 +15,6 @@ from moto.iam.models import iam_backends
 from support.simcloud import placement_groups, reservations, spot_market
 from support.simcloud.cloud import ACCOUNT, AwsError, SimulatedAws, call_moto, ec2_call, refuse_if
 from support.simcloud.lifecycle import InstanceLife
-from support.simcloud.prices import ON_DEMAND
 
 TAGGABLE = ("instance", "volume", "network-interface", "spot-instances-request")
 USER_DATA_BYTES = 16384
@@ -200,7 +199,7 @@ def _check_image(request: LaunchRequest) -> None:
     image = request.backend.amis.get(request.image)
     refuse_if(image is None, "InvalidAMIID.NotFound", f"The image id '[{request.image}]' does not exist")
     if request.type not in INSTANCE_TYPES:  # a retired type, or one that never was
-        code = "Unsupported" if request.type in ON_DEMAND else WRONG_VALUE
+        code = "Unsupported" if request.type in spot_market.ON_DEMAND else WRONG_VALUE
         raise AwsError(code, f"Invalid value '{request.type}' for InstanceType.")
     has_key = not request.key or request.key in request.backend.key_pairs
     refuse_if(not has_key, "InvalidKeyPair.NotFound", f"The key pair '{request.key}' does not exist")

@@ -8,8 +8,7 @@ from typing import Any
 
 from support.iam import is_allowed
 from support.simcloud.cloud import ACCOUNT
-from support.simcloud.prices import ON_DEMAND
-from support.simcloud.spot_market import PLENTY_VCPU, QUOTAS, STANDARD
+from support.simcloud.spot_market import ON_DEMAND, PLENTY_VCPU, QUOTAS, STANDARD
 
 from infra.aws import tags
 
