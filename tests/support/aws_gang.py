@@ -18,7 +18,7 @@ from support.aws_journal import IMAGE, INSTANCE_REQUEST, user_data
 from support.log_lines import log_lines
 from support.simcloud.http_server import AwsFrontend
 from support.simcloud.in_process import account_at
-from support.simcloud.spot_market import IMAGES, image_id
+from support.simcloud.spot_market import IMAGES, image_id, spot_price
 
 from infra.aws import client as aws_client
 from infra.aws.client import Account
@@ -99,7 +99,7 @@ class GangTestbed:
 
     def place(self, zone: str = "us-east-1a", market: str = "spot", type: str = "g5.xlarge") -> Place:
         """Return a place with its present price."""
-        price = self.sim.market.spot_price(zone, type) if market == "spot" else 1.006
+        price = spot_price(self.sim, zone, type) if market == "spot" else 1.006
         return Place(region=zone[:-1], zone=zone, type=type, market=market, price=price)
 
     def instance_request(self, place: Place) -> InstanceRequest:

@@ -111,7 +111,7 @@ class SimulatedAws(Settings, InstanceEndings):
 
     def reset(self) -> None:
         """Empty the cloud and restore its settings. Its machines end; addresses are not used again."""
-        from support.simcloud import moto_patches, spot_market
+        from support.simcloud import moto_patches
 
         with self.lock:
             SimulatedAws.current = self
@@ -126,7 +126,7 @@ class SimulatedAws(Settings, InstanceEndings):
             self.launches_by_token: dict[tuple[str, str], tuple[str, Any]] = {}  # of (region, client token)
             self.groups: dict[tuple[str, str], PlacementGroup] = {}  # of (region, name)
             self.reservations: dict[str, CapacityReservation] = {}
-            self.market = spot_market.Market()
+            self.spot_prices: dict[tuple[str, str], float] = {}  # by (zone, type), where they have been set
             self.meter = BillingMeter(self.now)
             self.moved: dict[str, Moved] = {}  # by instance
             moto_patches.reset_backends()
@@ -247,9 +247,11 @@ class SimulatedAws(Settings, InstanceEndings):
 
     def add_instance(self, instance: Any) -> None:
         """Begin the life and the cost of a new instance."""
+        from support.simcloud.spot_market import dollars_per_hour
+
         self._live_instances[instance.id] = instance
         self._set_state(instance, "pending")
-        self.meter.start(instance.id, "instances", self.market.dollars_per_hour(instance), minimum=60.0)
+        self.meter.start(instance.id, "instances", dollars_per_hour(self, instance), minimum=60.0)
         for disk in instance.block_device_mapping.values():  # gp3: we use no other kind
             gb = int(instance.ec2_backend.volumes[disk.volume_id].size)
             self.meter.start(disk.volume_id, "volumes", self.meter.GP3_DOLLARS_PER_GB_HOUR * gb, minimum=60.0)
@@ -286,7 +288,7 @@ class SimulatedAws(Settings, InstanceEndings):
 
     def set_price(self, zone: str, type: str, dollars: float) -> None:
         """Set the spot price of a type in a zone, in dollars per hour, for instances launched from now on."""
-        self.market.spot[zone, type] = dollars
+        self.spot_prices[zone, type] = dollars
 
     def bill(self) -> dict[str, Any]:
         """Return the dollars until now: {"total", "instances": {id: dollars}, "volumes", "addresses", "efs"}."""

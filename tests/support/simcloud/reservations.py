@@ -15,7 +15,7 @@ from moto.core.responses import ActionResult
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 from support.simcloud.cloud import ACCOUNT, AwsError, SimulatedAws, ec2_call, refuse_if
 from support.simcloud.lifecycle import BILLED_STATES
-from support.simcloud.spot_market import offered, on_demand, vcpus
+from support.simcloud.spot_market import offered, on_demand
 
 CAPACITY_BLOCK = "capacity-block"
 CLOSING_SECONDS = 1800.0  # from the end of a block's machines to the end of the block
@@ -193,7 +193,7 @@ def describe_capacity_block_offerings(self: Any) -> ActionResult:
     offerings = []
     for day, zone in enumerate(offered(self.region, type), 1):
         start = today + timedelta(days=day)
-        fee = on_demand(type, vcpus(type)) * BLOCK_PRICE_FACTOR * count * hours * (1 + day / 100)
+        fee = on_demand(type) * BLOCK_PRICE_FACTOR * count * hours * (1 + day / 100)
         offerings.append(
             {
                 "CapacityBlockOfferingId": f"cb-{hashlib.sha256(f'{type} {zone}'.encode()).hexdigest()[:17]}",

@@ -83,7 +83,7 @@ def run_instances(self: Any) -> ActionResult:
     check(sim, request)
     if is_dry_run:
         raise DryRunClientError()
-    count = sim.market.allocate(sim, request)
+    count = spot_market.allocate(sim, request)
     _prepare_for_moto(self.params, request, count)
     reservation = call_moto("run_instances", self).result
     for instance in reservation.instances:

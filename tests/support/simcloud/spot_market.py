@@ -69,9 +69,9 @@ QUOTAS = {  # by quota code: (market, prefixes of the types' names)
 }
 
 
-def on_demand(type: str, vcpu: int) -> float:
+def on_demand(type: str) -> float:
     """Return the on-demand price in dollars per hour. A type without a price here costs 5 cents per vCPU."""
-    return ON_DEMAND.get(type, 0.05 * vcpu)
+    return ON_DEMAND.get(type, 0.05 * vcpus(type))
 
 
 def spot_factor(zone: str, type: str) -> float:
@@ -98,60 +98,57 @@ def offered(region: str, type: str) -> list[str]:
     return sorted(row["Location"] for row in rows if row["InstanceType"] == type)
 
 
-class Market:
-    """Capacity, quotas and prices."""
+def spot_price(sim: SimulatedAws, zone: str, type: str) -> float:
+    """Return the spot price in dollars per hour: as set, else a zone's fraction of the on-demand price."""
+    if (zone, type) in sim.spot_prices:
+        return sim.spot_prices[zone, type]
+    return round(on_demand(type) * spot_factor(zone, type), 4)
 
-    def __init__(self) -> None:
-        self.spot: dict[tuple[str, str], float] = {}
 
-    def spot_price(self, zone: str, type: str) -> float:
-        """Return the spot price in dollars per hour: as set, else a zone's fraction of the on-demand price."""
-        if (zone, type) in self.spot:
-            return self.spot[zone, type]
-        return round(on_demand(type, vcpus(type) if type in INSTANCE_TYPES else 8) * spot_factor(zone, type), 4)
+def dollars_per_hour(sim: SimulatedAws, instance: Any) -> float:
+    """Return the price of a new instance."""
+    type = instance.instance_type
+    if instance.life.market == "spot":
+        return spot_price(sim, instance.placement.zone, type)
+    if instance.life.market == "capacity-block":  # it was paid for when it was bought
+        return 0.0
+    return on_demand(type)
 
-    def dollars_per_hour(self, instance: Any) -> float:
-        """Return the price of a new instance."""
-        type = instance.instance_type
-        if instance.life.market == "spot":
-            return self.spot_price(instance.placement.zone, type)
-        if instance.life.market == "capacity-block":  # it was paid for when it was bought
-            return 0.0
-        return on_demand(type, vcpus(type))
 
-    def allocate(self, sim: SimulatedAws, request: Any) -> int:
-        """Return how many instances are launched now, and take them from the capacity.
+def allocate(sim: SimulatedAws, request: Any) -> int:
+    """Return how many instances are launched now, and take them from the capacity.
 
-        Raises `AwsError` when these are fewer than MinCount.
-        """
-        zones = offered(request.region, request.type)
-        refuse_if(request.zone not in zones, "Unsupported", f"{request.type} is offered in {zones}.")
-        quota_count = self._quota_count(sim, request)
-        is_limited = (request.zone, request.type) in sim.capacity and not request.reservations
-        free: int = sim.capacity[request.zone, request.type] if is_limited else request.max_count
-        count = min(int(request.max_count), int(quota_count), free)
-        is_spot = request.market == "spot"
-        code = "MaxSpotInstanceCountExceeded" if is_spot else "VcpuLimitExceeded"
-        refuse_if(quota_count < request.min_count, code, f"The quota allows {quota_count:g} instances.")
-        message = f"We currently do not have sufficient {request.type} capacity in {request.zone}."
-        refuse_if(count < request.min_count, "InsufficientInstanceCapacity", message)
-        if is_limited:
-            sim.capacity[request.zone, request.type] -= count
-        return count
+    Raises `AwsError` when these are fewer than MinCount.
+    """
+    zones = offered(request.region, request.type)
+    refuse_if(request.zone not in zones, "Unsupported", f"{request.type} is offered in {zones}.")
+    quota_count = _quota_count(sim, request)
+    is_limited = (request.zone, request.type) in sim.capacity and not request.reservations
+    free: int = sim.capacity[request.zone, request.type] if is_limited else request.max_count
+    count = min(int(request.max_count), int(quota_count), free)
+    is_spot = request.market == "spot"
+    code = "MaxSpotInstanceCountExceeded" if is_spot else "VcpuLimitExceeded"
+    refuse_if(quota_count < request.min_count, code, f"The quota allows {quota_count:g} instances.")
+    message = f"We currently do not have sufficient {request.type} capacity in {request.zone}."
+    refuse_if(count < request.min_count, "InsufficientInstanceCapacity", message)
+    if is_limited:
+        sim.capacity[request.zone, request.type] -= count
+    return count
 
-    def _quota_count(self, sim: SimulatedAws, request: Any) -> float:
-        """Return how many instances of a request its quota allows."""
-        code = quota_code(request.type, request.market)
-        if code is None:
-            return float(request.max_count)
-        used = sum(
-            vcpus(instance.instance_type)
-            for instance in sim.live_instances()
-            if instance.region_name == request.region
-            and instance.state in BILLED_STATES
-            and quota_code(instance.instance_type, instance.life.market) == code
-        )
-        return (sim.quota_vcpu.get(code, PLENTY_VCPU) - used) // vcpus(request.type)
+
+def _quota_count(sim: SimulatedAws, request: Any) -> float:
+    """Return how many instances of a request its quota allows."""
+    code = quota_code(request.type, request.market)
+    if code is None:
+        return float(request.max_count)
+    used = sum(
+        vcpus(instance.instance_type)
+        for instance in sim.live_instances()
+        if instance.region_name == request.region
+        and instance.state in BILLED_STATES
+        and quota_code(instance.instance_type, instance.life.market) == code
+    )
+    return (sim.quota_vcpu.get(code, PLENTY_VCPU) - used) // vcpus(request.type)
 
 
 @ec2_call
@@ -166,7 +163,7 @@ def describe_spot_price_history(self: Any) -> ActionResult:
         {
             "InstanceType": type,
             "ProductDescription": "Linux/UNIX",
-            "SpotPrice": f"{sim.market.spot_price(offered_zone, type):.6f}",
+            "SpotPrice": f"{spot_price(sim, offered_zone, type):.6f}",
             "AvailabilityZone": offered_zone,
             "Timestamp": (start or datetime.fromtimestamp(sim.now() - 600, UTC)).replace(microsecond=0, tzinfo=UTC),
         }
