@@ -22,15 +22,6 @@ LOADER = Loader()  # one for all tests: it takes half a second to read the descr
 READING_ACTIONS = ("Describe", "Get", "List", "Head")
 OWN_CIDR = "203.0.113.7/32"
 REGION = "us-west-1"  # two zones
-EC2_LISTS = {
-    "describe_vpcs": "Vpcs",
-    "describe_subnets": "Subnets",
-    "describe_route_tables": "RouteTables",
-    "describe_internet_gateways": "InternetGateways",
-    "describe_vpc_endpoints": "VpcEndpoints",
-    "describe_security_groups": "SecurityGroups",
-    "describe_key_pairs": "KeyPairs",
-}
 
 
 class Killed(BaseException):
@@ -123,7 +114,15 @@ def count_resources(account: Account) -> dict[str, int]:
     """Return the number of resources with the stack tag by kind, and of all roles, file systems and access points."""
     filters = [{"Name": "tag:imgnet:stack", "Values": ["imgnet"]}]
     counts = {}
-    for operation, key in EC2_LISTS.items():
+    for operation, key in (
+        ("describe_vpcs", "Vpcs"),
+        ("describe_subnets", "Subnets"),
+        ("describe_route_tables", "RouteTables"),
+        ("describe_internet_gateways", "InternetGateways"),
+        ("describe_vpc_endpoints", "VpcEndpoints"),
+        ("describe_security_groups", "SecurityGroups"),
+        ("describe_key_pairs", "KeyPairs"),
+    ):
         resources = getattr(account.ec2, operation)(Filters=filters)[key]
         counts[key] = len([resource for resource in resources if resource.get("State") != "deleted"])
     file_systems = account.efs.describe_file_systems()["FileSystems"]
@@ -141,6 +140,18 @@ def count_resources(account: Account) -> dict[str, int]:
     }
 
 
-SINGLE_KINDS = (*EC2_LISTS.values(), "FileSystems", "AccessPoints", "Roles", "InstanceProfiles")
-COMPLETE_STACK = {**dict.fromkeys(SINGLE_KINDS, 1), "Subnets": 2, "MountTargets": 2}
+COMPLETE_STACK = {
+    "Vpcs": 1,
+    "Subnets": 2,
+    "RouteTables": 1,
+    "InternetGateways": 1,
+    "VpcEndpoints": 1,
+    "SecurityGroups": 1,
+    "KeyPairs": 1,
+    "FileSystems": 1,
+    "MountTargets": 2,
+    "AccessPoints": 1,
+    "Roles": 1,
+    "InstanceProfiles": 1,
+}
 NO_RESOURCES = dict.fromkeys(COMPLETE_STACK, 0)
