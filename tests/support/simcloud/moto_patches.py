@@ -82,15 +82,20 @@ def _patch_instances() -> None:
     replace_attribute(NetworkInterface, "group_set", property(lambda self: self._group_set))
     replace_attribute(NetworkInterface, "network_card_index", 0)
     replace_attribute(Instance, "prep_nics", run_instances.prep_nics)
-    # A terminated instance has no interface, and so no address and no name.
     for name, attribute in (("private_ip", "private_ip_address"), ("public_ip", "public_ip")):
-        address = property(lambda self, attribute=attribute: getattr(self.nics.get(0), attribute, None))
         for alias in (name, f"{name}_address"):
-            replace_attribute(Instance, alias, address)
+            replace_attribute(Instance, alias, _address(attribute))
     for name in ("private_dns_name", "public_dns_name"):
-        original = getattr(Instance, name)
-        dns_name = property(lambda self, original=original: original.__get__(self) if self.nics else "")
-        replace_attribute(Instance, name, dns_name)
+        replace_attribute(Instance, name, _dns_name(getattr(Instance, name)))
+
+
+def _address(attribute: str) -> property:
+    """Return a property for an address, None for a terminated instance: it has no interface."""
+    return property(lambda self: getattr(self.nics.get(0), attribute, None))
+
+
+def _dns_name(original: property) -> property:
+    return property(lambda self: original.__get__(self) if self.nics else "")
 
 
 def get_tags(self: Any) -> list[dict[str, str]]:
@@ -156,6 +161,6 @@ def ssm_init(self: Any, region_name: str, account_id: str) -> None:
 
 def reset_backends() -> None:
     """Empty the regions of all services that are used."""
-    for service in list(BackendDict._instances):
+    for service in list(BackendDict._instances):  # type: ignore[misc]
         for account in list(service.values()):
             account.reset()
