@@ -174,7 +174,7 @@ def lose_gpu(renter: Renter, machine: str) -> str:
 
 
 def test_machine_that_loses_its_gpu_is_exchanged_and_the_one_too_many_ends_the_job(renter: Renter) -> None:
-    renter.cloud.post("machines", gpus=1)
+    renter.cloud.post("set", gpus=1)
     job = renter.launch("--save-seconds", "1", "--max-exchanges", "1", epochs=ENDLESS)
     renter.wait_for_steps(job)
     lost_id = lose_gpu(renter, "1")

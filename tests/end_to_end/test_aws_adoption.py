@@ -97,11 +97,11 @@ def test_computer_that_slept_rents_nothing_for_a_job_that_was_adopted(renter: Re
     renter.kill_supervisor()
     (uid, other) = job.spec.uid, OtherComputer(renter, "elsewhere")
 
-    renter.cloud.post("machines", has_instance_connect=False)
+    renter.cloud.post("set", has_instance_connect=False)
     refused = other.cli("adopt", uid)
     assert refused.code == 1 and f"imgnet-cluster down {uid} --region us-east-1" in refused.err, refused
     assert "EC2 Instance Connect" in refused.err and not other.job.path.exists()
-    renter.cloud.post("machines", has_instance_connect=True)
+    renter.cloud.post("set", has_instance_connect=True)
     assert other.cli("adopt", "job-9-00000000").code == 102
 
     other.run("adopt", uid)

@@ -26,7 +26,7 @@ class Lane(Renter):
     def __init__(self, sandbox: Sandbox, cloud: CloudProcess) -> None:
         super().__init__(sandbox, cloud)
         cloud.begin()
-        cloud.post("machines", ssh_delay_seconds=NEVER_SECONDS)
+        cloud.post("set", ssh_delay_seconds=NEVER_SECONDS)
         self.arguments = self.launch_arguments()
         self.other_folder = self.path / "elsewhere"
         self.other_folder.mkdir()
@@ -59,14 +59,14 @@ class Lane(Renter):
         """
         folder = f"{number}-{when}"
         ids_before = self.all_instance_ids()
-        kills_before = len(self.cloud.post("calls")["killed"])
+        kills_before = len(self.cloud.post("killed"))
         self.cloud.post("forget_past")
-        self.cloud.post("kill_caller", at=number, when=when)
+        self.cloud.post("fault", kill=True, skip=number - 1, after=when == "after")
         job = self.launch_in(folder)
-        self.wait_for(lambda: self.granted_ids(job) or len(self.cloud.post("calls")["killed"]) > kills_before)
+        self.wait_for(lambda: self.granted_ids(job) or len(self.cloud.post("killed")) > kills_before)
         self.wait_for(lambda: self.granted_ids(job) or not self.supervisor_pids())
-        self.cloud.post("spare_callers")
-        if len(self.cloud.post("calls")["killed"]) == kills_before:
+        self.cloud.post("no_faults")
+        if len(self.cloud.post("killed")) == kills_before:
             # A launch polls as often as its machines take to run: it may come to an end before the call to be killed.
             assert "RunInstances" in self.calls()
             self.unreached_calls.add(number)

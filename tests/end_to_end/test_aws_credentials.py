@@ -66,7 +66,7 @@ def after_the_answer(renter: Renter) -> Job:
 
 
 def while_machines_boot(renter: Renter) -> Job:
-    renter.cloud.post("machines", ssh_delay_seconds=NEVER_SECONDS)
+    renter.cloud.post("set", ssh_delay_seconds=NEVER_SECONDS)
     job = renter.launch(epochs=ENDLESS)
     renter.wait_for(lambda: renter.granted_ids(job))
     expire(renter)

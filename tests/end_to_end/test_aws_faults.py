@@ -25,7 +25,7 @@ ZONES = [f"us-east-1{letter}" for letter in "abcdef"]
 
 def launch_until_booting(renter: Renter) -> Job:
     """Launch a job whose machines boot for ever: nobody can log in. Wait until they boot."""
-    renter.cloud.post("machines", ssh_delay_seconds=NEVER_SECONDS)
+    renter.cloud.post("set", ssh_delay_seconds=NEVER_SECONDS)
     job = renter.launch()
     renter.wait_for(lambda: renter.granted_ids(job) and job.status().state == "setup")
     assert len(renter.live_instance_ids()) == 2
@@ -36,7 +36,7 @@ def launch_until_booting(renter: Renter) -> Job:
 
 
 def test_ctrl_c_while_acquiring_detaches_and_stop_or_down_ends_the_job(renter: Renter) -> None:
-    renter.cloud.post("capacity", **{f"{zone}/{TYPE}": 0 for zone in ZONES})
+    renter.cloud.post("limit_capacity", type=TYPE, zones=ZONES, places=0)
     for number, command in enumerate(("stop", "down"), 1):
         arguments = [argument for argument in renter.launch_arguments() if argument != "-d"]
         launch = renter.sandbox.start(*arguments)
@@ -152,7 +152,7 @@ def other_renter(renter: Renter, tmp_path: Path, images: Path) -> Iterator[Rente
 
 
 def test_two_first_launches_at_once_create_one_stack_and_two_jobs(renter: Renter, other_renter: Renter) -> None:
-    renter.cloud.post("machines", ssh_delay_seconds=NEVER_SECONDS)
+    renter.cloud.post("set", ssh_delay_seconds=NEVER_SECONDS)
     renters = (renter, other_renter)
     for user in renters:
         del user.sandbox.env[SETTLE_VARIABLE]
@@ -242,7 +242,7 @@ SETUP_FAILURE = "boot failed: the file system was not mounted: simulated"
 
 def test_boots_that_always_fail_end_the_job_with_the_reason(renter: Renter) -> None:
     """Two machines are exchanged, not more; nobody waits until the boot's time is over."""
-    renter.cloud.post("machines", failing_machines=list(range(100)))
+    renter.cloud.post("set", failing_machines=list(range(100)))
     job = renter.launch(machines=1)
     renter.wait_for(lambda: job.status().state == "failed")
     assert len(renter.all_instance_ids()) == 3, renter.describe()

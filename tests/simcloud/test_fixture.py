@@ -1,38 +1,30 @@
 """The whole simulated cloud, as other tests and a person use it: the leak check, and the command."""
 
 import signal
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from support.simcloud.__main__ import post_command
-from support.simcloud.fixture import COMMAND, IMAGE, CloudProcess, simcloud  # noqa: F401  # pytest finds the fixture by its name here
-from support.simcloud.logins import Keys
+from support.simcloud.fixture import IMAGE, CloudProcess, simcloud  # noqa: F401  # pytest finds the fixture by its name here
+from support.simcloud.in_process import launch_machines
 from support.simcloud.process_keeper import process_ids
 
 pytestmark = pytest.mark.rehearsal  # whole processes, which take long
 
 
-def launch(cloud: CloudProcess, folder: Path) -> str:
-    """Launch an instance that the keys of a new folder can log in to, and return its id."""
-    keys = Keys(folder)
-    ec2 = cloud.client("ec2")
-    ec2.import_key_pair(KeyName="mine", PublicKeyMaterial=(folder / "user.pub").read_bytes())
+def launch(cloud: CloudProcess) -> str:
+    """Launch an instance with a machine, and return its id."""
     image = cloud.client("ssm").get_parameter(Name=IMAGE)["Parameter"]["Value"]
-    request = {"ImageId": image, "InstanceType": "g5.xlarge", "MinCount": 1, "MaxCount": 1}
-    reservation = ec2.run_instances(**request, KeyName="mine", UserData=keys.user_data())
-    return str(reservation["Instances"][0]["InstanceId"])
+    return launch_machines(cloud.client("ec2"), image)[0]
 
 
 def test_assert_clean_fails_on_what_costs_and_on_a_changed_foreign_resource(
     simcloud: CloudProcess,  # noqa: F811
-    tmp_path: Path,
 ) -> None:
     assert simcloud.instances() == [] == simcloud.leaks() and simcloud.bill()["total"] < 1e-5
     simcloud.assert_clean()
     ec2 = simcloud.client("ec2")
-    id = launch(simcloud, tmp_path)
+    id = launch(simcloud)
     with pytest.raises(AssertionError, match=id):
         simcloud.assert_clean()
     ec2.terminate_instances(InstanceIds=[id])
@@ -53,8 +45,8 @@ def own_cloud() -> Iterator[CloudProcess]:
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGKILL])
-def test_no_process_outlives_a_signal_to_the_cloud(own_cloud: CloudProcess, tmp_path: Path, signal_number: int) -> None:
-    id = launch(own_cloud, tmp_path)
+def test_no_process_outlives_a_signal_to_the_cloud(own_cloud: CloudProcess, signal_number: int) -> None:
+    id = launch(own_cloud)
     own_cloud.wait_for((own_cloud.machine_home(id) / ".imgnet/ready").exists)
     assert process_ids(own_cloud.folder)
     own_cloud.process.send_signal(signal_number)
@@ -63,9 +55,3 @@ def test_no_process_outlives_a_signal_to_the_cloud(own_cloud: CloudProcess, tmp_
     own_cloud.wait_for(lambda: not process_ids(own_cloud.folder))
     with pytest.raises(OSError):
         post_command(own_cloud.url, "instances")
-
-
-def test_second_cloud_at_a_port_says_what_to_type(own_cloud: CloudProcess) -> None:
-    port = f"--port={own_cloud.url.rpartition(':')[2]}"
-    second = subprocess.run([*COMMAND, port], capture_output=True, text=True, timeout=120)
-    assert (second.returncode, second.stdout) == (1, "") and "make simcloud PORT=" in second.stderr, second

@@ -1,18 +1,16 @@
 """What the simulated EC2 and EFS refuse, what counts as a leak, and kills of callers."""
 
-import json
 import signal
 import subprocess
 import sys
-import urllib.request
 from typing import Any
 
 import pytest
-from support.simcloud.in_process import START, Cloud, cloud, refused, served
+from support.simcloud.in_process import START, Cloud, refused
 from support.simcloud.spot_market import offered
 
-__all__ = ["cloud", "served"]
 IN_USE = "DependencyViolation"
+MARKETS = "", "spot", "capacity-block"
 WRONG_VALUE, COMBINATION = "InvalidParameterValue", "InvalidParameterCombination"
 
 
@@ -82,27 +80,26 @@ def test_launch_with_impossible_interfaces_is_refused(cloud: Cloud) -> None:
 
 
 def test_launch_has_to_match_the_reservation(cloud: Cloud) -> None:
-    zone, type, hour = "us-east-1a", "p5.48xlarge", 3600.0
-
-    def launch_into(id: str, block: bool = False, **changes: Any) -> str:
-        target = {"CapacityReservationTarget": {"CapacityReservationId": id} if id else {}}
-        market = {"InstanceMarketOptions": {"MarketType": "capacity-block"}} if block else {}
-        arguments = {"InstanceType": type, "Placement": {"AvailabilityZone": zone}, **market, **changes}
-        return error_code(cloud, CapacityReservationSpecification=target, **arguments)
-
+    zone, type, end = "us-east-1a", "p5.48xlarge", START + 24 * 3600.0
     plain = cloud.sim.reserve(type, zone, 4)
-    block = cloud.sim.reserve(type, zone, 4, is_block=True, end=START + 24 * hour)
-    later = cloud.sim.reserve(type, zone, 4, is_block=True, start=START + hour, end=START + 24 * hour)
+    block = cloud.sim.reserve(type, zone, 4, is_block=True, end=end)
+    later = cloud.sim.reserve(type, zone, 4, is_block=True, start=START + 3600.0, end=end)
     grouped = cloud.sim.reserve(type, zone, 4, placement_group="theirs")
-    assert launch_into(plain, InstanceType="p4d.24xlarge") == COMBINATION
-    assert launch_into(plain, Placement={"AvailabilityZone": "us-east-1b"}) == COMBINATION
-    assert launch_into(plain, block=True) == COMBINATION
-    assert launch_into(block) == COMBINATION
-    assert launch_into(plain, InstanceMarketOptions={"MarketType": "spot"}) == COMBINATION
-    assert launch_into(grouped) == COMBINATION
-    assert launch_into("", block=True) == COMBINATION
-    assert launch_into(later, block=True) == "InvalidCapacityReservationState"
-    assert launch_into("cr-0123456789abcdef0") == "InvalidCapacityReservationId.NotFound"
+    on_demand, spot, in_block = ({"InstanceMarketOptions": {"MarketType": m} if m else {}} for m in MARKETS)
+    for id, market, changes, expected in (
+        (plain, on_demand, {"InstanceType": "p4d.24xlarge"}, COMBINATION),
+        (plain, on_demand, {"Placement": {"AvailabilityZone": "us-east-1b"}}, COMBINATION),
+        (plain, spot, {}, COMBINATION),
+        (plain, in_block, {}, COMBINATION),
+        (block, on_demand, {}, COMBINATION),
+        (grouped, on_demand, {}, COMBINATION),
+        ("", in_block, {}, COMBINATION),
+        (later, in_block, {}, "InvalidCapacityReservationState"),
+        ("cr-0123456789abcdef0", on_demand, {}, "InvalidCapacityReservationId.NotFound"),
+    ):
+        target = {"CapacityReservationTarget": {"CapacityReservationId": id} if id else {}}
+        arguments = {"InstanceType": type, "Placement": {"AvailabilityZone": zone}, **market, **changes}
+        assert error_code(cloud, CapacityReservationSpecification=target, **arguments) == expected, (id, arguments)
 
 
 def test_leaks_cost_and_leftovers_do_not(cloud: Cloud) -> None:
@@ -152,7 +149,8 @@ def test_network_in_use_by_an_instance_cannot_be_deleted(cloud: Cloud) -> None:
     cloud.ec2.attach_internet_gateway(**detach)
     interface = {"DeviceIndex": 0, "SubnetId": subnet, "Groups": [security], "AssociatePublicIpAddress": True}
     ids = cloud.launch(NetworkInterfaces=[interface])
-    endpoint = cloud.ec2.create_vpc_endpoint(VpcId=vpc, ServiceName="com.amazonaws.us-east-1.s3")["VpcEndpoint"]
+    kind = {"ServiceName": "com.amazonaws.us-east-1.s3", "VpcEndpointType": "Gateway"}
+    endpoint = cloud.ec2.create_vpc_endpoint(VpcId=vpc, **kind)["VpcEndpoint"]
     steps: list[tuple[Any, dict[str, Any]]] = [
         (cloud.ec2.detach_internet_gateway, detach),
         (cloud.ec2.delete_security_group, {"GroupId": security}),
@@ -181,7 +179,7 @@ def test_security_group_that_another_names_cannot_be_deleted(cloud: Cloud) -> No
 
 def test_efs_is_created_and_deleted_by_the_clock(cloud: Cloud) -> None:
     cloud.sim.efs_seconds = 8
-    efs = cloud.client("efs")
+    efs = cloud.account.efs
     _, subnet, security = cloud.network()
     id = efs.create_file_system(CreationToken="t", Encrypted=True)["FileSystemId"]
     target = {"FileSystemId": id, "SubnetId": subnet, "SecurityGroups": [security]}
@@ -215,9 +213,8 @@ for name in ("a", "b", "c"):
 
 @pytest.mark.parametrize(("when", "created"), [("before", ["a"]), ("after", ["a", "b"])])
 def test_kill_caller_kills_before_or_after_that_call(cloud: Cloud, when: str, created: list[str]) -> None:
-    command = json.dumps({"at": 2, "when": when}).encode()
-    urllib.request.urlopen(urllib.request.Request(f"{cloud.url}/_sim/kill_caller", command), timeout=120).close()
+    cloud.front.fault(kill=True, skip=1, after=when == "after")
     completed = subprocess.run([sys.executable, "-c", CALLER, cloud.url], timeout=120)
     assert completed.returncode == -signal.SIGKILL
     assert [row["name"] for row in cloud.sim.leftovers()] == created
-    assert cloud.front.calls == [("ec2", "CreatePlacementGroup")] * 2 and len(cloud.front.killed) == 1
+    assert cloud.front.count("CreatePlacementGroup") == 2 and len(cloud.front.killed) == 1

@@ -7,8 +7,6 @@ After a test the code under test ends the job, and nothing of it may remain.
 
 import contextlib
 import functools
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +14,11 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
-from support.aws_journal import IMAGE, INSTANCE_REQUEST
+from support.aws_journal import IMAGE, INSTANCE_REQUEST, user_data
 from support.log_lines import log_lines
 from support.simcloud.http_server import AwsFrontend
 from support.simcloud.in_process import account_at
-from support.simcloud.spot_market import IMAGES, image_id
+from support.simcloud.spot_market import IMAGES, image_id, spot_price
 
 from infra.aws import client as aws_client
 from infra.aws.client import Account
@@ -29,11 +27,11 @@ from infra.aws.instances import instances
 from infra.aws.instances.gang import Gang
 from infra.aws.instances.instances import Instance
 from infra.aws.instances.request import InstanceRequest
-from infra.aws.instances.user_data import build_user_data
 from infra.aws.journal import Journal
 from infra.aws.journal_events import JournalEvent
 from infra.aws.launch_request import Place
 from infra.aws.market.instance_types import BUILTIN_TYPES
+from infra.aws.stack.key_pairs import generate_key_pair
 from infra.aws.stack.stack import Stack
 from train.tools import host
 
@@ -101,28 +99,19 @@ class GangTestbed:
 
     def place(self, zone: str = "us-east-1a", market: str = "spot", type: str = "g5.xlarge") -> Place:
         """Return a place with its present price."""
-        price = self.sim.market.spot_price(zone, type) if market == "spot" else 1.006
+        price = spot_price(self.sim, zone, type) if market == "spot" else 1.006
         return Place(region=zone[:-1], zone=zone, type=type, market=market, price=price)
 
     def instance_request(self, place: Place) -> InstanceRequest:
         """Return the request for a machine in a place."""
         image = replace(IMAGE, id=self.image_id(place.region))
-        user_data = build_user_data(
-            poweroff_seconds=7200,
-            private_key="PRIVATE",
-            public_key=public_key(),
-            file_system="fs-1",
-            access_point="fsap-1",
-            ssh_user=image.ssh_user,
-            python=image.python,
-        )
         return replace(
             INSTANCE_REQUEST,
             job_uid=self.uid,
             expires=self.sim.now() + 7200,
             image=image,
             stack=self.stack,
-            user_data=user_data,
+            user_data=user_data("PRIVATE", public_key(), 7200, image),
             host_key=public_key(),
             terms="",
         )
@@ -237,10 +226,7 @@ class GangTestbed:
 @functools.cache
 def public_key() -> str:
     """Return a public key for ssh."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", f"{folder}/key"]
-        subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
-        return " ".join(Path(f"{folder}/key.pub").read_text().split()[:2])
+    return generate_key_pair()[1]
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from infra.aws.instances.amis import Image
 from infra.aws.instances.request import InstanceRequest, build_launch_request
+from infra.aws.instances.user_data import build_user_data
 from infra.aws.journal_events import (
     JournalEvent,
     LaunchedMachine,
@@ -39,6 +40,19 @@ INSTANCE_REQUEST = InstanceRequest(
     host_key="ssh-ed25519 AAAA",
     terms='{"machines":2}',
 )
+
+
+def user_data(private_key: str, public_key: str, limit_seconds: int = 600, image: Image = IMAGE) -> str:
+    """Return the user data of a machine with this host key."""
+    return build_user_data(
+        poweroff_seconds=limit_seconds,
+        private_key=private_key,
+        public_key=public_key,
+        file_system=STACK.file_system,
+        access_point=STACK.access_point,
+        ssh_user=image.ssh_user,
+        python=image.python,
+    )
 
 
 def write_journal(path: Path, *events: JournalEvent) -> None:

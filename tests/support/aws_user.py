@@ -127,7 +127,7 @@ class Renter:
 
     def calls(self) -> list[str]:
         """Return the actions of AWS that were called since the calls were last forgotten."""
-        return [action for _, action in self.cloud.post("calls")["calls"]]
+        return [action for _, action in self.cloud.post("calls")]
 
     def supervisor_pids(self) -> list[int]:
         """Return the supervisors that run now."""

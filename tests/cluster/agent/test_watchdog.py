@@ -93,7 +93,7 @@ def test_poll_once_service_that_answers_again_is_asked_again(service: Any, watch
     if fault == "down":
         watchdog.metadata_address = "http://127.0.0.1:9"
     else:
-        service.tokens.append("of another time")
+        service.tokens.clear()
     service.texts[SPOT] = json.dumps({"action": "stop", "time": "now"})
     watchdog.poll_once(watchdog.start_time + 3)
     assert watchdog.leave_reason == ""

@@ -55,7 +55,7 @@ def test_dry_run_asks_aws_and_rents_nothing(renter: Renter) -> None:
     for expected in ("zones in order us-east-1", " an hour each)", "image ami-", "creates us-east-1: file system"):
         assert expected in words(output), output
     assert "could not be asked" not in output and not renter.all_instance_ids()
-    assert not [name for _, name in renter.cloud.post("calls")["calls"] if name.startswith(("Run", "Create"))]
+    assert not [name for _, name in renter.cloud.post("calls") if name.startswith(("Run", "Create"))]
 
 
 @pytest.mark.parametrize("is_reachable", [True, False])

@@ -12,10 +12,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from support.aws_journal import IMAGE, user_data
 from support.boot_test.virtual_machine import USER, VirtualMachine
 
 from cluster.backends.rented import boot
@@ -23,12 +25,12 @@ from cluster.backends.rented.boot import BootFailed
 from cluster.backends.rented.provider import REMOTE_FOLDER
 from cluster.connectors.hosts_file import Host
 from cluster.connectors.ssh import SSHConnector, SSHRefused, Unreachable
-from infra.aws.instances.user_data import EFS_UTILS_URL, build_user_data
+from infra.aws.instances.user_data import EFS_UTILS_URL
 from infra.aws.stack import key_pairs
 from infra.rented_machine import RentedMachine
 
 ROOT = Path(__file__).resolve().parents[3]
-IMAGE = ROOT / ".boot-test"
+IMAGE_FOLDER = ROOT / ".boot-test"
 BOOT_SECONDS = 1500.0  # without KVM and beside another machine
 LIMIT_SECONDS = 4000
 PROGRAMS = {"genisoimage": "genisoimage"}
@@ -44,16 +46,9 @@ class BootTest:
         self.checks = checks
         self.start_time = time.monotonic()
         private_key, self.host_key = key_pairs.generate_key_pair()
-        user_data = build_user_data(
-            poweroff_seconds=LIMIT_SECONDS,
-            private_key=private_key,
-            public_key=self.host_key,
-            file_system="fs-0123",
-            access_point="fsap-0123",
-            ssh_user=USER,
-            python="",
-        )
-        self.vm = VirtualMachine(folder / name, IMAGE, user_data, has_internet=has_internet)
+        image = replace(IMAGE, ssh_user=USER, python="")
+        text = user_data(private_key, self.host_key, LIMIT_SECONDS, image)
+        self.vm = VirtualMachine(folder / name, IMAGE_FOLDER, text, has_internet=has_internet)
 
     def check(self, what: str, is_right: bool, found: object = "") -> None:
         """Print whether something is as it must be."""
@@ -175,10 +170,10 @@ def require(programs: dict[str, str]) -> None:
 def main() -> int:
     """Build the image if there is none, run all machines, and return the exit code."""
     require(PROGRAMS)
-    if not (IMAGE / "disk.img").exists():
+    if not (IMAGE_FOLDER / "disk.img").exists():
         require(BUILD_PROGRAMS)
         print("building the disk image of the virtual machines, once; it takes minutes", flush=True)
-        subprocess.run(["sh", Path(__file__).with_name("build_image.sh"), IMAGE], check=True)
+        subprocess.run(["sh", Path(__file__).with_name("build_image.sh"), IMAGE_FOLDER], check=True)
     boot.BOOT_TIMEOUT_SECONDS = BOOT_SECONDS
     checks: list[bool] = []
     with tempfile.TemporaryDirectory(prefix="imgnet-boot-") as folder:

@@ -9,7 +9,6 @@ import argparse
 import contextlib
 import json
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -48,39 +47,20 @@ def post_command(url: str, command: str, **arguments: Any) -> Any:
         raise RuntimeError(f"{command}: {message}") from None
 
 
-def check_port_is_free(port: int) -> None:
-    """Raise `RuntimeError` when another process listens on the port."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise RuntimeError(f"the port is taken; for a second cloud: make simcloud PORT={port + 1}") from error
-
-
 def serve(port: int, folder: Path, boot_seconds: float) -> None:
     """Serve until SIGINT or SIGTERM, then end all machines."""
     from support.simcloud import http_server
     from support.simcloud.cloud import SimulatedAws
-    from support.simcloud.control import CONTROL_COMMANDS
     from support.simcloud.machines import SimulatedMachines, new_login
 
-    check_port_is_free(port)
     is_over = threading.Event()
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signal_number, lambda *_: is_over.set())
     sim = SimulatedAws(new_login(), boot_seconds=boot_seconds)
     machines = SimulatedMachines(sim, folder)
-
-    def reset(front: http_server.AwsFrontend) -> None:
-        front.reset()
-        machines.reset()
-
-    CONTROL_COMMANDS["break_gpu"] = lambda front, id, how: machines.break_gpu(id, how)
-    CONTROL_COMMANDS["machines"] = lambda front, **settings: machines.configure(**settings)
-    CONTROL_COMMANDS["reset"] = reset
     try:
         server, url = http_server.serve(port, sim)
+        threading.Thread(target=sim.run, daemon=True).start()
         machines.env["AWS_ENDPOINT_URL"] = url  # for the commands on the machines, whose keys are in their metadata
         print("\n".join(f"export {name}={value}" for name, value in environment(url).items()))
         print(f"\n# The machines' disks: {machines.folder}/<instance id>/home. Ctrl-C ends all machines.", flush=True)
@@ -97,11 +77,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="folder of the machines' disks; default: a temporary folder")
     parser.add_argument("--boot-seconds", type=float, default=2.0, help="seconds from pending to running")
     options = parser.parse_args()
-    try:
-        with tempfile.TemporaryDirectory(prefix="simcloud-", ignore_cleanup_errors=True) as folder:
-            serve(options.port, options.folder or Path(folder), options.boot_seconds)
-    except (OSError, RuntimeError) as error:
-        sys.exit(f"error: port {options.port}: {error}")
+    with tempfile.TemporaryDirectory(prefix="simcloud-", ignore_cleanup_errors=True) as folder:
+        serve(options.port, options.folder or Path(folder), options.boot_seconds)
 
 
 if __name__ == "__main__":

@@ -21,14 +21,8 @@ def parse_action(environ: dict[str, Any], body: bytes) -> tuple[str, str, str]:
     target = environ.get("HTTP_X_AMZ_TARGET", "")
     if target:
         return service, region, target.rpartition(".")[2]
-    action = ""
-    if service in QUERY_SERVICES:
-        action = parse_qs(body.decode("utf-8", "replace")).get("Action", [""])[0]
-    if not action and service:
-        action = _action_of_path(
-            service, environ["REQUEST_METHOD"], environ["PATH_INFO"], environ.get("QUERY_STRING", "")
-        )
-    return service, region, action
+    action = parse_qs(body.decode("utf-8", "replace")).get("Action", [""])[0] if service in QUERY_SERVICES else ""
+    return service, region, action or _action_of_path(service, environ["REQUEST_METHOD"], environ["PATH_INFO"])
 
 
 @cache
@@ -43,25 +37,12 @@ def _operations(service: str) -> list[tuple[str, re.Pattern[str], str]]:
     return sorted(operations, key=lambda operation: -len(operation[1].pattern))
 
 
-def _action_of_path(service: str, method: str, path: str, query: str) -> str:
-    if service == "s3":
-        return _s3_action(method, path, query)
-    try:
-        operations = _operations(service)
-    except Exception:  # botocore does not know the service
-        return f"{method} {path}"
+def _action_of_path(service: str, method: str, path: str) -> str:
+    if service == "s3":  # PutObject, GetBucket: without subresources
+        return method.capitalize() + ("Object" if "/" in path.strip("/") else "Bucket")
+    operations = _operations(service) if service else []
     names = (name for verb, pattern, name in operations if verb == method and pattern.fullmatch(path))
     return next(names, f"{method} {path}")
-
-
-def _s3_action(method: str, path: str, query: str) -> str:
-    kind = "Object" if path.strip("/").count("/") else "Bucket"
-    subresource = re.match(r"([a-z]+)(=|&|$)", query)
-    verb = {"GET": "Get", "PUT": "Put", "DELETE": "Delete", "HEAD": "Head", "POST": "Post"}.get(method, method)
-    if subresource and not query.startswith(("list-type", "prefix", "x-id", "delimiter")):
-        return f"{verb}{kind}{subresource.group(1).capitalize()}"
-    exceptions = {"PutBucket": "CreateBucket", "GetBucket": "ListObjects"}
-    return exceptions.get(f"{verb}{kind}", f"{verb}{kind}")
 
 
 def error_response(

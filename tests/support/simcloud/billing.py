@@ -3,9 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
-
-MONTH_HOURS = 730
+from typing import Any
 
 
 @dataclass
@@ -33,12 +31,7 @@ class BillingMeter:
 
     ADDRESS_DOLLARS_PER_HOUR = 0.005  # public IPv4, in use or idle
     NAT_DOLLARS_PER_HOUR = 0.045
-    GB_DOLLARS_PER_HOUR: ClassVar[dict[str, float]] = {
-        "gp3": 0.08 / MONTH_HOURS,
-        "gp2": 0.10 / MONTH_HOURS,
-        "io2": 0.125 / MONTH_HOURS,
-        "standard": 0.05 / MONTH_HOURS,
-    }
+    GP3_DOLLARS_PER_GB_HOUR = 0.08 / 730
     EFS_DOLLARS_PER_GB_READ = 0.03  # elastic throughput
     EFS_DOLLARS_PER_GB_WRITTEN = 0.06
     NAT_DOLLARS_PER_GB = 0.045
@@ -61,11 +54,6 @@ class BillingMeter:
     def add_traffic(self, kind: str, moved_bytes: int, dollars_per_gb: float) -> None:
         """Add the cost of bytes that a file system ("efs") or a NAT gateway ("nat") has moved."""
         self.traffic_dollars[kind] += moved_bytes / 1e9 * dollars_per_gb
-
-    def start_volume(self, volume: Any) -> None:
-        """Start the cost of a disk."""
-        gb_price = self.GB_DOLLARS_PER_HOUR.get(volume.volume_type, 0.1 / MONTH_HOURS)
-        self.start(volume.id, "volumes", gb_price * int(volume.size), 60.0)
 
     def bill(self) -> dict[str, Any]:
         """Return the dollars until now by kind, those of instances one by one."""

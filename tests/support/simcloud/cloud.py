@@ -1,10 +1,10 @@
 """The simulated AWS: moto, and what it leaves out: settings, a clock, events, the life of instances, dollars."""
 
+import hashlib
 import itertools
 import os
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -24,6 +24,7 @@ from support.simcloud.traffic import Moved
 from infra.aws.stack.policies import Policy
 
 if TYPE_CHECKING:
+    from support.simcloud.placement_groups import PlacementGroup
     from support.simcloud.reservations import CapacityReservation
 
 ACCOUNT = "123456789012"
@@ -74,17 +75,19 @@ class Settings:
     refuses_public_addresses: bool = False  # EC2 gives no public address to a running instance
     nat_seconds: float = 0.0  # to create or delete a NAT gateway
     boot_download_bytes: int = 0  # that each machine fetches over the internet while it is set up
+    ssh_delay_seconds: float = 0.0  # of a machine, from running to sshd
+    failing_machines: Collection[int] = ()  # numbers (from 0, in the order of booting) of machines whose set-up fails
+    has_instance_connect: bool = True  # the image lets keys log in that EC2 Instance Connect sends
+    gpus: int = 0  # of machines that boot from now on
 
 
 class SimulatedAws(Settings, InstanceEndings):
     """The cloud of this process. There is one: the servers show the one that was made last.
 
     Besides the settings these attributes may be set: `clock`; `capacity`, the free places by (zone, type), unlimited
-    where missing; `quota_vcpu`, the vCPU by quota code, plenty where missing; and `listeners`. `login` is the user and
-    the ssh port, which the images have as tags.
-
-    A listener has the methods on_running(view), on_dying(view), on_notice(view, time, action) and, where machines move
-    bytes, on_transfer(view, moved).
+    where missing; `quota_vcpu`, the vCPU by quota code, plenty where missing. `login` is the user and the ssh port,
+    which the images have as tags. `machines` are the `SimulatedMachines` of this cloud, if it has any. They take
+    `events` as soon as `has_event` is set: names and arguments of their methods.
     """
 
     current: "SimulatedAws"
@@ -93,9 +96,9 @@ class SimulatedAws(Settings, InstanceEndings):
     def __init__(self, login: tuple[str, int] = ("ubuntu", 22), **settings: Any) -> None:
         self._settings = Settings(**settings)
         self.login = login
-        self._delivery_lock = threading.RLock()
-        self._events: deque[tuple[str, tuple[Any, ...]]] = deque()
-        self.listeners: list[Any] = []
+        self.machines: Any = None
+        self.events: deque[tuple[str, tuple[Any, ...]]] = deque()
+        self.has_event = threading.Event()
         self.errors: list[str] = []
         # Clouds of different processes on one computer begin at different addresses.
         self._address_numbers = itertools.count(os.getpid() % 200 * 250)
@@ -107,15 +110,13 @@ class SimulatedAws(Settings, InstanceEndings):
         self.reset()
 
     def reset(self) -> None:
-        """Empty the cloud and restore its settings. Live instances end; addresses are not used again."""
-        from support.simcloud import moto_patches, spot_market
+        """Empty the cloud and restore its settings. Its machines end; addresses are not used again."""
+        from support.simcloud import moto_patches
 
         with self.lock:
             SimulatedAws.current = self
-            for instance in self._live_instances.values():
-                if instance.state in BILLED_STATES:
-                    self._add_event("on_dying", self.view(instance))
-            self._live_instances = {}
+            self.events.clear()
+            self._live_instances.clear()
             self.clock: Callable[[], float] = time.time
             self._clock_offset = 0.0
             for name, value in vars(self._settings).items():
@@ -123,15 +124,20 @@ class SimulatedAws(Settings, InstanceEndings):
             self.capacity: dict[tuple[str, str], int] = {}
             self.quota_vcpu: dict[str, float] = {}
             self.launches_by_token: dict[tuple[str, str], tuple[str, Any]] = {}  # of (region, client token)
-            self.groups: dict[tuple[str, str], dict[str, Any]] = {}  # placement groups of (region, name)
-            self.spot_requests: dict[tuple[str, str], dict[str, Any]] = {}  # of (region, id)
+            self.groups: dict[tuple[str, str], PlacementGroup] = {}  # of (region, name)
             self.reservations: dict[str, CapacityReservation] = {}
-            self.market = spot_market.Market()
+            self.spot_prices: dict[tuple[str, str], float] = {}  # by (zone, type), where they have been set
             self.meter = BillingMeter(self.now)
             self.moved: dict[str, Moved] = {}  # by instance
             moto_patches.reset_backends()
             reset_model_data()
-        self.deliver_events()
+        if self.machines:
+            self.machines.reset()
+
+    def add_event(self, name: str, *arguments: Any) -> None:
+        """Let the machines know of something."""
+        self.events.append((name, arguments))
+        self.has_event.set()
 
     # --- time ------------------------------------------------------------------------------------------------------
 
@@ -144,7 +150,6 @@ class SimulatedAws(Settings, InstanceEndings):
         with self.lock:
             self._clock_offset += seconds
         self.tick()
-        self.deliver_events()
 
     def tick(self) -> None:
         """Do what is due: boots, announced interruptions, ends."""
@@ -156,14 +161,14 @@ class SimulatedAws(Settings, InstanceEndings):
                 life = instance.life
                 if instance.state == "pending" and now >= life.launch_time + self.boot_seconds:
                     self._set_state(instance, "running")
-                    self._add_event("on_running", self.view(instance))
+                    self.add_event("on_running", self.view(instance))
                 is_interrupted = life.interruption_time is not None and now >= life.interruption_time
                 if is_interrupted and instance.state in BILLED_STATES:
                     message = "Spot instance termination"
                     self.shut_down(instance, "Server.SpotInstanceTermination", message, loses_capacity=True)
                 if instance.state == "shutting-down" and now >= life.shutdown_time + self.stop_seconds:
                     self._terminate(instance)
-                if instance.state == "stopping" and now >= life.stop_time + self.stop_seconds:
+                if instance.state == "stopping" and now >= life.shutdown_time + self.stop_seconds:
                     self._set_state(instance, "stopped")
             reservations.tick(self)
             efs.tick(now)
@@ -177,33 +182,6 @@ class SimulatedAws(Settings, InstanceEndings):
                 if SimulatedAws.current is not self:  # an older cloud's clock must not move the resources of the next
                     continue
                 self.tick()
-            self.deliver_events()
-
-    # --- listeners -------------------------------------------------------------------------------------------------
-
-    def _add_event(self, name: str, *arguments: Any) -> None:
-        self._events.append((name, arguments))
-
-    def deliver_events(self) -> None:
-        """Send the events to the listeners, in order, outside the lock.
-
-        When another thread delivers already, it delivers these events too.
-        """
-        while self._events and self._delivery_lock.acquire(blocking=False):
-            try:
-                while self._events:
-                    name, arguments = self._events.popleft()
-                    for listener in list(self.listeners):
-                        self._notify(listener, name, arguments)
-            finally:
-                self._delivery_lock.release()
-
-    def _notify(self, listener: Any, name: str, arguments: tuple[Any, ...]) -> None:
-        try:
-            getattr(listener, name)(*arguments)
-        except Exception:  # the test must see that a machine cannot start, not the caller of the API
-            self.errors.append(traceback.format_exc())
-            traceback.print_exc()
 
     # --- instances -------------------------------------------------------------------------------------------------
 
@@ -222,7 +200,6 @@ class SimulatedAws(Settings, InstanceEndings):
     def instances(self, region: str = "us-east-1") -> list[InstanceView]:
         """Return all instances of a region as they are now, including the terminated ones."""
         self.tick()
-        self.deliver_events()
         with self.lock:
             return [self.view(instance) for instance in self.all_instances(ec2_backends[ACCOUNT][region])]
 
@@ -235,9 +212,7 @@ class SimulatedAws(Settings, InstanceEndings):
             state=instance.state,
             zone=instance.placement.zone,
             type=instance.instance_type,
-            market=life.market,
             private=life.address,
-            public=instance.public_ip if instance.nics else None,
             user_data=life.user_data,
             key=life.key,
             tags=dict(tags.get(instance.id, {})),
@@ -253,17 +228,33 @@ class SimulatedAws(Settings, InstanceEndings):
                     return instance
         raise KeyError(f"no instance {id}")
 
-    def transfer(self, id: str, **moved_bytes: int) -> None:
-        """Let a running instance move bytes: `efs_read`, `efs_written`, or `internet`. Raises `ValueError`."""
-        from support.simcloud import traffic
+    def transfer(self, id: str, efs_read: int = 0, efs_written: int = 0, internet: int = 0) -> None:
+        """Let a running instance move bytes. Raises `ValueError` for one that does not run."""
+        from support.simcloud.internet import nat_gateway_of
 
-        traffic.transfer(self, id, **moved_bytes)
+        with self.lock:
+            instance = self.find(id)
+            if instance.state != "running":
+                raise ValueError(f"{id} does not run")
+            before = self.moved.get(id, Moved())
+            moved = Moved(before.efs_read + efs_read, before.efs_written + efs_written, before.internet + internet)
+            self.moved[id] = moved
+            self.meter.add_traffic("efs", efs_read, self.meter.EFS_DOLLARS_PER_GB_READ)
+            self.meter.add_traffic("efs", efs_written, self.meter.EFS_DOLLARS_PER_GB_WRITTEN)
+            if nat_gateway_of(instance):
+                self.meter.add_traffic("nat", internet, self.meter.NAT_DOLLARS_PER_GB)
+            self.add_event("on_transfer", self.view(instance), moved)
 
     def add_instance(self, instance: Any) -> None:
         """Begin the life and the cost of a new instance."""
+        from support.simcloud.spot_market import dollars_per_hour
+
         self._live_instances[instance.id] = instance
         self._set_state(instance, "pending")
-        self.meter.start(instance.id, "instances", self.market.dollars_per_hour(instance), minimum=60.0)
+        self.meter.start(instance.id, "instances", dollars_per_hour(self, instance), minimum=60.0)
+        for disk in instance.block_device_mapping.values():  # gp3: we use no other kind
+            gb = int(instance.ec2_backend.volumes[disk.volume_id].size)
+            self.meter.start(disk.volume_id, "volumes", self.meter.GP3_DOLLARS_PER_GB_HOUR * gb, minimum=60.0)
         if instance.public_ip:
             self.meter.start(f"ip-{instance.id}", "addresses", self.meter.ADDRESS_DOLLARS_PER_HOUR, 60.0)
 
@@ -272,14 +263,21 @@ class SimulatedAws(Settings, InstanceEndings):
 
         `details` are further fields of a `CapacityReservation`.
         """
-        from support.simcloud import reservations
+        from support.simcloud.reservations import CapacityReservation
 
         with self.lock:
-            return reservations.reserve(self, type, zone, count, **details)
+            id = "cr-" + hashlib.sha256(f"reservation {len(self.reservations)}".encode()).hexdigest()[:17]
+            details = {"start": self.now(), **details}
+            self.reservations[id] = CapacityReservation(id=id, zone=zone, type=type, count=count, **details)
+            return id
 
     def live_instances(self) -> list[Any]:
         """Return the instances of all regions that are not terminated."""
         return list(self._live_instances.values())
+
+    def limit_capacity(self, type: str, zones: Collection[str], places: int) -> None:
+        """Set the free places of a type in zones."""
+        self.capacity |= {(zone, type): places for zone in zones}
 
     def next_address(self) -> str:
         """Return a loopback address that no instance had: from 127.1.0.2 to 127.1.249.251, then again."""
@@ -290,7 +288,7 @@ class SimulatedAws(Settings, InstanceEndings):
 
     def set_price(self, zone: str, type: str, dollars: float) -> None:
         """Set the spot price of a type in a zone, in dollars per hour, for instances launched from now on."""
-        self.market.spot[zone, type] = dollars
+        self.spot_prices[zone, type] = dollars
 
     def bill(self) -> dict[str, Any]:
         """Return the dollars until now: {"total", "instances": {id: dollars}, "volumes", "addresses", "efs"}."""
@@ -304,14 +302,14 @@ class SimulatedAws(Settings, InstanceEndings):
 
         self.tick()
         with self.lock:
-            return leak_check.billable(self)
+            return list(leak_check.billable(self))
 
     def leftovers(self) -> list[dict[str, Any]]:
         """Return the resources that are free or meant to stay: groups, key pairs, networks, file systems."""
         from support.simcloud import leak_check
 
         with self.lock:
-            return leak_check.free(self)
+            return list(leak_check.free(self))
 
     def name_images(self, images: Collection[str]) -> None:
         """Let public parameters name only these images, by the keys of `spot_market.IMAGES`, until a reset."""

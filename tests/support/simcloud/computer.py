@@ -13,7 +13,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from support.simcloud.traffic import Moved, write_proc
@@ -41,98 +40,79 @@ class UserData:
     """The part of its user data that a simulated machine reads. `infra.aws.instances.user_data` writes user data.
 
     `private_key` and `public_key` are the host key. `limit_seconds` is the time until the power-off. `file_system` is
-    the id of the EFS, None when nothing sets up the machine.
+    the id of the EFS.
     """
 
-    private_key: str = ""
-    public_key: str = ""
-    limit_seconds: float | None = None
-    file_system: str | None = None
+    private_key: str
+    public_key: str
+    limit_seconds: float
+    file_system: str
 
     @classmethod
     def parse(cls, text: str) -> "UserData":
-        """Read user data. As on a real machine, what is no cloud-config has no effect."""
+        """Read user data. Raises `ValueError` for user data with which a real machine would not boot as ours do."""
         first_line, _, rest = text.partition("\n")
         if first_line != "#cloud-config":
-            return cls()
+            raise ValueError("no cloud-config, which has no effect")
         config = json.loads(rest)
         ((*_, arm_script, _, limit),) = config["bootcmd"]
         if "--no-block" not in arm_script and "--timer-property=DefaultDependencies=no" not in arm_script:
-            # The boot hangs: systemd-run waits for the timer, the timer for sysinit, and sysinit for bootcmd.
-            return cls()
+            raise ValueError("systemd-run waits for the timer, the timer for sysinit, and sysinit for bootcmd")
         keys = config["ssh_keys"]
         return cls(keys["ed25519_private"], keys["ed25519_public"], float(limit), config["runcmd"][0][4])
 
 
 class SimulatedMachine(TestMachine):
-    """The machine of an instance.
-
-    `number` counts the machines of a cloud. `metadata_url` is the address of its metadata service.
-    """
+    """The machine of an instance. `number` counts the machines of a cloud. `variables` are those of its users."""
 
     def __init__(
-        self,
-        instance: Any,
-        number: int,
-        port: int,
-        folder: Path,
-        sockets: Path,
-        metadata_url: str,
-        env: Mapping[str, str],
+        self, instance: Any, number: int, port: int, folder: Path, sockets: Path, variables: Mapping[str, str]
     ) -> None:
         self.id = instance.id
         self.number = number
         self.address = instance.private
         self.port = port
-        self.user_data = UserData.parse(instance.user_data or "")
+        self.user_data = UserData.parse(instance.user_data)
         self.folder = folder
         self.home = folder / "home"
         tools = folder / "bin"
-        self.bed = SimpleNamespace(folder=folder)  # type: ignore[assignment]  # the folder of authorized_keys
         self.notices: dict[str, str] = {}  # interruption notices in its metadata, by path
         self._sshd = None
         self.start_time = 0.0  # when its sshd started
         self.has_new_host_key = False
         self.failure = ""  # why its set-up failed
-        self.python = sys.executable
         for path in (self.home, tools, sockets):
             path.mkdir(parents=True)
         self.env = {
-            "AWS_EC2_METADATA_SERVICE_ENDPOINT": metadata_url,
             "HOME": str(self.home),
             "TMUX_TMPDIR": str(sockets),
             ROOT_VARIABLE: str(folder / "root"),
             "PATH": os.pathsep.join([str(tools), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
             MARK_VARIABLE: str(folder),
-            **env,
+            **variables,
         }
         (folder / "authorized_keys").write_text(f"{instance.key}\n")
-        self._write_fake_commands(tools, metadata_url)
+        self._write_fake_commands(tools)
         self._write_host_key()
         self.write_config(self.env)
 
-    def _write_fake_commands(self, folder: Path, metadata_url: str) -> None:
+    def _write_fake_commands(self, folder: Path) -> None:
         """Put fakes first in PATH: a command on a machine must never cut the power of this computer."""
+        url = self.env["AWS_EC2_METADATA_SERVICE_ENDPOINT"]
         for name in FAKE_COMMANDS:
-            _write_script(folder / name, _exec_script(sys.executable, "-I", "-S", str(FAKES), name, metadata_url))
+            _write_script(folder / name, _exec_script(sys.executable, "-I", "-S", str(FAKES), url, name))
         _write_script(folder / "sudo", SUDO)
 
     def _write_host_key(self) -> None:
-        """Write the host key of the user data. Without one a machine generates its own (cloud-init, cc_ssh)."""
-        if not self.user_data.private_key:
-            return generate_key(self.folder / "host_key")
         public_key = f"{self.user_data.public_key.strip()}\n"
         write_atomic(self.folder / "host_key.pub", public_key.encode(), durable=False)
         (self.folder / "host_key").touch(mode=0o600)
         (self.folder / "host_key").write_text(self.user_data.private_key.strip() + "\n")
-        return None
 
     # --- the results of its user data --------------------------------------------------------------------------------
 
     def finish_setup(self, shared: Path, failure: str = "") -> None:
         """Make the results of runcmd: shared folder, Python and marker file, or the line of a failure."""
-        if self.user_data.file_system is None:
-            return
         folder = self.home / ".imgnet"
         folder.mkdir(exist_ok=True)  # the first login may have created it
         self.failure = failure
@@ -143,12 +123,12 @@ class SimulatedMachine(TestMachine):
         file_system.mkdir(parents=True, exist_ok=True)
         (folder / "shared").symlink_to(file_system)
         # Not a symlink: in another folder the Python of a virtual environment does not find its packages.
-        _write_script(folder / "python", _exec_script(self.python))
+        _write_script(folder / "python", _exec_script(sys.executable))
         write_atomic(folder / "ready", b"ready\n", durable=False)
 
     def write_counters(self, shared: Path, moved: Moved) -> None:
         """Write what the kernel counts of the traffic. The file system is mounted from the boot on."""
-        write_proc(self.folder / "root", shared / (self.user_data.file_system or "none"), moved)
+        write_proc(self.folder / "root", shared / self.user_data.file_system, moved)
 
     # --- logins ------------------------------------------------------------------------------------------------------
 

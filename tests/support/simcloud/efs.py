@@ -2,15 +2,9 @@
 
 from typing import Any
 
-from moto.core.exceptions import JsonRESTError
+from moto.efs.exceptions import EFSError
 from moto.efs.models import efs_backends
 from support.simcloud.cloud import ACCOUNT, SimulatedAws, call_moto
-
-
-class EfsError(JsonRESTError):
-    """An error of EFS that moto does not have."""
-
-    code = 409  # the HTTP status
 
 
 def _begin_change(resource: Any, state: str) -> None:
@@ -38,12 +32,7 @@ def tick(now: float) -> None:
 
 
 def create_file_system(self: Any, *arguments: Any, **options: Any) -> Any:
-    """Begin to create a file system. A creation token that is taken names the file system that has it."""
-    token = options.get("creation_token")
-    for file_system in self.file_systems_by_id.values():
-        if file_system.creation_token == token:
-            message = f"File system '{file_system.file_system_id}' already exists with creation token '{token}'"
-            raise EfsError("FileSystemAlreadyExists", message)
+    """Begin to create a file system."""
     file_system = call_moto("create_file_system", self, *arguments, **options)
     _begin_change(file_system, "creating")
     return file_system
@@ -62,8 +51,9 @@ def create_mount_target(self: Any, file_system_id: str, *arguments: Any, **optio
     """Begin to create a mount target of a file system, which must be available."""
     file_system = self.file_systems_by_id.get(file_system_id)
     if file_system is not None and file_system.life_cycle_state != "available":
-        message = f"Filesystem is in the state {file_system.life_cycle_state}, not available."
-        raise EfsError("IncorrectFileSystemLifeCycleState", message)
+        error = EFSError("IncorrectFileSystemLifeCycleState", f"It is {file_system.life_cycle_state}, not available.")
+        error.code = 409  # the HTTP status
+        raise error
     mount_target = call_moto("create_mount_target", self, file_system_id, *arguments, **options)
     interface = self.ec2_backend.enis[mount_target.network_interface_id]
     interface.description = f"EFS mount target for {file_system_id} ({mount_target.mount_target_id})"

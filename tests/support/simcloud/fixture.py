@@ -39,11 +39,11 @@ class CloudProcess:
     leaves something on purpose sets `expect_leaks`.
     """
 
-    def __init__(self, boot_seconds: float = 0.2) -> None:
+    def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="simcloud-"))
         with (self.folder / "log").open("wb") as log:
             self.process = subprocess.Popen(
-                [*COMMAND, "--port=0", f"--boot-seconds={boot_seconds}", f"--folder={self.folder}"],
+                [*COMMAND, "--port=0", "--boot-seconds=0.2", f"--folder={self.folder}"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -94,7 +94,7 @@ class CloudProcess:
         foreign_ids = {resource["id"] for resource in self.foreign_resources}
         return [instance for instance in self.post("instances") if instance["id"] not in foreign_ids]
 
-    def interrupt(self, id: str, notice: float = 2.0) -> None:
+    def interrupt(self, id: str, notice: float) -> None:
         """Interrupt a spot instance: its metadata says so now, and it ends in `notice` seconds."""
         self.post("interrupt", id=id, notice=notice)
 

@@ -1,4 +1,8 @@
-"""The HTTP server of the simulated cloud: it counts calls, injects faults, and takes control commands by /_sim/."""
+"""The HTTP server of the simulated cloud: it counts calls, injects faults, and takes control commands.
+
+A control command is POST /_sim/NAME with JSON, answered by JSON. NAME is a method or an attribute of the front, of the
+cloud or of its machines.
+"""
 
 import contextlib
 import io
@@ -13,7 +17,6 @@ from typing import Any
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from support.simcloud.aws_protocol import error_response, parse_action
 from support.simcloud.cloud import SimulatedAws
-from support.simcloud.control import CONTROL_COMMANDS
 from support.simcloud.peer import kill, peer_pids
 from support.simcloud.services import TARGETS, ServiceError
 from werkzeug.serving import ThreadedWSGIServer
@@ -25,8 +28,9 @@ Response = tuple[str, list[tuple[str, str]], bytes]  # status line, headers, bod
 class Fault:
     """A fault at calls of an action (and a service): after `skip` such calls, at `times` of them.
 
-    With `code` the answer is that error. With `drop` the connection ends without an answer. With neither, the call is
-    done after `delay` seconds. `after`: the call is done first, and its answer is lost.
+    With `code` the answer is that error. With `drop` the connection ends without an answer. With `kill` the process
+    that calls is killed. With none of them, the call is done after `delay` seconds. `after`: the call is done first,
+    and its answer is lost.
     """
 
     action: str = ""
@@ -38,6 +42,7 @@ class Fault:
     skip: int = 0
     after: bool = False
     drop: bool = False
+    kill: bool = False
     delay: float = 0.0
 
     def strikes(self, service: str, action: str) -> bool:
@@ -59,7 +64,6 @@ class AwsFrontend:
     sim: SimulatedAws
     calls: list[tuple[str, str]] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
-    kills: dict[int, str] = field(default_factory=dict)  # number of a call: kill its caller "before" or "after"
     killed: list[int] = field(default_factory=list)  # killed processes
 
     def __post_init__(self) -> None:
@@ -69,7 +73,7 @@ class AwsFrontend:
     def reset(self) -> None:
         """Empty the cloud, and forget faults and calls."""
         with self.lock:
-            self.calls, self.faults, self.kills, self.killed = [], [], {}, []
+            self.calls, self.faults, self.killed = [], [], []
         self.sim.reset()
 
     def forget_past(self) -> None:
@@ -89,17 +93,15 @@ class AwsFrontend:
             self.faults.append(fault)
         return fault
 
-    def kill_caller_at(self, number: int, when: str = "before") -> None:
-        """Kill the process that makes the call of this number (from 1), "before" or "after" the call is done."""
-        if when not in ("before", "after"):
-            raise ValueError("when: before or after")
-        with self.lock:
-            self.kills[number] = when
+    def no_faults(self) -> None:
+        """Remove all faults."""
+        self.faults.clear()
 
-    def spare_callers(self) -> None:
-        """Cancel all kills that wait for a later call."""
-        with self.lock:
-            self.kills.clear()
+    def set(self, **settings: Any) -> None:
+        """Change settings of the cloud by name. Raises `AttributeError` for an unknown name."""
+        for name, value in settings.items():
+            getattr(self.sim, name)
+            setattr(self.sim, name, value)
 
     # --- calls -----------------------------------------------------------------------------------------------------
 
@@ -118,24 +120,20 @@ class AwsFrontend:
         service, region, action = parse_action(environ, body)
         with self.lock:
             self.calls.append((service, action))
-            number = len(self.calls)
             fault = next((fault for fault in self.faults if fault.strikes(service, action)), None)
-            kill_when = self.kills.pop(number, None)
-        if kill_when == "before":
-            return self._kill_caller(environ, service)
-        if fault is not None and fault.delay:
-            time.sleep(fault.delay)
-        loses_answer = fault is not None and (fault.drop or bool(fault.code))
-        is_done = fault is None or not loses_answer or fault.after
-        response = self.do(environ, body, service, region) if is_done else None
-        if kill_when == "after":
-            return self._kill_caller(environ, service)
-        if fault is not None and fault.drop:
+        if fault is None:
+            return self.do(environ, body, service, region)
+        time.sleep(fault.delay)
+        loses_answer = fault.kill or fault.drop or bool(fault.code)
+        if fault.after or not loses_answer:
+            response = self.do(environ, body, service, region)
+            if not loses_answer:
+                return response
+        if fault.kill:
+            self._kill_caller(environ)
+        if fault.kill or fault.drop:
             _close_connection(environ)
-        if response is None or loses_answer:
-            assert fault is not None
-            return error_response(service, fault.code, fault.message, fault.status)
-        return response
+        return error_response(service, fault.code, fault.message, fault.status)
 
     def do(self, environ: dict[str, Any], body: bytes, service: str, region: str) -> Response:
         """Let moto do the call, or one of the services that moto does not have."""
@@ -158,24 +156,20 @@ class AwsFrontend:
         status, headers = starts[0]
         return status, [header for header in headers if header[0].lower() != "connection"], content
 
-    def _kill_caller(self, environ: dict[str, Any], service: str) -> Response:
+    def _kill_caller(self, environ: dict[str, Any]) -> None:
         pids = peer_pids(environ["REMOTE_ADDR"], int(environ["REMOTE_PORT"]), int(environ["SERVER_PORT"]))
         self.killed += pids
         kill(pids)
-        if pids:
-            _close_connection(environ)
-        return error_response(service, "SimulatorBroken", "nobody but this process is at the other end", None)
 
     # --- control ---------------------------------------------------------------------------------------------------
 
     def run_control_command(self, command: str, body: bytes) -> Response:
-        """Run a command of /_sim/. Returns its answer, or {"error": line} with status 400."""
-        answer: Any
+        """Run a control command. Returns its answer, or {"error": line} with status 400."""
         try:
-            arguments = json.loads(body or b"{}")
-            if command not in CONTROL_COMMANDS:
-                raise KeyError(f"no order {command}")
-            answer, status = CONTROL_COMMANDS[command](self, **arguments), "200 OK"
+            owners = (self, self.sim, self.sim.machines)
+            owner = next((one for one in owners if hasattr(one, command)), self)
+            found = getattr(owner, command)
+            answer, status = found(**json.loads(body or b"{}")) if callable(found) else found, "200 OK"
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             answer, status = {"error": f"{type(error).__name__}: {error}"}, "400 BAD"
         text = json.dumps({} if answer is None else answer, default=asdict).encode()
@@ -233,11 +227,10 @@ class SimulatorServer(ThreadedWSGIServer):
 
 
 def serve(port: int = 0, sim: SimulatedAws | None = None) -> tuple[SimulatorServer, str]:
-    """Serve a cloud on loopback, in a thread. Returns the server and its address."""
-    sim = sim or SimulatedAws()
-    server = SimulatorServer(port, AwsFrontend(sim))
+    """Serve a cloud on loopback, in a thread. Returns the server and its address.
+
+    The cloud does what is due at each call. `SimulatedAws.run` does it between calls too.
+    """
+    server = SimulatorServer(port, AwsFrontend(sim or SimulatedAws()))
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-    if not getattr(sim, "ticking", False):
-        sim.ticking = True  # type: ignore[attr-defined]
-        threading.Thread(target=sim.run, daemon=True).start()
     return server, f"http://127.0.0.1:{server.server_port}"

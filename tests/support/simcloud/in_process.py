@@ -1,6 +1,6 @@
 """The simulated cloud in the test's own process: `cloud` for tests of the cloud itself, `front` for tests of our code.
 
-A test file imports `cloud` and `served`; a conftest.py imports `front` and `front_of_session`.
+A conftest.py imports the fixtures that its tests use, and `front_of_session`.
 """
 
 import functools
@@ -8,17 +8,17 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import boto3
 import botocore.loaders
 import pytest
-from botocore.config import Config
 from botocore.exceptions import ClientError
+from support.aws_journal import user_data
 from support.simcloud.cloud import SimulatedAws
 from support.simcloud.fixture import IMAGE
 from support.simcloud.http_server import AwsFrontend, serve
 from support.simcloud.machines import new_login
 
 from infra.aws.client import Account
+from infra.aws.stack.key_pairs import generate_key_pair
 
 # Without this, each session reads EC2's service model again, in 0.3 s.
 SHARED_LOADER = functools.cache(botocore.loaders.create_loader)
@@ -28,23 +28,13 @@ START = 1_795_291_200.0  # 2026-11-21 20:00:00 GMT
 class Cloud:
     """A cloud with a clock that stands still until the test moves it."""
 
-    def __init__(self, sim: SimulatedAws, front: AwsFrontend, url: str) -> None:
-        self.sim = sim
+    def __init__(self, front: AwsFrontend, url: str) -> None:
+        self.sim = front.sim
         self.front = front
         self.url = url
-        self.ec2 = self.client("ec2")
-        self.image = self.client("ssm").get_parameter(Name=IMAGE)["Parameter"]["Value"]
-
-    def client(self, service: str) -> Any:
-        """Return a client of us-east-1 that does not retry."""
-        return boto3.client(
-            service,
-            region_name="us-east-1",
-            endpoint_url=self.url,
-            config=Config(retries={"total_max_attempts": 1}),
-            aws_access_key_id="key",
-            aws_secret_access_key="secret",
-        )
+        self.account = shared_account()
+        self.ec2 = self.account.ec2_no_retry
+        self.image = self.account.ssm.get_parameter(Name=IMAGE)["Parameter"]["Value"]
 
     def launch(self, count: int = 1, **changes: Any) -> list[str]:
         """Launch instances, g5.xlarge unless the changes say otherwise, and return their ids."""
@@ -70,35 +60,21 @@ class Cloud:
         return vpc, subnet, group
 
 
+def launch_machines(ec2: Any, image: str, count: int = 1) -> list[str]:
+    """Launch instances with a key pair and user data, so that they have machines. Returns their ids."""
+    private_key, public_key = generate_key_pair()
+    ec2.import_key_pair(KeyName="mine", PublicKeyMaterial=public_key.encode())
+    request = {"ImageId": image, "InstanceType": "g5.xlarge", "MinCount": count, "MaxCount": count, "KeyName": "mine"}
+    response = ec2.run_instances(**request, UserData=user_data(private_key, public_key))
+    return [instance["InstanceId"] for instance in response["Instances"]]
+
+
 def refused(call: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[str, int]:
     """Make a call that must end with an error. Returns the error's code and its HTTP status."""
     with pytest.raises(ClientError) as caught:
         call(*arguments, **options)
     response = caught.value.response
     return str(response["Error"]["Code"]), int(response["ResponseMetadata"]["HTTPStatusCode"])
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Cloud]:
-    """One server for the tests of a file."""
-    sim = SimulatedAws(new_login())
-    # No thread ticks: it might still be sending an event to a listener when a call returns.
-    sim.ticking = True  # type: ignore[attr-defined]
-    server, url = serve(sim=sim)
-    yield Cloud(sim, server.front, url)
-    server.shutdown()
-    server.server_close()
-
-
-@pytest.fixture
-def cloud(served: Cloud) -> Iterator[Cloud]:
-    """An empty cloud at 20:00."""
-    served.front.reset()
-    served.sim.clock = lambda: START
-    served.sim.listeners = []
-    served.sim.errors = []
-    yield served
-    assert not served.sim.errors, served.sim.errors
 
 
 @functools.cache
@@ -140,3 +116,16 @@ def front(front_of_session: tuple[AwsFrontend, str], monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("botocore.session.create_loader", SHARED_LOADER)
     front.reset()
     return front
+
+
+@pytest.fixture
+def cloud(front: AwsFrontend, front_of_session: tuple[AwsFrontend, str]) -> Iterator[Cloud]:
+    """An empty cloud at 20:00, whose machines can be logged in to."""
+    sim = front.sim
+    image_login, sim.login = sim.login, new_login()
+    sim.reset()
+    sim.clock = lambda: START
+    yield Cloud(front, front_of_session[1])
+    sim.login, sim.machines = image_login, None
+    errors, sim.errors = sim.errors, []
+    assert not errors, errors

@@ -82,7 +82,7 @@ def create_tags(self: Any) -> ActionResult:
 def get_console_output(self: Any) -> ActionResult:
     """Return what a machine has printed. Without a machine behind the instance, nothing."""
     (instance,) = find_instances(self, [self._get_param("InstanceId")])
-    machines = [listener for listener in SimulatedAws.current.listeners if hasattr(listener, "console_of")]
-    text = "".join(listener.console_of(instance.id) for listener in machines)
+    machines = SimulatedAws.current.machines
+    text = machines.console_of(instance.id) if machines else ""
     output = base64.b64encode(text.encode()).decode()
     return ActionResult({"InstanceId": instance.id, "Timestamp": SimulatedAws.current.now(), "Output": output})

@@ -1,14 +1,15 @@
-"""The way of an instance to the internet: a public address, or a NAT gateway that its route table leads to."""
+"""The way of an instance to the internet: a public or elastic address, or a NAT gateway of its route table."""
 
 from typing import Any
 
 from moto.core.responses import ActionResult, EmptyResult
 from moto.core.utils import utcnow
 from moto.ec2.models import ec2_backends
-from support.simcloud import addresses, placement_groups
+from support.simcloud import placement_groups
 from support.simcloud.cloud import ACCOUNT, SimulatedAws, ec2_call, moto_answer, refuse_if
 
 ANY_IPV4 = "0.0.0.0/0"
+MAX_ADDRESSES = 5  # of a region
 
 
 def nat_gateway_of(instance: Any) -> Any | None:
@@ -34,23 +35,101 @@ def has_internet(instance: Any) -> bool:
 @ec2_call
 def modify_network_interface_attribute(self: Any) -> ActionResult:
     """Give the primary interface of a running instance a public address, unless the cloud refuses that."""
-    wants_address = self._get_param("AssociatePublicIpAddress")
-    if wants_address is None:
-        return moto_answer("modify_network_interface_attribute", self)
     sim = SimulatedAws.current
     interface = self.ec2_backend.get_network_interface(self._get_param("NetworkInterfaceId"))
-    message = "The associatePublicIPAddress attribute cannot be set for an instance with several interfaces."
-    refuse_if(sim.refuses_public_addresses, "UnsupportedOperation", message)
+    is_refused = sim.refuses_public_addresses
+    refuse_if(is_refused, "UnsupportedOperation", "An instance with several interfaces gets no public address.")
     instance = interface.instance
     is_live = instance is not None and instance.state in ("pending", "running")
     refuse_if(not is_live, "IncorrectState", f"'{interface.id}' is not attached to a running instance.")
     is_primary = (interface.network_card_index, interface.device_index) == (0, 0)
-    message = "Only the primary network interface can have a public address."
-    refuse_if(not is_primary, "InvalidParameterValue", message)
-    if str(wants_address).lower() == "true" and not interface.public_ip:
+    refuse_if(not is_primary, "InvalidParameterValue", "Only the primary interface can have a public address.")
+    if not interface.public_ip:
         interface.public_ip = interface.private_ip_address
         sim.meter.start(f"ip-{instance.id}", "addresses", sim.meter.ADDRESS_DOLLARS_PER_HOUR, 60.0)
     return EmptyResult()
+
+
+# --- elastic addresses ------------------------------------------------------------------------------------------------
+
+
+def release_resources(instance: Any) -> None:
+    """Release the interfaces, disks and elastic address of a terminated instance."""
+    backend = instance.ec2_backend
+    for interface in list(instance.nics.values()):
+        for address in backend.addresses:
+            if address.eni is interface:
+                disassociate(address)
+        interface.instance = None
+        interface.attachment_id = None
+        interface.status = "available"
+        if interface.delete_on_termination:
+            backend.enis.pop(interface.id, None)
+            for private_address in interface.private_ip_addresses:
+                interface.subnet.del_subnet_ip(private_address["PrivateIpAddress"])
+    for disk in instance.block_device_mapping.values():
+        if disk.delete_on_termination:
+            SimulatedAws.current.meter.stop(disk.volume_id)
+    instance.nics = {}
+    instance.teardown_defaults()
+    backend.iam_instance_profile_associations.pop(instance.id, None)
+
+
+@ec2_call
+def allocate_address(self: Any) -> ActionResult:
+    """Allocate one of at most MAX_ADDRESSES of a region. It costs from now on."""
+    sim = SimulatedAws.current
+    is_full = len(self.ec2_backend.addresses) >= MAX_ADDRESSES
+    refuse_if(is_full, "AddressLimitExceeded", "The maximum number of addresses has been reached.")
+    result = moto_answer("allocate_address", self)
+    address = self.ec2_backend.addresses[-1]
+    address.own_ip = address.public_ip
+    sim.meter.start(address.allocation_id, "addresses", sim.meter.ADDRESS_DOLLARS_PER_HOUR)
+    return result
+
+
+@ec2_call
+def associate_address(self: Any) -> ActionResult:
+    """Associate an elastic address. It becomes the loopback address of the machine, so that it leads there."""
+    result = moto_answer("associate_address", self)
+    for address in self.ec2_backend.addresses:
+        interface = address.eni
+        if interface is not None and address.public_ip != interface.private_ip_address:
+            address.public_ip = interface.public_ip = interface.private_ip_address
+            if interface.instance is not None:
+                SimulatedAws.current.meter.stop(f"ip-{interface.instance.id}")
+    return result
+
+
+@ec2_call
+def disassociate_address(self: Any) -> ActionResult:
+    """Disassociate an elastic address, which gets its own IP address back."""
+    association_id = self._get_param("AssociationId")
+    addresses = [address for address in self.ec2_backend.addresses if address.association_id == association_id]
+    refuse_if(not addresses, "InvalidAssociationID.NotFound", f"There is no association '{association_id}'.")
+    disassociate(addresses[0])
+    return EmptyResult()
+
+
+def disassociate(address: Any) -> None:
+    """Take an elastic address from its interface."""
+    address.eni.public_ip = None
+    address.public_ip = address.own_ip
+    address.eni = None
+    address.instance = None
+    address.association_id = None
+
+
+@ec2_call
+def release_address(self: Any) -> ActionResult:
+    """Release an elastic address. It is refused while the address is associated."""
+    allocation_id = self._get_param("AllocationId")
+    for address in self.ec2_backend.addresses:
+        is_in_use = address.allocation_id == allocation_id and address.eni is not None
+        refuse_if(is_in_use, "InvalidIPAddress.InUse", f"Address {address.public_ip} is in use.")
+    result = moto_answer("release_address", self)
+    SimulatedAws.current.meter.stop(allocation_id)
+    return result
 
 
 # --- NAT gateways ----------------------------------------------------------------------------------------------------
@@ -91,11 +170,9 @@ def delete_nat_gateway(self: Any) -> ActionResult:
 @ec2_call
 def describe_nat_gateways(self: Any) -> ActionResult:
     """Describe NAT gateways by state and tags. moto ignores tags."""
-    backend = self.ec2_backend
     filters = self._filters_from_querystring()
-    gateways = backend.nat_gateways.values()
-    found = [one for one in gateways if placement_groups.matches(backend, one.id, {"state": one.state}, filters)]
-    return ActionResult({"NatGateways": found})
+    gateways = self.ec2_backend.nat_gateways.values()
+    return ActionResult({"NatGateways": [one for one in gateways if placement_groups.matches(one, filters)]})
 
 
 def tick(sim: SimulatedAws, now: float) -> None:
@@ -112,5 +189,5 @@ def tick(sim: SimulatedAws, now: float) -> None:
             gateway.delete_time = utcnow()
             for address in backend.addresses:
                 if address.eni is gateway._eni:
-                    addresses.disassociate(address)
+                    disassociate(address)
             backend.enis.pop(gateway._eni.id, None)

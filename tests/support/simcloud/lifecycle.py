@@ -18,9 +18,7 @@ class InstanceView:
     state: str
     zone: str
     type: str
-    market: str
     private: str  # address
-    public: str | None  # address
     user_data: str
     key: str  # public half of the key pair
     tags: dict[str, str]
@@ -37,11 +35,9 @@ class InstanceLife:
     key: str
     user_data: str
     address: str
-    spot_request_id: str | None = None
     reservation_id: str | None = None  # the capacity reservation in which the instance runs
     interruption_time: float | None = None  # the time in its interruption notice
-    shutdown_time: float | None = None
-    stop_time: float | None = None
+    shutdown_time: float | None = None  # or that of its stop
     termination_time: float | None = None
 
 
@@ -64,22 +60,18 @@ class InstanceEndings:
         initiator = initiators.get(code, "Service")
         # EC2 does not say when a machine ended itself.
         instance._reason = f"{initiator} initiated ({timestamp})" if initiator else ""
-        self._end_billing(instance)
+        self.meter.stop(instance.id)
+        self.meter.stop(f"ip-{instance.id}")
         pool = (instance.placement.zone, instance.instance_type)
         if pool in self.capacity and had_capacity and not (loses_capacity or instance.life.reservation_id):
             self.capacity[pool] += 1
-        self.market.close_request(self, instance)
-        self._add_event("on_dying", self.view(instance))
-
-    def _end_billing(self: Any, instance: Any) -> None:
-        self.meter.stop(instance.id)
-        self.meter.stop(f"ip-{instance.id}")
+        self.add_event("on_dying", self.view(instance))
 
     def _terminate(self: Any, instance: Any) -> None:
         """Finish the end of an instance: disks and interfaces are deleted, its elastic address is free again."""
-        from support.simcloud import addresses
+        from support.simcloud import internet
 
-        addresses.release_resources(instance)
+        internet.release_resources(instance)
         self._set_state(instance, "terminated")
         instance.life.termination_time = self.now()
         self._live_instances.pop(instance.id, None)
@@ -97,15 +89,13 @@ class InstanceEndings:
             if instance.life.market != "spot" or instance.state not in BILLED_STATES:
                 raise ValueError(f"{id} is not a living spot instance")
             instance.life.interruption_time = self.now() + notice
-            self._add_event("on_notice", self.view(instance), instance.life.interruption_time, "terminate")
+            self.add_event("on_notice", self.view(instance), instance.life.interruption_time, "terminate")
         self.tick()
-        self.deliver_events()
 
     def rebalance(self: Any, id: str) -> None:
         """Send a spot instance the recommendation to rebalance, which is no interruption notice yet."""
         with self.lock:
-            self._add_event("on_notice", self.view(self.find(id)), self.now(), "rebalance")
-        self.deliver_events()
+            self.add_event("on_notice", self.view(self.find(id)), self.now(), "rebalance")
 
     def power_off(self: Any, id: str) -> None:
         """Do what `shutdown -h now` on the machine does: terminate or stop it, by its shutdown behavior."""
@@ -117,16 +107,16 @@ class InstanceEndings:
             else:
                 self.stop_instance(instance, code, "Instance initiated shutdown")
         self.tick()
-        self.deliver_events()
 
     def stop_instance(self: Any, instance: Any, code: str, message: str) -> None:
         """Stop an on-demand instance. Its disks stay, and cost."""
         if instance.state in BILLED_STATES:
             self._set_state(instance, "stopping")
-            instance.life.stop_time = instance.life.shutdown_time = self.now()
+            instance.life.shutdown_time = self.now()
             instance.state_reason = StateReason(f"{code}: {message}", code)
-            self._end_billing(instance)
-            self._add_event("on_dying", self.view(instance))
+            self.meter.stop(instance.id)
+            self.meter.stop(f"ip-{instance.id}")
+            self.add_event("on_dying", self.view(instance))
 
     def kill(self: Any, id: str, reason: str = "Server.InternalError") -> None:
         """Terminate an instance at once and without notice, a pending one too. Its place does not become free."""
@@ -135,4 +125,3 @@ class InstanceEndings:
             self.shut_down(instance, reason, "the instance ended", loses_capacity=True)
             if instance.state == "shutting-down":
                 self._terminate(instance)
-        self.deliver_events()

@@ -16,12 +16,11 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Collection
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from support.simcloud import gpus, process_keeper
+from support.simcloud import gpus
 from support.simcloud.computer import SimulatedMachine
 from support.simcloud.imds import MetadataService
 from support.simcloud.internet import has_internet
@@ -31,7 +30,6 @@ from support.ssh_machines import command_line
 
 from train.tools.process import free_port
 
-SETTINGS = {"ssh_delay_seconds", "failing_machines", "gpus", "has_instance_connect"}
 POLL_SECONDS = 0.05
 ROOT = Path(__file__).resolve().parents[3]
 INTERNET_POLL_SECONDS = 0.1
@@ -57,11 +55,7 @@ def new_login() -> tuple[str, int]:
 class SimulatedMachines:
     """Boots a machine for each running instance of `sim` with a key, and ends it with the instance.
 
-    The login of `sim` is one on this computer, see `new_login`.
-
-    These settings may be changed at any time: `ssh_delay_seconds`, from running to sshd; `failing_machines`, the
-    numbers (from 0, in the order of booting) of machines whose setup fails; `gpus`, the GPUs of machines that boot from
-    now on; `has_instance_connect`, whether the image lets keys log in that EC2 Instance Connect sends.
+    The login of `sim` is one on this computer, see `new_login`. The machines follow the settings of `sim`.
     """
 
     def __init__(self, sim: Any, folder: Path) -> None:
@@ -69,15 +63,13 @@ class SimulatedMachines:
         self.folder = folder.resolve()
         self.env: dict[str, str] = {}
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._restore_defaults()
+        self.count = 0
         self.sockets = Path(tempfile.mkdtemp(prefix="imgs-", dir="/tmp"))  # a socket's path has 107 characters at most
         self.machines: dict[str, SimulatedMachine] = {}
         self._instances: dict[str, Any] = {}
-        self._moved: dict[str, Moved] = {}  # by instance
         self._timers: dict[tuple[str, str], float] = {}  # (instance id, action): time
         self._lock = threading.Lock()  # guards the tables
         self._busy = threading.Lock()  # held while machines are booted or ended
-        self._woken = threading.Event()
         self._is_over = False
         _, self.port = sim.login
         self.metadata = MetadataService(self.metadata_of, self.run_root_command)
@@ -89,46 +81,31 @@ class SimulatedMachines:
         )
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
-        sim.listeners.append(self)
-
-    def _restore_defaults(self) -> None:
-        self.ssh_delay_seconds = 0.0
-        self.failing_machines: Collection[int] = ()
-        self.has_instance_connect = True
-        self.gpus = 0
-        self.count = 0
+        sim.machines = self
 
     def close(self) -> None:
         """End all machines and everything that belongs to them."""
         self._is_over = True
-        self._woken.set()
+        self.sim.has_event.set()
         self._thread.join()
         for id in list(self.machines):
             self._end(id)
         self.metadata.close()
-        self._keeper.communicate(process_keeper.CLEAN_EXIT_MESSAGE)
-        shutil.rmtree(self.sockets, ignore_errors=True)
+        self._keeper.communicate()
 
     def reset(self) -> None:
-        """End and forget all machines, delete their file systems, and restore the default settings."""
+        """End and forget all machines, and delete their file systems."""
         with self._busy:
             with self._lock:
                 self._timers.clear()
                 self._instances.clear()
-                self._moved.clear()
             for id in list(self.machines):
                 self._end(id)
                 self.machines.pop(id).remove()
             shutil.rmtree(self.folder / "efs", ignore_errors=True)
-            self._restore_defaults()
+            self.count = 0
 
-    def configure(self, **settings: Any) -> None:
-        """Change settings by name. Raises `ValueError` for an unknown name."""
-        if unknown := settings.keys() - SETTINGS:
-            raise ValueError(f"no such setting of machines: {sorted(unknown)}")
-        vars(self).update(settings)
-
-    # --- events of the cloud, in any thread --------------------------------------------------------------------------
+    # --- events of the cloud --------------------------------------------------------------------------
 
     def on_running(self, instance: Any) -> None:
         """Boot a machine. An instance without a key gets none, because nobody could log in."""
@@ -137,7 +114,6 @@ class SimulatedMachines:
         with self._lock:
             self._instances[instance.id] = instance
             self._timers[instance.id, "boot"] = -math.inf
-        self._woken.set()
 
     def on_dying(self, instance: Any) -> None:
         """Cut the power of a machine."""
@@ -146,7 +122,6 @@ class SimulatedMachines:
             for key in [key for key in self._timers if key[0] == instance.id]:
                 del self._timers[key]
             self._timers[instance.id, "end"] = -math.inf
-        self._woken.set()
 
     def on_notice(self, instance: Any, when: float, action: str) -> None:
         """Put an interruption notice, or the recommendation to rebalance, into a machine's metadata."""
@@ -162,30 +137,30 @@ class SimulatedMachines:
     def on_login_key(self, instance: Any, user: str, key: str) -> None:
         """Let a key log in to a machine for a minute, if its image has EC2 Instance Connect."""
         machine = self.machines.get(instance.id)
-        if machine and self.has_instance_connect and user == self.sim.login[0]:
+        if machine and self.sim.has_instance_connect and user == self.sim.login[0]:
             machine.admit_keys(key)
             self._set_timer(instance.id, "forget keys", KEY_SECONDS)
 
     def on_transfer(self, instance: Any, moved: Moved) -> None:
         """Let a machine's kernel count what the machine has moved."""
-        self._moved[instance.id] = moved
         if machine := self.machines.get(instance.id):
             machine.write_counters(self.folder / "efs", moved)
 
     # --- requests of machines ----------------------------------------------------------------------------------------
 
     def metadata_of(self, id: str) -> dict[str, str] | None:
-        """Return the metadata of an instance by path, None for one that does not run."""
+        """Return the metadata of an instance by its full path, None for one that does not run."""
         instance = self._instances.get(id)
         machine = self.machines.get(id)
         if instance is None or machine is None:
             return None
-        return {
+        texts = {
             "instance-id": id,
             "iam/security-credentials/": IAM_ROLE,
             f"iam/security-credentials/{IAM_ROLE}": json.dumps(CREDENTIALS),
             **machine.notices,
         }
+        return {f"/latest/meta-data/{path}": text for path, text in texts.items()}
 
     def break_gpu(self, id: str, how: str) -> None:
         """Break a GPU of a machine. Raises `KeyError` for an unknown machine, `ValueError` for an unknown way."""
@@ -201,35 +176,23 @@ class SimulatedMachines:
     def run_root_command(self, id: str, words: list[str]) -> str:
         """Carry out a root command of a machine and return its output. Raises `RuntimeError` for an unknown one."""
         match words:
-            case ["limit", seconds]:
-                self.set_power_off(id, float(seconds))
+            case ["imgnet-limit", seconds]:
+                self._set_timer(id, "power off", float(seconds))  # in place of the time that was set before
                 return ""
-            case ["hostkey"]:
+            case ["imgnet-hostkey"]:
                 return f"{self.machines[id].change_host_key()}\n"
         raise RuntimeError(f"a simulated machine cannot do this: {words}")
-
-    def set_power_off(self, id: str, seconds: float) -> None:
-        """Let an instance power off in this many seconds. This replaces the time that was set before."""
-        self._set_timer(id, "power off", seconds)
 
     def _set_timer(self, id: str, action: str, seconds: float) -> None:
         """Take an action in this many seconds, unless the instance is ending."""
         with self._lock:
             if id in self._instances:
                 self._timers[id, action] = self.sim.now() + seconds
-        self._woken.set()
+        self.sim.has_event.set()  # the thread may wait for ever
 
     # --- the thread --------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        while not self._is_over:
-            self._woken.wait(POLL_SECONDS if self._timers else None)
-            self._woken.clear()
-            with self._busy:
-                for id, action in self._take_due_actions():
-                    self._run_action(id, action)
-
-    def _run_action(self, id: str, action: str) -> None:
         functions = {
             "boot": self._boot,
             "start sshd": self._start_sshd,
@@ -238,8 +201,19 @@ class SimulatedMachines:
             "power off": self.sim.power_off,
             "end": self._end,
         }
+        while not self._is_over:
+            self.sim.has_event.wait(POLL_SECONDS if self._timers else None)
+            self.sim.has_event.clear()
+            with self._busy:
+                while self.sim.events:
+                    name, arguments = self.sim.events.popleft()
+                    self._run(getattr(self, name), *arguments)
+                for id, action in self._take_due_actions():
+                    self._run(functions[action], id)
+
+    def _run(self, function: Any, *arguments: Any) -> None:
         try:
-            functions[action](id)
+            function(*arguments)
         except Exception:  # the failure of one machine must not end the thread
             self.sim.errors.append(traceback.format_exc())
             traceback.print_exc()
@@ -261,15 +235,14 @@ class SimulatedMachines:
         number = self.count
         self.count += 1
         sockets = self.sockets / str(number)
-        metadata_url = self.metadata.url(id)
-        machine = SimulatedMachine(instance, number, self.port, self.folder / id, sockets, metadata_url, self.env)
-        if self.gpus:
-            gpus.install_gpus(machine.folder, machine.folder / "bin", self.gpus)
+        variables = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": self.metadata.url(id), **self.env}
+        machine = SimulatedMachine(instance, number, self.port, self.folder / id, sockets, variables)
+        if self.sim.gpus:
+            gpus.install_gpus(machine.folder, machine.folder / "bin", self.sim.gpus)
         self.machines[id] = machine
-        if machine.user_data.limit_seconds is not None:
-            self.set_power_off(id, machine.user_data.limit_seconds)
-        machine.write_counters(self.folder / "efs", self._moved.get(id, Moved()))
-        self._set_timer(id, "start sshd", self.ssh_delay_seconds)
+        self._set_timer(id, "power off", machine.user_data.limit_seconds)
+        machine.write_counters(self.folder / "efs", self.sim.moved.get(id, Moved()))
+        self._set_timer(id, "start sshd", self.sim.ssh_delay_seconds)
 
     def _start_sshd(self, id: str) -> None:
         self.machines[id].start()
@@ -288,7 +261,7 @@ class SimulatedMachines:
             return
         if self.sim.boot_download_bytes:
             self.sim.transfer(id, internet=self.sim.boot_download_bytes)
-        failure = SETUP_FAILURE if machine.number in self.failing_machines else ""
+        failure = SETUP_FAILURE if machine.number in self.sim.failing_machines else ""
         machine.finish_setup(self.folder / "efs", failure)
 
     def _end(self, id: str) -> None:

@@ -8,22 +8,20 @@ from typing import Any
 
 import moto.ec2.models.elastic_ip_addresses as moto_addresses
 import moto.ec2.utils as moto_utils
+from moto.core.base_backend import BackendDict
 from moto.core.exceptions import ServiceException
 from moto.core.responses import ActionResult
 from moto.ec2.exceptions import DryRunClientError
-from moto.ec2.models import EC2Backend, ec2_backends
+from moto.ec2.models import EC2Backend
 from moto.ec2.models.amis import Ami
 from moto.ec2.models.core import TaggedEC2Resource
 from moto.ec2.models.elastic_network_interfaces import Attachment, NetworkInterface
 from moto.ec2.models.instances import Instance
 from moto.ec2.responses import EC2Response
-from moto.efs.models import EFSBackend, efs_backends
+from moto.efs.models import EFSBackend
 from moto.efs.responses import EFSResponse
-from moto.iam.models import iam_backends
-from moto.s3.models import s3_backends
-from moto.ssm.models import SimpleSystemManagerBackend, ssm_backends
-from moto.sts.models import sts_backends
-from support.simcloud import efs, instances, internet, moto_speed, permissions, run_instances, spot_market  # noqa: F401
+from moto.ssm.models import SimpleSystemManagerBackend
+from support.simcloud import efs, instances, internet, permissions, run_instances, spot_market  # noqa: F401
 from support.simcloud.aws_protocol import error_response
 from support.simcloud.cloud import EC2_CALLS, SimulatedAws, call_moto, moto_originals
 
@@ -66,21 +64,17 @@ def install() -> None:
     shapes["Instances.Instance.StateReason"] = lambda reason: reason if reason.code else None
     _patch_regions()
     _patch_instances()
-    moto_speed.install()
 
 
 def _patch_regions() -> None:
     replace_attribute(EC2Backend, "__init__", ec2_init, "ec2 init")
     replace_attribute(SimpleSystemManagerBackend, "__init__", ssm_init, "ssm init")
-    replace_attribute(EC2Backend, "create_volume", create_volume)
-    replace_attribute(EC2Backend, "delete_volume", delete_volume)
     replace_attribute(Ami, "block_device_mappings", property(spot_market.image_disks))
     replace_attribute(TaggedEC2Resource, "get_tags", get_tags)
     # The addresses that moto draws belong to strangers.
     replace_attribute(moto_addresses, "random_ip", lambda: SimulatedAws.current.next_address())
-    for kind, prefix in (("placement-group", "pg"), ("spot-instances-request", "sir")):
-        moto_utils.EC2_RESOURCE_TO_PREFIX[kind] = prefix
-        moto_utils.EC2_PREFIX_TO_RESOURCE[prefix] = kind
+    moto_utils.EC2_RESOURCE_TO_PREFIX["placement-group"] = "pg"
+    moto_utils.EC2_PREFIX_TO_RESOURCE["pg"] = "placement-group"
 
 
 def _patch_instances() -> None:
@@ -88,34 +82,25 @@ def _patch_instances() -> None:
     replace_attribute(NetworkInterface, "group_set", property(lambda self: self._group_set))
     replace_attribute(NetworkInterface, "network_card_index", 0)
     replace_attribute(Instance, "prep_nics", run_instances.prep_nics)
-    replace_attribute(Instance, "spot_instance_request_id", None)
-    for name in ("private_ip", "private_ip_address", "public_ip", "public_ip_address"):
-        replace_attribute(Instance, name, property(_address_getter(name)))
+    for name, attribute in (("private_ip", "private_ip_address"), ("public_ip", "public_ip")):
+        for alias in (name, f"{name}_address"):
+            replace_attribute(Instance, alias, _address(attribute))
     for name in ("private_dns_name", "public_dns_name"):
-        replace_attribute(Instance, name, property(_dns_name_getter(getattr(Instance, name))))
+        replace_attribute(Instance, name, _dns_name(getattr(Instance, name)))
+
+
+def _address(attribute: str) -> property:
+    """Return a property for an address, None for a terminated instance: it has no interface."""
+    return property(lambda self: getattr(self.nics.get(0), attribute, None))
+
+
+def _dns_name(original: property) -> property:
+    return property(lambda self: original.__get__(self) if self.nics else "")
 
 
 def get_tags(self: Any) -> list[dict[str, str]]:
     """Look up the tags of a resource. moto searches the tags of all resources for each one."""
     return [{"key": key, "value": value} for key, value in dict(self.ec2_backend.tags.get(self.id) or {}).items()]
-
-
-def _address_getter(name: str) -> Any:
-    """Return a property for an address, which is None for a terminated instance: it has no interface."""
-    is_public = name.startswith("public")
-
-    def read_address(self: Any) -> str | None:
-        interface = self.nics.get(0)
-        if interface is None:
-            return None
-        address: str | None = interface.public_ip if is_public else interface.private_ip_address
-        return address
-
-    return read_address
-
-
-def _dns_name_getter(original: property) -> Any:
-    return lambda self: original.__get__(self) if self.nics else ""
 
 
 def call_action(self: Any) -> Any:
@@ -132,13 +117,10 @@ def call_action(self: Any) -> Any:
         else:
             try:
                 response = call_moto(type(self).__name__, self)
-            except NotImplementedError as error:
-                response = _error_response(self, ServiceException("NotImplemented", str(error)))
-            except Exception as error:  # a bug of moto or of this package, which must not look like an error of EC2
+            except Exception as error:  # of moto or of this package, which must not look like an error of EC2
                 sim.errors.append(traceback.format_exc())
                 traceback.print_exc()
                 response = _error_response(self, ServiceException("SimulatorBroken", f"{action}: {error!r}"))
-    sim.deliver_events()
     return response
 
 
@@ -169,7 +151,6 @@ def ec2_init(self: Any, region_name: str, account_id: str) -> None:
     """Initialize a region, with our images."""
     call_moto("ec2 init", self, region_name, account_id)
     spot_market.make_images(SimulatedAws.current, self)
-    self.is_metered = True
 
 
 def ssm_init(self: Any, region_name: str, account_id: str) -> None:
@@ -178,24 +159,8 @@ def ssm_init(self: Any, region_name: str, account_id: str) -> None:
     spot_market.make_parameters(self)
 
 
-def create_volume(self: Any, *arguments: Any, **options: Any) -> Any:
-    """Create a disk and begin to bill it."""
-    volume = call_moto("create_volume", self, *arguments, **options)
-    if getattr(self, "is_metered", False):
-        SimulatedAws.current.meter.start_volume(volume)
-    return volume
-
-
-def delete_volume(self: Any, volume_id: str) -> Any:
-    """Delete a disk and end its bill."""
-    volume = call_moto("delete_volume", self, volume_id)
-    SimulatedAws.current.meter.stop(volume_id)
-    return volume
-
-
 def reset_backends() -> None:
     """Empty the regions of all services that are used."""
-    services: tuple[Any, ...] = (ec2_backends, efs_backends, iam_backends, s3_backends, ssm_backends, sts_backends)
-    for service in services:
+    for service in list(BackendDict._instances):  # type: ignore[misc]
         for account in list(service.values()):
             account.reset()

@@ -83,7 +83,7 @@ def _existing_resources(request: LaunchRequest) -> Iterator[tuple[str, str]]:
         yield "key-pair", str(all_tags.get(key_id, {}).get(stack_tag, ""))
     group = SimulatedAws.current.groups.get((request.region, request.group))
     if group:
-        yield "placement-group", str(all_tags.get(group["GroupId"], {}).get(stack_tag, ""))
+        yield "placement-group", str(all_tags.get(group.id, {}).get(stack_tag, ""))
 
 
 def _passed_roles(request: LaunchRequest) -> list[str]:

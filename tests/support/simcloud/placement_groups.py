@@ -5,33 +5,31 @@ from collections.abc import Iterator
 from typing import Any
 
 from moto.core.responses import ActionResult, EmptyResult
+from moto.ec2.models.core import TaggedEC2Resource
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 from moto.ec2.utils import tag_filter_matches
-from support.simcloud.cloud import SimulatedAws, ec2_call, moto_answer, refuse_if
+from support.simcloud.cloud import ACCOUNT, SimulatedAws, ec2_call, moto_answer, refuse_if
 
 # --- placement groups ------------------------------------------------------------------------------------------------
 
 
-class TaggedResource:
-    """A resource without a class in moto, by its id. moto keeps its tags, and its filters read them by `get_tags`."""
+class PlacementGroup(TaggedEC2Resource):
+    """A placement group, with the attributes that responses show."""
 
-    def __init__(self, backend: Any, id: str) -> None:
-        self.own_tags = backend.tags.get(id, {})
-
-    def get_tags(self) -> list[dict[str, str]]:
-        """Return the tags as moto's filters read them."""
-        return [{"key": key, "value": value} for key, value in self.own_tags.items()]
-
-    def tags(self) -> list[dict[str, str]]:
-        """Return the tags as a response shows them."""
-        return [{"Key": key, "Value": value} for key, value in self.own_tags.items()]
+    def __init__(self, backend: Any, name: str, strategy: str) -> None:
+        self.ec2_backend = backend
+        digest = hashlib.sha256(f"{backend.region_name}{name}{SimulatedAws.current.now()}".encode()).hexdigest()
+        self.id = self.group_id = f"pg-{digest[:17]}"
+        self.group_arn = f"arn:aws:ec2:{backend.region_name}:{ACCOUNT}:placement-group/{name}"
+        self.group_name, self.strategy, self.state = name, strategy, "available"
 
 
-def matches(backend: Any, id: str, attributes: dict[str, Any], filters: dict[str, list[str]]) -> bool:
-    """Return whether a resource with these attributes passes the filters. Raises `KeyError` for an unknown filter."""
-    resource = TaggedResource(backend, id)
+def matches(resource: TaggedEC2Resource, filters: dict[str, list[str]]) -> bool:
+    """Return whether a resource passes the filters by tags and attributes."""
     return all(
-        tag_filter_matches(resource, name, values) if name.startswith("tag") else attributes[name] in values
+        tag_filter_matches(resource, name, values)
+        if name.startswith("tag")
+        else getattr(resource, name.replace("-", "_")) in values
         for name, values in filters.items()
     )
 
@@ -39,22 +37,15 @@ def matches(backend: Any, id: str, attributes: dict[str, Any], filters: dict[str
 @ec2_call
 def create_placement_group(self: Any) -> ActionResult:
     """Create a placement group with tags."""
-    sim = SimulatedAws.current
-    name = self._get_param("GroupName")
-    refuse_if(
-        (self.region, name) in sim.groups, "InvalidPlacementGroup.Duplicate", f"The group '{name}' already exists."
-    )
-    id = "pg-" + hashlib.sha256(f"{self.region}{name}{sim.now()}".encode()).hexdigest()[:17]
-    arn = f"arn:aws:ec2:{self.region}:{self.current_account}:placement-group/{name}"
-    group = {"GroupName": name, "GroupId": id, "GroupArn": arn, "State": "available"}
-    group["Strategy"] = self._get_param("Strategy")
-    sim.groups[self.region, name] = group
-    tags = self._parse_tag_specification("placement-group").get("placement-group", {})
-    self.ec2_backend.create_tags([id], tags)
-    return ActionResult({"PlacementGroup": {**group, "Tags": TaggedResource(self.ec2_backend, id).tags()}})
+    groups, name = SimulatedAws.current.groups, self._get_param("GroupName")
+    exists = (self.region, name) in groups
+    refuse_if(exists, "InvalidPlacementGroup.Duplicate", f"The group '{name}' already exists.")
+    group = groups[self.region, name] = PlacementGroup(self.ec2_backend, name, self._get_param("Strategy"))
+    group.add_tags(self._parse_tag_specification("placement-group").get("placement-group", {}))
+    return ActionResult({"PlacementGroup": group})
 
 
-def find_group(region: str, name: str) -> dict[str, Any]:
+def find_group(region: str, name: str) -> PlacementGroup:
     """Return a placement group. Raises `AwsError` for an unknown one."""
     groups = SimulatedAws.current.groups
     refuse_if((region, name) not in groups, "InvalidPlacementGroup.Unknown", f"The group '{name}' is unknown.")
@@ -70,16 +61,10 @@ def instances_in(region: str, name: str) -> list[Any]:
 @ec2_call
 def describe_placement_groups(self: Any) -> ActionResult:
     """Describe placement groups by names or filters."""
-    backend = self.ec2_backend
     all_names = [name for region, name in SimulatedAws.current.groups if region == self.region]
     groups = [find_group(self.region, name) for name in self._get_param("GroupNames", []) or all_names]
     filters = self._filters_from_querystring()
-    rows = [
-        {**group, "Tags": TaggedResource(backend, group["GroupId"]).tags()}
-        for group in groups
-        if matches(backend, group["GroupId"], {"group-name": group["GroupName"]}, filters)
-    ]
-    return ActionResult({"PlacementGroups": rows})
+    return ActionResult({"PlacementGroups": [group for group in groups if matches(group, filters)]})
 
 
 @ec2_call
@@ -88,21 +73,21 @@ def delete_placement_group(self: Any) -> ActionResult:
     name = self._get_param("GroupName")
     group = find_group(self.region, name)
     refuse_if(instances_in(self.region, name), "InvalidPlacementGroup.InUse", f"The group '{name}' is in use.")
-    self.ec2_backend.tags.pop(group["GroupId"], None)
+    self.ec2_backend.tags.pop(group.id, None)
     del SimulatedAws.current.groups[self.region, name]
     return EmptyResult()
 
 
 def check_placement(request: Any) -> None:
-    """Raise `AwsError` unless the placement group of a launch exists; a cluster group stays in one zone."""
-    if not request.group or find_group(request.region, request.group)["Strategy"] != "cluster":
+    """Raise `AwsError` unless the placement group of a launch exists. All groups here are cluster groups."""
+    if not request.group:
         return
+    find_group(request.region, request.group)
     strategies = INSTANCE_TYPES[request.type].get("PlacementGroupInfo", {}).get("SupportedStrategies", [])
-    message = f"Cluster placement groups are not supported by the '{request.type}' instance type."
-    refuse_if("cluster" not in strategies, "InvalidParameterCombination", message)
+    is_unfit = "cluster" not in strategies
+    refuse_if(is_unfit, "InvalidParameterCombination", f"'{request.type}' does not support cluster placement groups.")
     zones = {instance.placement.zone for instance in instances_in(request.region, request.group)}
-    message = f"Placement group '{request.group}' is in {zones}: its instances must be in one Availability Zone."
-    refuse_if(zones - {request.zone}, "InvalidParameterCombination", message)
+    refuse_if(zones - {request.zone}, "InvalidParameterCombination", f"The instances of the group are in {zones}.")
 
 
 # --- deletion -------------------------------------------------------------------------------------------------------
@@ -159,13 +144,6 @@ def delete_vpc(self: Any) -> ActionResult:
     groups = [group for group in backend.groups.get(id, {}).values() if not group.is_default]
     _refuse_in_use(gateways or endpoints or groups, id)
     return moto_answer("delete_vpc", self)
-
-
-@ec2_call
-def create_vpc_endpoint(self: Any) -> ActionResult:
-    """Create a gateway endpoint where the request names no type: moto cannot delete an endpoint without a type."""
-    self.params["VpcEndpointType"] = self._get_param("VpcEndpointType") or "Gateway"
-    return moto_answer("create_vpc_endpoint", self)
 
 
 @ec2_call

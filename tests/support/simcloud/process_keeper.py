@@ -13,7 +13,6 @@ import sys
 import time
 from pathlib import Path
 
-CLEAN_EXIT_MESSAGE = b"nothing is left"  # the cloud writes it when it has ended its machines itself
 KILL_SECONDS = 30.0
 
 
@@ -47,8 +46,8 @@ def kill_all(folder: Path) -> None:
 
 def main(folder: str, sockets: str) -> None:
     """Wait until the cloud's process ends, then kill what outlives it and delete the tmux sockets."""
-    if sys.stdin.buffer.read() != CLEAN_EXIT_MESSAGE:
-        kill_all(Path(folder))
+    sys.stdin.read()
+    kill_all(Path(folder))
     shutil.rmtree(sockets, ignore_errors=True)
 
 

@@ -6,6 +6,7 @@ documents them; the others are marked.
 """
 
 import hashlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -14,8 +15,7 @@ from moto.core.responses import ActionResult
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 from support.simcloud.cloud import ACCOUNT, AwsError, SimulatedAws, ec2_call, refuse_if
 from support.simcloud.lifecycle import BILLED_STATES
-from support.simcloud.prices import on_demand
-from support.simcloud.spot_market import offered, vcpus
+from support.simcloud.spot_market import offered, on_demand
 
 CAPACITY_BLOCK = "capacity-block"
 CLOSING_SECONDS = 1800.0  # from the end of a block's machines to the end of the block
@@ -37,7 +37,7 @@ class CapacityReservation:
     start: float
     end: float | None = None
     is_block: bool = False
-    groups: tuple[str, ...] = ()  # ARNs of resource groups
+    groups: Collection[str] = ()  # ARNs of resource groups
     placement_group: str = ""
     state: str = ""  # "" follows from the time
     tenancy: str = "default"
@@ -61,20 +61,8 @@ class CapacityReservation:
         """Return how many machines can be launched now."""
         if self.state_at(sim.now()) != "active":
             return 0
-        holding = [
-            instance
-            for instance in sim.live_instances()
-            if instance.life.reservation_id == self.id and instance.state in HOLDING_STATES
-        ]
-        return self.count - len(holding)
-
-
-def reserve(sim: SimulatedAws, type: str, zone: str, count: int, **details: Any) -> str:
-    """Make a reservation that starts now, unless `details` say otherwise, and return its id."""
-    id = "cr-" + hashlib.sha256(f"reservation {len(sim.reservations)}".encode()).hexdigest()[:17]
-    details = {"start": sim.now(), **details, "groups": tuple(details.get("groups", ()))}
-    sim.reservations[id] = CapacityReservation(id=id, zone=zone, type=type, count=count, **details)
-    return id
+        held = [one for one in sim.live_instances() if one.life.reservation_id == self.id]
+        return self.count - sum(instance.state in HOLDING_STATES for instance in held)
 
 
 def tick(sim: SimulatedAws) -> None:
@@ -97,10 +85,13 @@ def check_reservation(sim: SimulatedAws, request: Any) -> None:
         return
     refuse_if(not is_targeted, COMBINATION, "The market type capacity-block must target a Capacity Block.")
     refuse_if(request.market == "spot", COMBINATION, "Spot Instances cannot target a Capacity Reservation.")
-    members = _target_reservations(sim, request)
+    if request.reservation:
+        members = [_find(sim, request.region, request.reservation)]
+        if mismatch := _mismatch(sim, members[0], request):
+            raise mismatch
+    else:
+        members = [one for one in _all_of(sim, request.region) if request.reservation_group in one.groups]
     matching = [member for member in members if _mismatch(sim, member, request) is None]
-    if request.reservation and (mismatch := _mismatch(sim, members[0], request)):
-        raise mismatch
     places = [member.id for member in matching for _ in range(member.free_count(sim))]
     is_too_small = len(places) < request.min_count and (request.reservation or request.market == CAPACITY_BLOCK)
     message = f"The targeted Capacity Reservation has {len(places)} instances available."
@@ -108,20 +99,13 @@ def check_reservation(sim: SimulatedAws, request: Any) -> None:
     request.reservations = places[: request.max_count]
 
 
-def _target_reservations(sim: SimulatedAws, request: Any) -> list[CapacityReservation]:
-    if request.reservation:
-        return [_find(sim, request.region, request.reservation)]
-    return [
-        member
-        for member in sim.reservations.values()
-        if member.region == request.region and request.reservation_group in member.groups
-    ]
+def _all_of(sim: SimulatedAws, region: str) -> list[CapacityReservation]:
+    return [reservation for reservation in sim.reservations.values() if reservation.region == region]
 
 
 def _find(sim: SimulatedAws, region: str, id: str) -> CapacityReservation:
     is_known = id in sim.reservations and sim.reservations[id].region == region
-    message = f"The capacity reservation '{id}' does not exist"
-    refuse_if(not is_known, "InvalidCapacityReservationId.NotFound", message)
+    refuse_if(not is_known, "InvalidCapacityReservationId.NotFound", f"There is no capacity reservation '{id}'.")
     return sim.reservations[id]
 
 
@@ -184,9 +168,7 @@ def describe_capacity_reservations(self: Any) -> ActionResult:
     """Describe the reservations of a region, all or those of these ids."""
     sim = SimulatedAws.current
     ids = self._get_param("CapacityReservationIds", [])
-    reservations = [_find(sim, self.region, id) for id in ids] or [
-        reservation for reservation in sim.reservations.values() if reservation.region == self.region
-    ]
+    reservations = [_find(sim, self.region, id) for id in ids] or _all_of(sim, self.region)
     return ActionResult({"CapacityReservations": [_describe(sim, reservation) for reservation in reservations]})
 
 
@@ -206,13 +188,12 @@ def describe_capacity_block_offerings(self: Any) -> ActionResult:
     has_blocks = CAPACITY_BLOCK in INSTANCE_TYPES.get(type, {}).get("SupportedUsageClasses", [])
     refuse_if(not has_blocks, "InvalidParameterValue", f"Capacity Blocks are not supported for '{type}'.")
     is_wrong = hours % 24 or not 24 <= hours <= 182 * 24 or (hours > 14 * 24 and hours % (7 * 24))
-    message = "The duration must be in 1-day increments up to 14 days, and in 7-day increments up to 182 days."
-    refuse_if(is_wrong, "InvalidParameterValue", message)
+    refuse_if(is_wrong, "InvalidParameterValue", "A block is of 1 to 14 days, or of whole weeks up to 182 days.")
     today = _to_date(SimulatedAws.current.now()).replace(hour=11, minute=30, second=0, microsecond=0)
     offerings = []
     for day, zone in enumerate(offered(self.region, type), 1):
         start = today + timedelta(days=day)
-        fee = on_demand(type, vcpus(type)) * BLOCK_PRICE_FACTOR * count * hours * (1 + day / 100)
+        fee = on_demand(type) * BLOCK_PRICE_FACTOR * count * hours * (1 + day / 100)
         offerings.append(
             {
                 "CapacityBlockOfferingId": f"cb-{hashlib.sha256(f'{type} {zone}'.encode()).hexdigest()[:17]}",

@@ -12,13 +12,13 @@ from moto.ec2.exceptions import DryRunClientError
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 from moto.ec2.utils import random_eni_attach_id
 from moto.iam.models import iam_backends
-from support.simcloud import placement_groups, reservations
+from support.simcloud import placement_groups, reservations, spot_market
 from support.simcloud.cloud import ACCOUNT, AwsError, SimulatedAws, call_moto, ec2_call, refuse_if
 from support.simcloud.lifecycle import InstanceLife
-from support.simcloud.prices import ON_DEMAND
 
 TAGGABLE = ("instance", "volume", "network-interface", "spot-instances-request")
 USER_DATA_BYTES = 16384
+WRONG_VALUE, COMBINATION = "InvalidParameterValue", "InvalidParameterCombination"
 
 
 class LaunchRequest:
@@ -51,6 +51,10 @@ class LaunchRequest:
         data = {name: value for name, value in sorted(response.data.items()) if name not in ("ClientToken", "DryRun")}
         self.digest = hashlib.sha256(json.dumps(data, default=str).encode()).hexdigest()
 
+    def disks_named(self, device: str) -> list[dict[str, Any]]:
+        """Return the request's disks with a device name."""
+        return [disk for disk in self.disks if disk.get("DeviceName") == device]
+
     def subnet_ids(self) -> list[str]:
         """Return the ids of the subnets that the request names."""
         of_interfaces = [interface["SubnetId"] for interface in self.interfaces if interface.get("SubnetId")]
@@ -79,7 +83,7 @@ def run_instances(self: Any) -> ActionResult:
     check(sim, request)
     if is_dry_run:
         raise DryRunClientError()
-    count = sim.market.allocate(sim, request)
+    count = spot_market.allocate(sim, request)
     _prepare_for_moto(self.params, request, count)
     reservation = call_moto("run_instances", self).result
     for instance in reservation.instances:
@@ -94,18 +98,12 @@ def _prepare_for_moto(params: Any, request: LaunchRequest, count: int) -> None:
     params["MinCount"] = count
     params.pop("IamInstanceProfile", None)
     root = request.backend.amis[request.image].root_device_name
-    disks = request.disks
-    if not any(disk.get("DeviceName") == root for disk in disks):
-        disks = [{"DeviceName": root}, *disks]
-    params["BlockDeviceMappings"] = [_disk(request, root, disk) for disk in disks]
+    disks = [*([] if request.disks_named(root) else [{"DeviceName": root}]), *request.disks]
+    defaults = {"VolumeType": "gp3", "DeleteOnTermination": True, "VolumeSize": spot_market.IMAGE_GB}
+    params["BlockDeviceMappings"] = [
+        {"DeviceName": disk["DeviceName"], "Ebs": {**defaults, **(disk.get("Ebs") or {})}} for disk in disks
+    ]
     params["SecurityGroups"] = list(params.get("SecurityGroups") or [])
-
-
-def _disk(request: LaunchRequest, root: str, mapping: dict[str, Any]) -> dict[str, Any]:
-    disk = {"VolumeType": "gp3", "DeleteOnTermination": True, **dict(mapping.get("Ebs") or {})}
-    if mapping["DeviceName"] == root:
-        disk.setdefault("VolumeSize", request.backend.amis[request.image].block_device_mappings[0]["Ebs"]["VolumeSize"])
-    return {"DeviceName": mapping["DeviceName"], "Ebs": disk}
 
 
 def _complete_instance(sim: SimulatedAws, request: LaunchRequest, reservation: Any, instance: Any) -> None:
@@ -123,23 +121,15 @@ def _complete_instance(sim: SimulatedAws, request: LaunchRequest, reservation: A
     reservations.join_reservation(request, instance)
     if request.group:
         instance.placement.group_name = request.group
-        instance.placement.group_id = sim.groups[request.region, request.group]["GroupId"]
+        instance.placement.group_id = sim.groups[request.region, request.group].id
     if any(request.profile.values()):
         backend.associate_iam_instance_profile(instance.id, request.profile["Name"], request.profile["Arn"])
     for interface in instance.nics.values():
         interface.add_tags(request.tags.get("network-interface", {}))
-    sim.market.open_request(sim, request, instance)
     sim.add_instance(instance)
 
 
-def prep_nics(
-    self: Any,
-    nic_spec: list[dict[str, Any]],
-    private_ip: str | None = None,
-    associate_public_ip: bool | None = None,
-    security_groups: list[Any] | None = None,
-    ipv6_address_count: int | None = None,
-) -> None:
+def prep_nics(self: Any, nic_spec: list[dict[str, Any]], security_groups: list[Any] | None = None, **_: Any) -> None:
     """Create the network interfaces of an instance, with network card and type.
 
     The first has a loopback address, which is its public address too where it may have one.
@@ -198,84 +188,72 @@ def check(sim: SimulatedAws, request: LaunchRequest) -> None:
 
 
 def _check_token_and_tags(request: LaunchRequest) -> None:
-    message = "Client token must be at most 64 ASCII characters."
-    refuse_if(len(request.token) > 64 or not request.token.isascii(), "InvalidParameterValue", message)
-    message = f"One of {list(request.tags)} is not a valid taggable resource type for this operation."
-    refuse_if(request.tags.keys() - TAGGABLE, "InvalidParameterValue", message)
+    is_wrong = len(request.token) > 64 or not request.token.isascii()
+    refuse_if(is_wrong, WRONG_VALUE, "Client token must be at most 64 ASCII characters.")
+    refuse_if(request.tags.keys() - TAGGABLE, WRONG_VALUE, f"One of {list(request.tags)} is not a taggable type.")
     has_idle_tags = request.market != "spot" and "spot-instances-request" in request.tags
-    message = "You cannot specify tags for Spot instances requests if the request creates none."
-    refuse_if(has_idle_tags, "InvalidParameterCombination", message)
+    refuse_if(has_idle_tags, COMBINATION, "The request creates no spot request that could have tags.")
 
 
 def _check_image(request: LaunchRequest) -> None:
     image = request.backend.amis.get(request.image)
     refuse_if(image is None, "InvalidAMIID.NotFound", f"The image id '[{request.image}]' does not exist")
     if request.type not in INSTANCE_TYPES:  # a retired type, or one that never was
-        code = "Unsupported" if request.type in ON_DEMAND else "InvalidParameterValue"
+        code = "Unsupported" if request.type in spot_market.ON_DEMAND else WRONG_VALUE
         raise AwsError(code, f"Invalid value '{request.type}' for InstanceType.")
     has_key = not request.key or request.key in request.backend.key_pairs
     refuse_if(not has_key, "InvalidKeyPair.NotFound", f"The key pair '{request.key}' does not exist")
-    image_disk = image.block_device_mappings[0]
-    min_size = image_disk["Ebs"]["VolumeSize"]
-    for disk in request.disks:
-        size = int((disk.get("Ebs") or {}).get("VolumeSize") or min_size)
-        is_too_small = disk.get("DeviceName") == image_disk["DeviceName"] and size < min_size
-        message = f"Volume of size {size}GB is smaller than the snapshot of the image, expect size >= {min_size}GB"
-        refuse_if(is_too_small, "InvalidBlockDeviceMapping", message)
+    root, min_size = image.root_device_name, spot_market.IMAGE_GB
+    sizes = [int((disk.get("Ebs") or {}).get("VolumeSize") or min_size) for disk in request.disks_named(root)]
+    is_too_small = any(size < min_size for size in sizes)
+    refuse_if(is_too_small, "InvalidBlockDeviceMapping", f"The image expects a volume of {min_size}GB or more.")
 
 
 def _check_networks(request: LaunchRequest) -> None:
     is_named_twice = request.interfaces and (request.subnet_id or request.security_groups)
-    message = "Network interfaces and an instance-level subnet or security groups may not be specified together"
-    refuse_if(is_named_twice, "InvalidParameterCombination", message)
+    refuse_if(is_named_twice, COMBINATION, "Interfaces and a subnet or security groups cannot be specified together.")
     subnets = [request.backend.get_subnet(id) for id in request.subnet_ids()]  # raises InvalidSubnetID.NotFound
     has_many_zones = len({subnet.availability_zone for subnet in subnets}) > 1
-    message = "All network interfaces must be in the same Availability Zone"
-    refuse_if(has_many_zones, "InvalidParameterCombination", message)
+    refuse_if(has_many_zones, COMBINATION, "All network interfaces must be in the same Availability Zone")
     for group_id in request.security_group_ids():
         group = request.backend.get_security_group_from_id(group_id)
         refuse_if(group is None, "InvalidGroup.NotFound", f"The security group '{group_id}' does not exist")
         is_elsewhere = subnets and group.vpc_id != subnets[0].vpc_id
-        message = f"Security group {group_id} and the subnet belong to different networks."
-        refuse_if(is_elsewhere, "InvalidParameter", message)
+        refuse_if(is_elsewhere, "InvalidParameter", f"{group_id} and the subnet belong to different networks.")
     request.zone = subnets[0].availability_zone if subnets else request.zone or f"{request.region}a"
     addressed_count = sum(interface.get("InterfaceType") != "efa-only" for interface in request.interfaces)
     is_full = subnets and subnets[0].available_ip_address_count < request.min_count * max(1, addressed_count)
-    message = "There are not enough free addresses in the subnet to satisfy the requested number of instances."
-    refuse_if(is_full, "InsufficientFreeAddressesInSubnet", message)
+    refuse_if(is_full, "InsufficientFreeAddressesInSubnet", "There are not enough free addresses in the subnet.")
 
 
 def _check_interfaces(request: LaunchRequest) -> None:
     network_info = INSTANCE_TYPES[request.type].get("NetworkInfo", {})
     slots = [_interface_slot(interface) for interface in request.interfaces]
     has_wrong_slots = len(set(slots)) < len(slots) or (slots and (0, 0) not in slots)
-    message = "Each network interface needs its own network card and device index, and one must be 0 and 0."
-    refuse_if(has_wrong_slots, "InvalidParameterValue", message)
+    refuse_if(has_wrong_slots, WRONG_VALUE, "Each interface needs its own card and device index, one 0 and 0.")
     is_public = any(interface.get("AssociatePublicIpAddress") for interface in request.interfaces)
-    message = "The associatePublicIPAddress parameter cannot be specified with multiple network interfaces."
-    refuse_if(is_public and len(slots) > 1, "InvalidParameterCombination", message)
+    has_many = is_public and len(slots) > 1
+    refuse_if(has_many, COMBINATION, "associatePublicIPAddress cannot be specified with multiple network interfaces.")
     kinds = [str(interface.get("InterfaceType") or "interface") for interface in request.interfaces]
     efa_count = sum(kind.startswith("efa") for kind in kinds)
-    message = f"EFA interfaces are not supported on the instance type {request.type}."
-    refuse_if(efa_count and not network_info.get("EfaSupported"), "InvalidParameterCombination", message)
+    has_no_efa = efa_count and not network_info.get("EfaSupported")
+    refuse_if(has_no_efa, COMBINATION, f"EFA interfaces are not supported on the instance type {request.type}.")
     cards = {card["NetworkCardIndex"]: card for card in network_info.get("NetworkCards", [])}
     for kind, (card, device) in zip(kinds, slots, strict=True):
         is_unfit = kind not in cards.get(card, {}).get("InterfaceTypes", [kind])
-        message = f"Network card {card} of {request.type} does not support interfaces of type {kind}."
-        refuse_if(is_unfit, "InvalidParameterCombination", message)
-        message = "The primary network interface cannot be EFA-only."
-        refuse_if(kind == "efa-only" and (card, device) == (0, 0), "InvalidParameterCombination", message)
+        refuse_if(is_unfit, COMBINATION, f"Network card {card} does not support interfaces of type {kind}.")
+        is_unaddressed = kind == "efa-only" and (card, device) == (0, 0)
+        refuse_if(is_unaddressed, COMBINATION, "The primary network interface cannot be EFA-only.")
     max_efa = network_info.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0)
     card_count = network_info.get("MaximumNetworkCards", 1)
     has_too_many = efa_count > max_efa or any(card >= card_count for card, _ in slots)
-    message = f"{request.type} has {card_count} network cards and takes {max_efa} EFA interfaces."
-    refuse_if(has_too_many, "AttachmentLimitExceeded", message)
+    refuse_if(has_too_many, "AttachmentLimitExceeded", f"{request.type}: {card_count} cards, {max_efa} EFA interfaces")
 
 
 def _check_profile_and_user_data(request: LaunchRequest) -> None:
     profiles = iam_backends[ACCOUNT]["aws"].instance_profiles.values()
     known_names = [*(profile.name for profile in profiles), *(profile.arn for profile in profiles), None]
     is_known = all(value in known_names for value in request.profile.values())
-    refuse_if(not is_known, "InvalidParameterValue", f"Invalid IAM Instance Profile {request.profile}")
+    refuse_if(not is_known, WRONG_VALUE, f"Invalid IAM Instance Profile {request.profile}")
     size = len(base64.b64decode(request.user_data or ""))
-    refuse_if(size > USER_DATA_BYTES, "InvalidParameterValue", "User data is limited to 16384 bytes")
+    refuse_if(size > USER_DATA_BYTES, WRONG_VALUE, "User data is limited to 16384 bytes")

@@ -3,14 +3,12 @@
 A function answers a call: it gets the cloud, the region and the arguments, and returns the answer as plain data.
 """
 
-import hashlib
 import json
 from typing import Any
 
 from support.iam import is_allowed
 from support.simcloud.cloud import ACCOUNT
-from support.simcloud.prices import ON_DEMAND
-from support.simcloud.spot_market import PLENTY_VCPU, QUOTAS
+from support.simcloud.spot_market import ON_DEMAND, PLENTY_VCPU, QUOTAS, STANDARD
 
 from infra.aws import tags
 
@@ -34,40 +32,27 @@ def get_products(sim: Any, region: str, arguments: dict[str, Any]) -> dict[str, 
     """Answer GetProducts of Pricing: the Linux on-demand products of EC2 that match, as JSON texts."""
     if region not in PRICE_LIST_REGIONS:
         raise ServiceError("UnknownEndpoint", f"the price list is not served in {region}", 404)
-    if arguments.get("ServiceCode") != "AmazonEC2":
-        raise ServiceError("InvalidParameterException", "the simulated price list knows AmazonEC2 alone")
     filters = {row["Field"]: row["Value"] for row in arguments.get("Filters", [])}
-    texts = []
-    for type, price in ON_DEMAND.items():
-        product = _product(type, price, filters.get("regionCode", region))
-        attributes = product["product"]["attributes"]
-        checked = {name: value for name, value in filters.items() if name in attributes or name == "instanceType"}
-        if all(attributes.get(name) == value for name, value in checked.items()):
-            texts.append(json.dumps(product))
-    return {"FormatVersion": "aws_v1", "PriceList": texts}
+    products = (_product(type, price, filters.get("regionCode", region)) for type, price in ON_DEMAND.items())
+    matches = [product for product in products if filters.items() <= product["product"]["attributes"].items()]
+    return {"FormatVersion": "aws_v1", "PriceList": [json.dumps(product) for product in matches]}
 
 
 def _product(type: str, price: float, region: str) -> dict[str, Any]:
-    sku = hashlib.sha256(f"{type} {region}".encode()).hexdigest()[:16].upper()
     attributes = {
         "capacitystatus": "Used",
         "instanceType": type,
         "licenseModel": "No License required",
-        "locationType": "AWS Region",
         "marketoption": "OnDemand",
         "operatingSystem": "Linux",
-        "operation": "RunInstances",
         "preInstalledSw": "NA",
         "regionCode": region,
-        "servicecode": "AmazonEC2",
         "tenancy": "Shared",
     }
-    if region == "us-east-1":
-        attributes["location"] = "US East (N. Virginia)"
     dimension = {"unit": "Hrs", "pricePerUnit": {"USD": f"{price:.10f}"}, "beginRange": "0", "endRange": "Inf"}
-    term = {"sku": sku, "offerTermCode": "JRTCKXETXF", "priceDimensions": {f"{sku}.JRTCKXETXF.6YS6EN2CT7": dimension}}
-    product = {"productFamily": "Compute Instance", "sku": sku, "attributes": attributes}
-    return {"product": product, "serviceCode": "AmazonEC2", "terms": {"OnDemand": {f"{sku}.JRTCKXETXF": term}}}
+    term = {"priceDimensions": {"SKU.JRTCKXETXF.6YS6EN2CT7": dimension}}
+    product = {"productFamily": "Compute Instance", "sku": "SKU", "attributes": attributes}
+    return {"product": product, "serviceCode": "AmazonEC2", "terms": {"OnDemand": {"SKU.JRTCKXETXF": term}}}
 
 
 def get_service_quota(sim: Any, region: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -77,9 +62,7 @@ def get_service_quota(sim: Any, region: str, arguments: dict[str, Any]) -> dict[
 
 def get_default_service_quota(sim: Any, region: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Answer GetAWSDefaultServiceQuota of Service Quotas: what a new account has."""
-    return _quota(
-        arguments, {id: NEW_ACCOUNT_VCPU if "standard" in types else 0.0 for id, (_, types) in QUOTAS.items()}
-    )
+    return _quota(arguments, {id: NEW_ACCOUNT_VCPU * (types == STANDARD) for id, (_, types) in QUOTAS.items()})
 
 
 def _quota(arguments: dict[str, Any], vcpus: dict[str, float]) -> dict[str, Any]:
@@ -104,9 +87,8 @@ def send_ssh_public_key(sim: Any, region: str, arguments: dict[str, Any]) -> dic
         raise ServiceError("EC2InstanceStateInvalidException", f"The instance {id} is {instance.state}.")
     if key.split()[:1] not in (["ssh-ed25519"], ["ssh-rsa"]):
         raise ServiceError("InvalidArgsException", "The key must be of the type ED25519 or RSA.")
-    for listener in list(sim.listeners):
-        if hasattr(listener, "on_login_key"):
-            listener.on_login_key(instance, arguments["InstanceOSUser"], key)
+    if sim.machines:
+        sim.machines.on_login_key(instance, arguments["InstanceOSUser"], key)
     return {"RequestId": "sim", "Success": True}
 
 

@@ -1,4 +1,4 @@
-"""The market of instances: types by zone, capacity, quotas, spot requests, prices, and the images."""
+"""The market of instances: types by zone, capacity, quotas, prices, and the images."""
 
 import hashlib
 from collections.abc import Collection
@@ -10,11 +10,38 @@ from moto.core.utils import utcnow
 from moto.ec2.models.amis import Ami
 from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYPES
 from moto.ssm.models import Parameter
-from support.simcloud import placement_groups
 from support.simcloud.cloud import SimulatedAws, ec2_call, refuse_if
 from support.simcloud.lifecycle import BILLED_STATES
-from support.simcloud.prices import on_demand, spot_factor
 
+# Dollars per hour, Linux, on demand. Large GPU machines: Karpenter's list of 2026-07-20; small ones: from memory.
+ON_DEMAND = {
+    "p3.2xlarge": 3.06,
+    "p3.8xlarge": 12.24,
+    "p3.16xlarge": 24.48,
+    "p3dn.24xlarge": 31.21,
+    "p4d.24xlarge": 21.96,
+    "p4de.24xlarge": 27.45,
+    "p5.4xlarge": 6.88,
+    "p5.48xlarge": 55.04,
+    "p5en.48xlarge": 63.30,
+    "p6-b200.48xlarge": 113.93,
+    "g4dn.xlarge": 0.526,
+    "g4dn.12xlarge": 3.912,
+    "g5.xlarge": 1.006,
+    "g5.2xlarge": 1.212,
+    "g5.12xlarge": 5.672,
+    "g5.48xlarge": 16.29,
+    "g6.xlarge": 0.8048,
+    "g6.12xlarge": 4.602,
+    "g6.48xlarge": 13.35,
+    "g6e.xlarge": 1.861,
+    "g6e.12xlarge": 10.493,
+    "g6e.48xlarge": 30.13,
+    "g7e.48xlarge": 33.14,
+    "c5.large": 0.085,
+    "c7i.2xlarge": 0.4,  # as all types without a price here; in the list, so that what is planned is what is billed
+    "t3.micro": 0.0104,
+}
 PLENTY_VCPU = 100_000.0
 UBUNTU_BY_TORCH = {"2.9": "24.04", "2.10": "24.04", "2.11": "24.04", "2.12": "24.04", "2.13": "26.04", "2.14": "26.04"}
 IMAGES = {  # names of the images by SSM parameter (the names are AWS's, the ids of the images are ours)
@@ -30,23 +57,32 @@ IMAGES = {  # names of the images by SSM parameter (the names are AWS's, the ids
 IMAGE_GB = 75
 PARAMETER = "/aws/service/deeplearning/ami/x86_64/{}/latest/ami-id"
 AMAZON = "898082745236"
+STANDARD = tuple("acdhimrtz")  # prefixes of the standard types
 QUOTAS = {  # by quota code: (market, prefixes of the types' names)
     "L-417A185B": ("on-demand", ("p",)),
     "L-DB2E81BA": ("on-demand", ("g", "vt")),
-    "L-1216C47A": ("on-demand", ("standard",)),
+    "L-1216C47A": ("on-demand", STANDARD),
     "L-C4BD4855": ("spot", ("p5", "p6")),
     "L-7212CCBC": ("spot", ("p2", "p3", "p4")),
     "L-3819A6DF": ("spot", ("g", "vt")),
-    "L-34B43A08": ("spot", ("standard",)),
+    "L-34B43A08": ("spot", STANDARD),
 }
-STANDARD_PREFIXES = tuple("acdhimrtz")
+
+
+def on_demand(type: str) -> float:
+    """Return the on-demand price in dollars per hour. A type without a price here costs 5 cents per vCPU."""
+    return ON_DEMAND.get(type, 0.05 * vcpus(type))
+
+
+def spot_factor(zone: str, type: str) -> float:
+    """Return the spot price as a fraction of the on-demand price: 0.30 to 0.50, by zone and type."""
+    return 0.30 + int(hashlib.sha256(f"{zone} {type}".encode()).hexdigest()[:4], 16) / 0xFFFF * 0.20
 
 
 def quota_code(type: str, market: str) -> str | None:
     """Return the code of the quota that counts this type in this market, None without one."""
     for code, (quota_market, prefixes) in QUOTAS.items():
-        is_standard = "standard" in prefixes and type.startswith(STANDARD_PREFIXES)
-        if quota_market == market and (is_standard or type.startswith(prefixes)):
+        if quota_market == market and type.startswith(prefixes):
             return code
     return None
 
@@ -62,96 +98,57 @@ def offered(region: str, type: str) -> list[str]:
     return sorted(row["Location"] for row in rows if row["InstanceType"] == type)
 
 
-class Market:
-    """Capacity, quotas and prices, and the spot requests."""
-
-    def __init__(self) -> None:
-        self.spot: dict[tuple[str, str], float] = {}
-
-    def spot_price(self, zone: str, type: str) -> float:
-        """Return the spot price in dollars per hour: as set, else a zone's fraction of the on-demand price."""
-        if (zone, type) in self.spot:
-            return self.spot[zone, type]
-        return round(on_demand(type, vcpus(type) if type in INSTANCE_TYPES else 8) * spot_factor(zone, type), 4)
-
-    def dollars_per_hour(self, instance: Any) -> float:
-        """Return the price of a new instance."""
-        type = instance.instance_type
-        if instance.life.market == "spot":
-            return self.spot_price(instance.placement.zone, type)
-        if instance.life.market == "capacity-block":  # it was paid for when it was bought
-            return 0.0
-        return on_demand(type, vcpus(type))
-
-    def allocate(self, sim: SimulatedAws, request: Any) -> int:
-        """Return how many instances are launched now, and take them from the capacity.
-
-        Raises `AwsError` when these are fewer than MinCount.
-        """
-        zones = offered(request.region, request.type)
-        message = f"{request.type} is not supported in {request.zone}. Please choose {', '.join(zones)}."
-        refuse_if(request.zone not in zones, "Unsupported", message)
-        quota_count = self._quota_count(sim, request)
-        is_limited = (request.zone, request.type) in sim.capacity and not request.reservations
-        free: int = sim.capacity[request.zone, request.type] if is_limited else request.max_count
-        count = min(int(request.max_count), int(quota_count), free)
-        is_spot = request.market == "spot"
-        code = "MaxSpotInstanceCountExceeded" if is_spot else "VcpuLimitExceeded"
-        refuse_if(quota_count < request.min_count, code, f"The quota allows {quota_count:g} instances.")
-        message = f"We currently do not have sufficient {request.type} capacity in the Availability Zone you requested"
-        message += f" ({request.zone}). Our system will be working on provisioning additional capacity."
-        refuse_if(count < request.min_count, "InsufficientInstanceCapacity", message)
-        if is_limited:
-            sim.capacity[request.zone, request.type] -= count
-        return count
-
-    def _quota_count(self, sim: SimulatedAws, request: Any) -> float:
-        """Return how many instances of a request its quota allows."""
-        code = quota_code(request.type, request.market)
-        if code is None:
-            return float(request.max_count)
-        used = sum(
-            vcpus(instance.instance_type)
-            for instance in sim.live_instances()
-            if instance.region_name == request.region
-            and instance.state in BILLED_STATES
-            and quota_code(instance.instance_type, instance.life.market) == code
-        )
-        return (sim.quota_vcpu.get(code, PLENTY_VCPU) - used) // vcpus(request.type)
-
-    # --- spot requests ---------------------------------------------------------------------------------------------
-
-    def open_request(self, sim: SimulatedAws, request: Any, instance: Any) -> None:
-        """Create the request to which a new spot instance belongs, with tags of its own."""
-        if request.market != "spot":
-            return
-        id = "sir-" + hashlib.sha256(instance.id.encode()).hexdigest()[:8]
-        instance.spot_instance_request_id = instance.life.spot_request_id = id
-        instance.ec2_backend.create_tags([id], request.tags.get("spot-instances-request", {}))
-        request_row = {"SpotInstanceRequestId": id, "InstanceId": instance.id, "State": "active"}
-        sim.spot_requests[request.region, id] = request_row
-
-    def close_request(self, sim: SimulatedAws, instance: Any) -> None:
-        """Close the request of an instance that has ended, if it has one."""
-        key = (instance.region_name, instance.life.spot_request_id)
-        if key in sim.spot_requests:
-            sim.spot_requests[key]["State"] = "closed"
+def spot_price(sim: SimulatedAws, zone: str, type: str) -> float:
+    """Return the spot price in dollars per hour: as set, else a zone's fraction of the on-demand price."""
+    if (zone, type) in sim.spot_prices:
+        return sim.spot_prices[zone, type]
+    return round(on_demand(type) * spot_factor(zone, type), 4)
 
 
-@ec2_call
-def describe_spot_instance_requests(self: Any) -> ActionResult:
-    """Describe spot requests by filters, with tags. A request is visible when its instance is."""
-    sim = SimulatedAws.current
-    backend = self.ec2_backend
-    filters = self._filters_from_querystring()
-    rows = [
-        {**request, "Tags": placement_groups.TaggedResource(backend, id).tags()}
-        for (region, id), request in sim.spot_requests.items()
-        if region == self.region
-        and sim.is_visible(sim.find(request["InstanceId"]))
-        and placement_groups.matches(backend, id, {"state": request["State"]}, filters)
-    ]
-    return ActionResult({"SpotInstanceRequests": rows})
+def dollars_per_hour(sim: SimulatedAws, instance: Any) -> float:
+    """Return the price of a new instance."""
+    type = instance.instance_type
+    if instance.life.market == "spot":
+        return spot_price(sim, instance.placement.zone, type)
+    if instance.life.market == "capacity-block":  # it was paid for when it was bought
+        return 0.0
+    return on_demand(type)
+
+
+def allocate(sim: SimulatedAws, request: Any) -> int:
+    """Return how many instances are launched now, and take them from the capacity.
+
+    Raises `AwsError` when these are fewer than MinCount.
+    """
+    zones = offered(request.region, request.type)
+    refuse_if(request.zone not in zones, "Unsupported", f"{request.type} is offered in {zones}.")
+    quota_count = _quota_count(sim, request)
+    is_limited = (request.zone, request.type) in sim.capacity and not request.reservations
+    free: int = sim.capacity[request.zone, request.type] if is_limited else request.max_count
+    count = min(int(request.max_count), int(quota_count), free)
+    is_spot = request.market == "spot"
+    code = "MaxSpotInstanceCountExceeded" if is_spot else "VcpuLimitExceeded"
+    refuse_if(quota_count < request.min_count, code, f"The quota allows {quota_count:g} instances.")
+    message = f"We currently do not have sufficient {request.type} capacity in {request.zone}."
+    refuse_if(count < request.min_count, "InsufficientInstanceCapacity", message)
+    if is_limited:
+        sim.capacity[request.zone, request.type] -= count
+    return count
+
+
+def _quota_count(sim: SimulatedAws, request: Any) -> float:
+    """Return how many instances of a request its quota allows."""
+    code = quota_code(request.type, request.market)
+    if code is None:
+        return float(request.max_count)
+    used = sum(
+        vcpus(instance.instance_type)
+        for instance in sim.live_instances()
+        if instance.region_name == request.region
+        and instance.state in BILLED_STATES
+        and quota_code(instance.instance_type, instance.life.market) == code
+    )
+    return (sim.quota_vcpu.get(code, PLENTY_VCPU) - used) // vcpus(request.type)
 
 
 @ec2_call
@@ -166,7 +163,7 @@ def describe_spot_price_history(self: Any) -> ActionResult:
         {
             "InstanceType": type,
             "ProductDescription": "Linux/UNIX",
-            "SpotPrice": f"{sim.market.spot_price(offered_zone, type):.6f}",
+            "SpotPrice": f"{spot_price(sim, offered_zone, type):.6f}",
             "AvailabilityZone": offered_zone,
             "Timestamp": (start or datetime.fromtimestamp(sim.now() - 600, UTC)).replace(microsecond=0, tzinfo=UTC),
         }

@@ -5,9 +5,8 @@ bills these bytes, and the machine's kernel counts them: in files that stand for
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 REQUEST_BYTES = 1 << 20  # of an NFS request, as EFS's mount helper sets it
@@ -41,29 +40,6 @@ class Moved:
     efs_read: int = 0
     efs_written: int = 0
     internet: int = 0
-
-
-def transfer(sim: Any, id: str, efs_read: int = 0, efs_written: int = 0, internet: int = 0) -> None:
-    """Let a running instance move bytes. Raises `ValueError` for one that does not run."""
-    from support.simcloud.internet import nat_gateway_of
-
-    with sim.lock:
-        instance = sim.find(id)
-        if instance.state != "running":
-            raise ValueError(f"{id} does not run")
-        moved = sim.moved.get(id, Moved())
-        sim.moved[id] = replace(
-            moved,
-            efs_read=moved.efs_read + efs_read,
-            efs_written=moved.efs_written + efs_written,
-            internet=moved.internet + internet,
-        )
-        sim.meter.add_traffic("efs", efs_read, sim.meter.EFS_DOLLARS_PER_GB_READ)
-        sim.meter.add_traffic("efs", efs_written, sim.meter.EFS_DOLLARS_PER_GB_WRITTEN)
-        if nat_gateway_of(instance):
-            sim.meter.add_traffic("nat", internet, sim.meter.NAT_DOLLARS_PER_GB)
-        sim._add_event("on_transfer", sim.view(instance), sim.moved[id])
-    sim.deliver_events()
 
 
 def write_proc(root: Path, mount_point: Path, moved: Moved) -> None:
