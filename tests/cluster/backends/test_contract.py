@@ -121,11 +121,17 @@ def test_unusable_registered_backend_is_one_line(register: Any, hand_made: Fixtu
     assert "\n" not in str(failure.value)
 
 
-def test_launch_on_a_backend_with_a_flag_of_another_says_why(register: Any) -> None:
-    register("other", "plug_in_package:ClashingBackend")
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("broken_package:Any", "the backend other (broken_package:Any) cannot be imported: Module"),
+        ("plug_in_package:ClashingBackend", "the backend other has the flag --type, which the backend aws"),
+    ],
+)
+def test_launch_on_an_unusable_backend_says_why(register: Any, value: str, reason: str) -> None:
+    register("other", value)
     printed = CliRunner().invoke(launch, ["--other", "recipes/quickstart.py"])
-    reason = "--other: the backend other has the flag --type, which the backend aws"
-    assert printed.exit_code == 2 and reason in printed.output.splitlines()[-1]
+    assert printed.exit_code == 2 and f"--other: {reason}" in printed.output.splitlines()[-1]
 
 
 def test_registered_object_store_is_opened_by_the_scheme_of_its_urls(register: Any) -> None:

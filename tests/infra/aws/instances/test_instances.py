@@ -1,5 +1,6 @@
 """EC2 instances: parsed, found, terminated, and their leftovers removed."""
 
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -116,3 +117,21 @@ def test_describe_all_finds_an_untagged_machine_and_rejects_a_response_that_omit
         instances.describe_all(bed.account, {tags.JOB: bed.uid}, [machine.id])
     bed.remove_faults()
     assert bed.gang().terminate_job() == [] and bed.live_instances() == []
+
+
+def parse(**changes: Any) -> instances.Instance:
+    description = {
+        "InstanceId": "i-1",
+        "InstanceType": "g5.xlarge",
+        "LaunchTime": datetime.fromtimestamp(START, UTC),
+        "Placement": {"AvailabilityZone": A},
+    }
+    return instances.parse_instance({**description, **changes}, "us-east-1")
+
+
+def test_parse_instance_end_time_from_ec2_or_now(bed: GangTestbed) -> None:
+    reason = "User initiated (2026-11-21 20:01:40 GMT)"
+    ended = parse(State={"Name": "terminated"}, StateTransitionReason=reason, StateReason={"Code": "Client.X"})
+    assert (ended.end_time, ended.end_reason, ended.is_billed) == (START + 100, "Client.X", False)
+    bed.sim.advance(30)
+    assert parse(State={"Name": "shutting-down"}).end_time == START + 30
