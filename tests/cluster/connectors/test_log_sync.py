@@ -107,16 +107,19 @@ def test_pull_logs_continues_after_sigkill(shared: Path, run_folder: Path, monke
         time.sleep(0.001)
         return append_arrival(*arguments)
 
+    def kill_pull_after(size: int) -> None:
+        process = multiprocessing.get_context("fork").Process(target=pull_logs, args=(shared, run_folder))
+        process.start()
+        wait_for(lambda: target.exists() and target.stat().st_size > size)
+        process.kill()
+        process.join()
+        assert process.exitcode == -9 and target.stat().st_size < 3_000_000
+
     with monkeypatch.context() as patch:
         patch.setattr(log_sync, "PART_BYTES", 3000)
         patch.setattr(ArrivalFolder, "append", append_slowly)
-        for part in (1, 2, 3):
-            process = multiprocessing.get_context("fork").Process(target=pull_logs, args=(shared, run_folder))
-            process.start()
-            wait_for(lambda part=part: target.exists() and target.stat().st_size > part * 100_000)
-            process.kill()
-            process.join()
-            assert process.exitcode == -9 and target.stat().st_size < 3_000_000
+        for size in (100_000, 200_000, 300_000):
+            kill_pull_after(size)
     pull_logs(shared, run_folder)
     assert target.read_bytes() == (shared / "logs/a").read_bytes()
 

@@ -21,7 +21,7 @@ from cluster.connectors.local import visible_gpus
 from cluster.errors import SetupFailed
 from cluster.machines import checks, probe
 from cluster.machines.checks import MachineFacts, SharedFolder, WorkFolder
-from cluster.machines.setup_progress import SetupProgress, timed_step
+from cluster.machines.setup_progress import SetupProgress, fold_by_machine, timed_step
 from cluster.state.states import SetupStep
 from cluster.state.supervisor_records import MachineSetup, SetupRecord
 from train.tools.records import decode_json, read_record
@@ -280,6 +280,12 @@ def progress(tmp_path: Path) -> SetupProgress:
     progress = SetupProgress(tmp_path / "machines.json")
     progress.start_launch("first", {"0": "gpu1", "1": "gpu2"})
     return progress
+
+
+def test_line_about_many_machines_names_some_of_them() -> None:
+    hosts = {str(number): "gpu" for number in range(20)}
+    lines = fold_by_machine([(name, "x") for name in hosts], hosts)
+    assert lines == ["machines 0, 1, 2, 3, 4, 5, 6, 7 and 12 more: x"]
 
 
 def test_setup_progress_concurrent_changes_are_all_kept(tmp_path: Path) -> None:

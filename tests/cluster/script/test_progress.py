@@ -103,10 +103,10 @@ def test_pattern_that_takes_too_long_at_run_time_is_switched_off(bed: Bed, monke
 
 def test_steps_of_tensorboard_events_are_read_as_they_grow(bed: Bed) -> None:
     bed.write_event(900, "events.out.tfevents.of-the-attempt-before")
-    damaged = struct.pack("<QI", 64, 0) + b"\xff" * 100  # the head of a record, and nothing that can be read
-    (bed.events / "events.out.tfevents.damaged").write_bytes(damaged)
     progress = bed.follow()
     assert progress.poll().step is None
+    damaged = struct.pack("<QI", 64, 0) + b"\xff" * 100  # the head of a record, and nothing that can be read
+    (bed.events / "events.out.tfevents.damaged").write_bytes(damaged)
     bed.write_event(5)
     bed.write_event(7, is_whole=False)
     assert progress.poll().step == 5
