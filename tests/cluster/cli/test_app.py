@@ -74,6 +74,7 @@ RECIPES = {
         (["train"], 2, ["train"]),
         (["selftest"], 2, ["selftest --aws"]),
         (["selftest", "--aws", "--tag", "x"], 2, ["--tag", "KEY=VALUE"]),
+        (["selftest", "--aws", "--max-price-total", "nan"], 2, ["--max-price-total", "not a finite number"]),
         (["launch", "RECIPE"], 1, ["no region", "--local (this computer)", "--ssh FILE"]),
         (["launch", "--local", "--ssh", "x", "RECIPE"], 2, ["give only one of --local and --ssh"]),
         (
