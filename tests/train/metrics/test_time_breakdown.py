@@ -117,7 +117,7 @@ def test_parts_add_up_to_the_wall_time_after_a_resume(clock: Any) -> None:
 def test_flush_on_a_gpu_reads_events_with_one_synchronization(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fake GPU has its own clock, and still works on its steps when the host has gone on."""
     synchronized: list[float] = []
-    gpu = type(clock)()
+    gpu = type(clock)(now=clock.now)
 
     class Event:
         def __init__(self, enable_timing: bool) -> None:

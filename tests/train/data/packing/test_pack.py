@@ -181,9 +181,13 @@ def test_pack_set_after_kill_resumes_behind_finished_shards(tmp_path: Path) -> N
         resize(source, target, [32, 36], shard_bytes=10_000, progress=lambda *_: time.sleep(0.01))
 
     for least_shards in (2, 4):
+
+        def has_finished_shards(least: int = least_shards) -> bool:
+            return len(list((target / "36/train").glob(".rows-*"))) >= least
+
         child = multiprocessing.get_context("fork").Process(target=pack_slowly, daemon=True)
         child.start()
-        wait_for(lambda least=least_shards: len(list((target / "36/train").glob(".rows-*"))) >= least)
+        wait_for(has_finished_shards)
         child.kill()
         child.join()
         with pytest.raises(DataError, match="not finished; run the command that creates it again"):
