@@ -65,9 +65,10 @@ def test_plan_eval_batches_each_image_in_one_batch_of_one_rank(crop: str, world:
 @pytest.mark.parametrize("crop", CROP_VIEWS)
 def test_mean_crop_scores_is_mean_softmax_of_all_views(crop: str) -> None:
 
-    def scores_of(images: torch.Tensor) -> Any:
+    def first_pixels(images: torch.Tensor) -> torch.Tensor:
         return images[:, 0, 0, :7]
 
+    scores_of: Any = first_pixels
     pixels = torch.randn(4 * (5 if crop in ("five", "tta") else 1), 3, 9, 9) * 3
     probabilities = mean_crop_scores(crop, scores_of, pixels).softmax(1)
     parts = [pixels] if crop != "tta" else [pixels, pixels.flip(3)]

@@ -114,6 +114,7 @@ def test_forecast_of_steps_takes_their_share_of_each_phase() -> None:
     assert result.source == "presets" and [(row.start, row.end) for row in result.phases] == [
         phase.epochs for phase in resnet50.tables[16]
     ]
+    assert sum(row.seconds for row in result.phases) == pytest.approx(60 * result.minutes - result.terms["start"])
     first, second = result.phases[:2]
     steps = first.steps + second.steps // 5
     begun, rest = result.of_steps(0, steps), result.of_steps(steps)
