@@ -231,6 +231,7 @@ def test_watchdog_signal_is_noticed_while_main_thread_hangs(
     process = hanging(poweroff_grace=poweroff_grace)
     for stop_signal in signals:
         process.send_signal(stop_signal)
+        sandbox.wait_for(lambda: "ShdPnd:\t0000000000000000" in Path(f"/proc/{process.pid}/status").read_text())
     path = tmp_path / "leave_reason"
     sandbox.wait_for(lambda: path.exists() and path.read_text())
     assert path.read_text() == f"the agent got {signals[-1].name}" and process.poll() is None
