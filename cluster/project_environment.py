@@ -27,7 +27,8 @@ from pathlib import Path
 from cluster.errors import ClusterError
 from cluster.machines import python_env
 from cluster.machines.python_env import installed_version
-from train.tools.filesystem import one_line_error, write_atomic
+from train.tools.errors import one_line_error
+from train.tools.files import write_atomic
 
 LOCK_FILE, REQUIREMENTS_FILE, PROJECT_FILE = "uv.lock", "requirements.txt", "pyproject.toml"
 FILES = (LOCK_FILE, REQUIREMENTS_FILE, PROJECT_FILE)  # the first that is there counts

@@ -233,7 +233,8 @@ def test_module_outside_the_trainer_needs_no_torch() -> None:
 
 
 def test_pure_modules_need_only_the_standard_library() -> None:
-    pure = [*modules_in("train.recipe"), *(f"train.tools.{name}" for name in ("filesystem", "process", "errors"))]
+    tools = ("files", "text_files", "process", "errors")
+    pure = [*modules_in("train.recipe"), *(f"train.tools.{name}" for name in tools)]
     pure += ["train.data.order.usage_log", "train.distributed.network"]
     known = {*sys.stdlib_module_names, "train"}
     assert_none({name: {module.split(".")[0] for module in loaded_with(name)} - known for name in pure})

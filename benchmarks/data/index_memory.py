@@ -35,7 +35,7 @@ def write_index(root: Path, images: int = IMAGES) -> None:
     from train.data.index.base import names_crc32, stems_sha256
     from train.data.index.packed import ROW_DTYPE, file_crc32
     from train.data.manifest import INDEX_FILE, MANIFEST_FILE, NAMES_FILE, FileEntry, Manifest, PackingInfo
-    from train.tools.filesystem import write_atomic
+    from train.tools.files import write_atomic
 
     folder = root / "train"
     folder.mkdir(parents=True)

@@ -13,7 +13,7 @@ from benchmarks.elastic import faults
 from cluster.connectors.local import module_command
 from train.recipe import Data, Model, Optim, Phase, Recipe
 from train.tools import process
-from train.tools.filesystem import to_json_bytes
+from train.tools.text_files import to_json_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN_IMAGES, VAL_IMAGES = 60, 20

@@ -19,7 +19,7 @@ from cluster.state import attempts
 from cluster.state.run_folder import AGENT_LOCK, is_locked
 from train.recipe.schedule import Schedule
 from train.tools import process
-from train.tools.filesystem import read_json
+from train.tools.text_files import read_json
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "cifar10.py"
 SAVE_SECONDS = 10

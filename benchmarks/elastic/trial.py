@@ -25,7 +25,8 @@ from train.data.order import usage_log
 from train.engine.options import TrainOptions
 from train.recipe.schedule import Schedule
 from train.tools import process
-from train.tools.filesystem import read_json, to_json_bytes, write_atomic
+from train.tools.files import write_atomic
+from train.tools.text_files import read_json, to_json_bytes
 
 DEADLINE_SECONDS = 180.0  # a trial takes a sixth of this
 

@@ -26,7 +26,7 @@ from benchmarks.measure import COMMAND, goal_verdict, prepare_images
 from recipes import resnet50_18min
 from train.metrics.text import PART_TITLES
 from train.recipe import Model, Recipe
-from train.tools.filesystem import to_json_bytes
+from train.tools.text_files import to_json_bytes
 
 GOODPUT_GOAL_PERCENT, GAP_GOAL_STEPS = 95.0, 1.0
 BATCH_DIVISOR = 32  # batches are this many times smaller than those of eight V100

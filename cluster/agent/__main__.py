@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from cluster.state.run_folder import AGENT_LOCK
-from train.tools.filesystem import locked
+from train.tools.files import locked
 
 from .agent import Agent
 

@@ -28,9 +28,8 @@ from cluster.state.spec import JobSpec
 from cluster.state.states import AgentPhase, MachineState
 from train.distributed import network
 from train.tools import host, process
-from train.tools.agent_protocol import RESULT_FILE
-from train.tools.filesystem import FULL_DISK_ERRORS, read_file
-from train.tools.trainer_reports import Fault
+from train.tools.agent_protocol import RESULT_FILE, Fault
+from train.tools.files import FULL_DISK_ERRORS, read_file
 
 from .data import DataPreparationError, count_fetch_requests, prepare_data, prepare_environment
 from .ending import EndConditions, JobFinished, broken_machine_end

@@ -10,7 +10,7 @@ from cluster.connectors.local import module_command
 from cluster.state.spec import JobSpec
 from train.recipe.schema import FULL_SIZE, reads_full_size
 from train.tools import process
-from train.tools.filesystem import last_line
+from train.tools.text_files import last_line
 
 # An EC2 machine with an address of its own may need a moment until its credentials can be read. botocore tries once.
 METADATA_ENVIRONMENT = {"AWS_METADATA_SERVICE_NUM_ATTEMPTS": "5", "AWS_METADATA_SERVICE_TIMEOUT": "5"}

@@ -8,8 +8,7 @@ from cluster.state.membership import IDLE_PHASES
 from cluster.state.run_folder import stop_reason
 from cluster.state.spec import JobSpec
 from cluster.state.states import AgentPhase, MachineState
-from train.tools.agent_protocol import RESULT_FILE
-from train.tools.trainer_reports import Fault
+from train.tools.agent_protocol import RESULT_FILE, Fault
 
 from .watchdog import SAVE_GRACE_SECONDS, Watchdog
 

@@ -16,9 +16,9 @@ from cluster.state.heartbeats import MachineStatus, StateChange, read_status
 from cluster.state.run_folder import agent_log_path
 from cluster.state.states import MachineState
 from train.tools import host
-from train.tools.filesystem import to_json_bytes
+from train.tools.files import make_folder_below, open_below, overwrite_below
 from train.tools.records import DamagedRecord, encode
-from train.tools.shared_files import make_folder_below, open_below, overwrite_below
+from train.tools.text_files import to_json_bytes
 
 from .host_metrics import HostSampler
 from .traffic import TrafficMeter

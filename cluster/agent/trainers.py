@@ -22,11 +22,20 @@ from cluster.state.spec import JobSpec
 from cluster.state.states import AgentPhase
 from train.distributed import network
 from train.tools import agent_protocol, host, process
-from train.tools.agent_protocol import EXIT_SAVED, StandbyRequest, attempt_name, rank_log_file
+from train.tools.agent_protocol import (
+    EXIT_SAVED,
+    Fault,
+    KeptStateReport,
+    StandbyRequest,
+    TrainerFailure,
+    TrainerProgress,
+    attempt_name,
+    rank_log_file,
+)
 from train.tools.errors import find_gpu_failure
-from train.tools.filesystem import to_json_bytes, write_atomic
+from train.tools.files import write_atomic
 from train.tools.records import DamagedRecord, encode, read_record
-from train.tools.trainer_reports import Fault, KeptStateReport, TrainerFailure, TrainerProgress
+from train.tools.text_files import to_json_bytes
 
 from .processes.base import AttemptProcesses, ProcessesExit, kill_process_groups, write_heading
 

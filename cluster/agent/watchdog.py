@@ -23,7 +23,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from train.tools.filesystem import read_json
+from train.tools.text_files import read_json
 
 WATCHDOG_POLL_SECONDS = 0.2
 METADATA_POLL_SECONDS = 2.0

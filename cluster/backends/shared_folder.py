@@ -9,9 +9,9 @@ from cluster.connectors.local import module_command
 from cluster.errors import ClusterError
 from cluster.machines import trained_files
 from cluster.state.run_folder import REHEARSED_NOTICE, RunFolder
-from train.tools import filesystem
-from train.tools.filesystem import to_json_bytes
+from train.tools import files
 from train.tools.process_log import Progress, no_progress
+from train.tools.text_files import to_json_bytes
 
 from .base import Backend
 
@@ -72,7 +72,7 @@ class SharedFolderBackend(Backend):
 def give_notice(folder: RunFolder, machine: str, reason: str, seconds: float) -> None:
     """Tell the agent of a machine that its machine will be gone in `seconds`, and why."""
     notice = {"reason": reason, "seconds": seconds}
-    filesystem.write_atomic(folder.work_folder(machine) / "notice", to_json_bytes(notice))
+    files.write_atomic(folder.work_folder(machine) / "notice", to_json_bytes(notice))
 
 
 def agent_argv(

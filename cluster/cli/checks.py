@@ -217,7 +217,7 @@ def selftest(
     from cluster.jobs import store
     from cluster.planning.launch_options import make_launch_options
     from cluster.selftest.session import SelftestSession
-    from train.tools.filesystem import locked
+    from train.tools.files import locked
 
     if not aws:
         raise BadInput("name the cloud: imgnet-cluster selftest --aws")

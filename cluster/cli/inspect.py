@@ -244,7 +244,7 @@ class LogPrinter:
 
     def print_new_lines(self, is_complete: bool) -> None:
         """Print the new lines. With `is_complete` nothing more comes, so that also an unfinished line is printed."""
-        from train.tools.filesystem import open_regular
+        from train.tools.files import open_regular
 
         if not self.path.exists():
             return

@@ -306,7 +306,7 @@ class CommandGroup(click.Group):
                 discard(sys.stdout)
                 sys.exit(EXIT_ERROR)
             except OSError as error:
-                from train.tools.filesystem import one_line_error
+                from train.tools.errors import one_line_error
 
                 discard(sys.stdout)
                 exit_with_error(one_line_error(error), EXIT_ERROR)
@@ -325,7 +325,7 @@ def warn(text: object) -> None:
 
 def print_json(value: object) -> None:
     """Print a value as JSON on stdout."""
-    from train.tools.filesystem import replace_nonfinite
+    from train.tools.text_files import replace_nonfinite
 
     click.echo(json.dumps(replace_nonfinite(value), indent=1))
 

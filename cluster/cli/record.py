@@ -102,7 +102,8 @@ def record(
     """
     from cluster.jobs import store
     from cluster.records import run_data, writers
-    from train.tools.filesystem import to_json_bytes, write_atomic
+    from train.tools.files import write_atomic
+    from train.tools.text_files import to_json_bytes
 
     path_by_format = _output_files(record_format, output_path) if output_path else {}
     log_filename = path_by_format["mlperf"].name if len(path_by_format) > 1 else None

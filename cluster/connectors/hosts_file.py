@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import BadInput
-from train.tools.filesystem import one_line_error
+from train.tools.errors import one_line_error
 
 DEFAULT_FOLDER = "~/.imgnet"
 DEFAULT_PYTHON = "python3"

@@ -10,8 +10,7 @@ import os
 from pathlib import Path
 
 from train.tools.agent_protocol import LOG_FOLDERS
-from train.tools.filesystem import locked, open_regular
-from train.tools.shared_files import open_below
+from train.tools.files import locked, open_below, open_regular
 
 from .untrusted import MAX_FILE_BYTES, ArrivalFolder, is_mirrored_path
 

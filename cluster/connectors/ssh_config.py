@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.errors import ClusterError
-from train.tools.filesystem import write_atomic
+from train.tools.files import write_atomic
 
 from .hosts_file import Host
 

@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from cluster.errors import ClusterError
 from train.tools.agent_protocol import LOG_FOLDERS
-from train.tools.shared_files import folder_below, open_below, overwrite_below
+from train.tools.files import folder_below, open_below, overwrite_below
 
 MAX_PATH_BYTES = 200  # of a mirrored file, relative to the job's folder
 MAX_PATH_DEPTH = 3  # of a mirrored file below its folder

@@ -16,7 +16,7 @@ from train.metrics.text import epoch_header, epoch_line, format_duration
 from train.recipe.history import best_epoch
 from train.recipe.target import describe_outcome
 from train.tools.agent_protocol import BEST_MODEL_FILE, CLASSES_FILE, MODEL_FILE
-from train.tools.filesystem import FULL_DISK_ERRORS, open_regular
+from train.tools.files import FULL_DISK_ERRORS, open_regular
 from train.tools.process_log import log_end
 
 from .next_commands import print_commands_after

@@ -16,7 +16,7 @@ from cluster.state.heartbeats import MachineLoad, find_slowest_rank
 from cluster.state.states import JobState, MachineState
 from cluster.state.status import JobStatus, MachineRow
 from train.metrics.text import format_duration
-from train.tools.trainer_reports import TrainingNumbers
+from train.tools.agent_protocol import TrainingNumbers
 
 from .status import format_of_total, progress_parts
 from .tables import STATE_COLORS, STATE_EXIT_CODES, build_table, console, format_cell

@@ -17,8 +17,9 @@ from cluster.errors import BadInput, ClusterError, NoSuchJob
 from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
 from cluster.state.supervisor_records import SetupRecord
-from train.tools.filesystem import locked, read_json, to_json_bytes, write_atomic
+from train.tools.files import locked, write_atomic
 from train.tools.records import DamagedRecord, encode
+from train.tools.text_files import read_json, to_json_bytes
 
 from . import store
 from .job import Job

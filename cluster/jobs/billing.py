@@ -10,7 +10,8 @@ from cluster.errors import ClusterError
 from cluster.state import result, timeline
 from cluster.state.states import JobState
 from infra.costs import JobCost
-from train.tools.filesystem import to_json_bytes, write_atomic
+from train.tools.files import write_atomic
+from train.tools.text_files import to_json_bytes
 
 from .job import Job
 from .store import all_jobs

@@ -30,8 +30,9 @@ from train.metrics.hparams import HParamValue
 from train.metrics.records import VAL_SCALARS, EpochRow, StepRow, val_scalars
 from train.tools import host
 from train.tools.agent_protocol import RESULT_FILE, rank_log_file
-from train.tools.filesystem import NO_FILE_ERRORS, to_json_bytes, write_atomic
+from train.tools.files import NO_FILE_ERRORS, write_atomic
 from train.tools.records import MALFORMED_DATA_ERRORS, DamagedRecord, damaged, read_record
+from train.tools.text_files import to_json_bytes
 
 from . import queue_state
 from .supervision import PROCESS_START_SECONDS, JobBusy, Supervision, is_recent, job_lock, terminate_machines

@@ -22,7 +22,8 @@ from cluster.backends.planner import Plan
 from cluster.errors import BadInput, ClusterError
 from cluster.state.spec import MAX_MACHINES
 from train.tools import process_log
-from train.tools.filesystem import locked, one_line_error
+from train.tools.errors import one_line_error
+from train.tools.files import locked
 
 from . import queue_state, store, submit
 from .job import Job

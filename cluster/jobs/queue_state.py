@@ -15,7 +15,7 @@ from cluster.connectors.local import module_command, visible_gpus
 from cluster.errors import BadInput, ClusterError
 from cluster.state.run_folder import Run, run_folders
 from cluster.state.spec import JobSpec
-from train.tools.filesystem import locked
+from train.tools.files import locked
 from train.tools.records import DamagedRecord
 
 QUEUE_START_SECONDS = 20.0  # for the process of a queue to take its lock

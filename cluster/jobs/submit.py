@@ -20,9 +20,9 @@ from cluster.script import secret_values
 from cluster.state.run_folder import Run, RunFolder
 from cluster.state.spec import JobSpec, Workload
 from train.recipe.command import Command
-from train.tools.filesystem import json_roundtrip
 from train.tools.host import git_commit
 from train.tools.option_fields import OptionSet
+from train.tools.text_files import json_roundtrip
 
 from .billing import rented_jobs
 from .job import Job

@@ -12,7 +12,7 @@ from cluster.errors import ClusterError, JobAdopted, NoCloudAccess, NoCloudAnswe
 from cluster.state import supervisor_records
 from cluster.state.run_folder import SUPERVISOR_LOCK, RunFolder, lock_holder
 from cluster.state.supervisor_records import SupervisorHeartbeat, SupervisorTrouble
-from train.tools.filesystem import locked
+from train.tools.files import locked
 from train.tools.process import command_line
 
 PROCESS_START_SECONDS = 20.0  # for a new agent to write its first status, for a new supervisor to take its lock

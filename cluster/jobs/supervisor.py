@@ -28,7 +28,7 @@ from cluster.state.run_folder import SUPERVISOR_LOCK, RunFolder
 from cluster.state.states import MachineState
 from cluster.state.supervisor_records import SupervisorTrouble
 from train.tools import host, process_log
-from train.tools.filesystem import locked
+from train.tools.files import locked
 from train.tools.process import kill_process_groups, start_process
 from train.tools.records import DamagedRecord
 

@@ -23,7 +23,8 @@ from cluster.state.heartbeats import parse_status
 from cluster.state.run_folder import RunFolder, install_log_path
 from cluster.state.states import MachineState
 from train.tools.agent_protocol import LOG_FOLDERS, RESULT_FILE
-from train.tools.filesystem import is_valid_json, locked
+from train.tools.files import locked
+from train.tools.text_files import is_valid_json
 
 SILENCE_SECONDS = 2.0  # of a machine, before the next one is asked
 MAX_ANSWER_SECONDS = 10.0  # of one call for an answer that comes bit by bit, before the next machine is asked

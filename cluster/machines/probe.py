@@ -28,8 +28,8 @@ from uuid import uuid4
 
 from cluster.connectors.mounts import mount_of
 from train.tools import host
-from train.tools.filesystem import one_line_error
-from train.tools.shared_files import open_below
+from train.tools.errors import one_line_error
+from train.tools.files import open_below
 
 from .checks import MachineFacts, OtherJob, SharedFolder, WorkFolder
 

@@ -42,7 +42,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cluster.errors import ClusterError
-from train.tools.filesystem import locked, one_line_error, write_atomic
+from train.tools.errors import one_line_error
+from train.tools.files import locked, write_atomic
 from train.tools.process import die_with_parent
 from train.tools.records import DamagedRecord, decode_json
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from cluster.errors import SetupFailed
 from cluster.state.states import SetupStep
 from cluster.state.supervisor_records import MachineSetup, SetupRecord
-from train.tools.filesystem import to_json_bytes, write_atomic
+from train.tools.files import write_atomic
 from train.tools.records import DamagedRecord, encode, read_record
+from train.tools.text_files import to_json_bytes
 
 MAX_NAMED_MACHINES = 8  # in a line about several machines
 

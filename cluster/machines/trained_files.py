@@ -29,14 +29,10 @@ from train.tools.agent_protocol import (
     checkpoint_folders,
     newest_intact_checkpoint,
 )
-from train.tools.filesystem import (
-    is_valid_json,
-    open_regular,
-    read_file,
-    verify_checksum,
-    write_atomic_with,
-)
+from train.tools.files import open_regular, read_file, write_atomic_with
 from train.tools.process_log import Progress
+from train.tools.sealed_files import verify_checksum
+from train.tools.text_files import is_valid_json
 from train.weights.safetensors_header import verify_file
 
 # Below <shared>/checkpoints/<attempt>/: what the attempt saved, and what it resumed from.

@@ -12,8 +12,8 @@ from uuid import uuid4
 from cluster.connectors.local import module_command
 from cluster.connectors.untrusted import one_line
 from cluster.errors import BadInput, ClusterError
-from train.tools.filesystem import to_json_bytes
 from train.tools.process import kill_process_groups, start_process
+from train.tools.text_files import to_json_bytes
 
 from .events import EventKind, Notification
 from .targets import chosen_targets, describe_target, is_webhook, parse_target

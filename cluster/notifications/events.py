@@ -14,8 +14,8 @@ from cluster.state.run_folder import Run, stop_reason
 from cluster.state.states import JobState
 from cluster.state.timeline import describe_members
 from train.metrics.text import format_duration
+from train.tools.agent_protocol import TrainingNumbers
 from train.tools.records import DamagedRecord, encode
-from train.tools.trainer_reports import TrainingNumbers
 
 NEAR_LIMIT_SHARE = 0.9  # of the time or the price, as Slurm's TIME_LIMIT_90
 LIMIT_WORDS = " was reached"  # the end of the reason of every stop at a limit

@@ -5,8 +5,9 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from train.tools.filesystem import open_regular, read_lines
+from train.tools.files import open_regular
 from train.tools.records import DamagedRecord, decode_line, encode
+from train.tools.text_files import read_lines
 
 from .events import Notification
 

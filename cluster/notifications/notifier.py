@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from cluster.state.job_result import JobResult
 from cluster.state.run_folder import Run, RunFolder, is_locked
-from train.tools.filesystem import locked
+from train.tools.files import locked
 from train.tools.records import read_record
 
 from .delivery import Delivery

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from cluster.backends import catalog
 from cluster.errors import BadInput
-from train.tools.filesystem import one_line_error
+from train.tools.errors import one_line_error
 from train.tools.option_fields import Option, OptionSet
 
 from .launch_options import LaunchOptions, switch_name

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cluster.jobs.job import Job
-from train.tools.filesystem import write_atomic
+from train.tools.files import write_atomic
 
 REPORT_FILENAME = "report.html"  # in a run folder
 

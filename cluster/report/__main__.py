@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cluster.jobs.job import Job
 from cluster.report import REPORT_FILENAME, write_report
-from train.tools.filesystem import one_line_error
+from train.tools.errors import one_line_error
 
 
 def main() -> int:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from enum import Enum, auto
 from pathlib import Path
 
-from train.tools.filesystem import one_line_error
+from train.tools.errors import one_line_error
 
 from . import snapshot
 from .snapshot import FolderChanged, Tree

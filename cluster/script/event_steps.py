@@ -8,7 +8,7 @@ import contextlib
 import struct
 from pathlib import Path
 
-from train.tools.filesystem import open_regular
+from train.tools.files import open_regular
 
 HEADER = struct.Struct("<QI")
 CHECKSUM_BYTES = 4

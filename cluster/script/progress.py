@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from train.tools.filesystem import file_version, open_regular, read_file
+from train.tools.files import file_version, open_regular, read_file
 
 from .event_steps import EventSteps
 

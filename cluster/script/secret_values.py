@@ -16,8 +16,10 @@ from pathlib import Path
 
 from cluster.errors import BadInput, ClusterError
 from train.recipe.command import check_variable
-from train.tools.filesystem import one_line_error, read_file, read_json, to_json_bytes, write_atomic
+from train.tools.errors import one_line_error
+from train.tools.files import read_file, write_atomic
 from train.tools.records import DamagedRecord, encode, read_record
+from train.tools.text_files import read_json, to_json_bytes
 
 SENT_FILE = ".secrets.json"  # in a machine's work folder
 MAX_ENV_FILE_BYTES = 1_000_000

@@ -23,7 +23,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from train.tools.agent_protocol import checkpoint_files, checkpoint_folder, checkpoint_folders, checkpoint_step
-from train.tools.shared_files import make_folder_below
+from train.tools.files import make_folder_below
 
 VERSION_PATTERN = "save-*"
 RESUMED_PATTERN = "resume-*"

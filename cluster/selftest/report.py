@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from train.tools.filesystem import write_atomic
+from train.tools.files import write_atomic
 from train.tools.records import encode
 
 REPORT_NAME = "selftest-report"  # of two files: .json and .txt

@@ -18,8 +18,9 @@ from cluster.jobs.job import Job
 from cluster.planning.launch_options import make_launch_options
 from infra.rented_machine import RentedMachine
 from train.recipe import Data, Model, Phase, Recipe
-from train.tools.filesystem import to_json_bytes, write_atomic
+from train.tools.files import write_atomic
 from train.tools.records import encode, read_record
+from train.tools.text_files import to_json_bytes
 
 STATE_FILE = "selftest-state.json"  # in the folder of a self-test that has not been cleaned up
 TRAINING_SECONDS = 1200.0  # from a launch to the first training steps of all machines

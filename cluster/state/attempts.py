@@ -29,16 +29,17 @@ from train.tools.agent_protocol import (
     CHECKPOINTS_FOLDER,
     RESULT_FILE,
     RESUME_PATTERN,
+    Fault,
     attempt_name,
     checkpoint_files,
     checkpoint_folder,
     checkpoint_folders,
     checkpoint_step,
 )
-from train.tools.filesystem import FileVersion, create_once, file_version, is_intact, open_regular, to_json_bytes
+from train.tools.files import FileVersion, create_once, file_version, make_folder_below, open_regular
 from train.tools.records import DamagedRecord, History, encode, read_record
-from train.tools.shared_files import make_folder_below
-from train.tools.trainer_reports import Fault
+from train.tools.sealed_files import is_intact
+from train.tools.text_files import to_json_bytes
 
 from .states import MachineState
 

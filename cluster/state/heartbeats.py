@@ -14,9 +14,10 @@ from statistics import median_high
 from typing import Self
 
 from infra.costs import Traffic
-from train.tools.filesystem import parse_json, read_file
+from train.tools.agent_protocol import Fault, TrainingNumbers
+from train.tools.files import read_file
 from train.tools.records import DamagedRecord, damaged, decode, decode_json, decode_line
-from train.tools.trainer_reports import Fault, TrainingNumbers
+from train.tools.text_files import parse_json
 
 from .states import AgentPhase, MachineState
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from train.tools.trainer_reports import Fault
+from train.tools.agent_protocol import Fault
 
 from .attempts import Attempt
 from .heartbeats import MachineStatus

@@ -14,10 +14,10 @@ from train.metrics.records import TrainResult
 from train.recipe import target
 from train.recipe.history import EpochResult
 from train.recipe.schema import Recipe
-from train.tools.agent_protocol import RESULT_FILE, USAGE_FOLDER
-from train.tools.filesystem import read_json_lines, to_json_bytes, write_atomic
+from train.tools.agent_protocol import RESULT_FILE, USAGE_FOLDER, Fault
+from train.tools.files import write_atomic
 from train.tools.records import DamagedRecord, encode, read_record
-from train.tools.trainer_reports import Fault
+from train.tools.text_files import read_json_lines, to_json_bytes
 
 from . import timeline
 from .job_result import JobResult

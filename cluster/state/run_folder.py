@@ -14,15 +14,10 @@ from train.metrics.records import KIND_MARKERS, EpochRow, StepRow, parse_row, re
 from train.metrics.step_search import first_and_last_step
 from train.tools import host
 from train.tools.agent_protocol import LOGS_FOLDER, NETWORK_FOLDER, metrics_files
-from train.tools.filesystem import (
-    open_regular,
-    read_file,
-    read_json,
-    to_json_bytes,
-    write_atomic,
-)
+from train.tools.files import open_regular, read_file, write_atomic
 from train.tools.process_log import SUPERVISOR_LOG
 from train.tools.records import MAX_HISTORY_BYTES, GrowingFile, damaged, read_record
+from train.tools.text_files import read_json, to_json_bytes
 
 from .attempts import AttemptHistory
 from .heartbeats import StateChange, parse_state_change

@@ -15,9 +15,9 @@ from train.metrics.hparams import HParamValue, flat_settings
 from train.recipe.command import Command
 from train.recipe.schedule import Schedule, scaled_image_count
 from train.recipe.schema import Recipe
-from train.tools.filesystem import parse_json
 from train.tools.host import usable_cpu_count
 from train.tools.records import MALFORMED_DATA_ERRORS, DamagedRecord, damaged, decode
+from train.tools.text_files import parse_json
 
 from .membership import MAX_CRASHES, MembershipRules
 from .recovery_options import RecoveryOptions

@@ -9,10 +9,9 @@ from cluster.connectors import untrusted
 from train.metrics.step_search import first_and_last_step
 from train.metrics.time_table import TimeTable
 from train.recipe import target
-from train.tools.agent_protocol import metrics_files
-from train.tools.filesystem import last_line
+from train.tools.agent_protocol import TrainingNumbers, metrics_files
 from train.tools.records import decode, encode, read_record
-from train.tools.trainer_reports import TrainingNumbers
+from train.tools.text_files import last_line
 
 from . import supervisor_records, timeline
 from .attempts import Attempt

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from train.tools import host
-from train.tools.filesystem import to_json_bytes, write_atomic
+from train.tools.files import overwrite_below, write_atomic
 from train.tools.records import DamagedRecord, encode, read_record
-from train.tools.shared_files import overwrite_below
+from train.tools.text_files import to_json_bytes
 
 from .states import SetupStep
 

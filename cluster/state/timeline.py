@@ -7,7 +7,7 @@ from pathlib import Path
 from train.metrics.step_search import StepEnds, first_and_last_step, last_step_until
 from train.recipe.target import CLOCK_JUMPED
 from train.tools.agent_protocol import metrics_file
-from train.tools.filesystem import read_json_lines
+from train.tools.text_files import read_json_lines
 
 from .heartbeats import StateChange, read_status
 from .run_folder import RunFolder

@@ -13,7 +13,7 @@ from experiments.harness.confidence import RowsByArm
 from experiments.harness.images import ImageSourceError
 from experiments.harness.runs import ExperimentRun, read_row
 from experiments.harness.sweep import RunFailed, SweepLocation, run_sweep
-from train.tools.filesystem import one_line_error
+from train.tools.errors import one_line_error
 from train.tools.host import usable_cpu_count
 
 HERE = Path(__file__).resolve().parents[1]

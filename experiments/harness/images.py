@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from train.tools.filesystem import to_json_bytes
+from train.tools.text_files import to_json_bytes
 
 IMAGES_PER_CLASS = 800  # 8,000 images: 1,000 steps of 8, 32 of 256, 8 of 1,024
 FOLDS = 5

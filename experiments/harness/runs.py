@@ -16,7 +16,8 @@ from typing import Any
 from experiments.harness.claims import Arm
 from experiments.harness.images import ImageSet
 from train.recipe import Model, Optim, Phase, Recipe
-from train.tools.filesystem import json_roundtrip, read_json, to_json_bytes, write_atomic
+from train.tools.files import write_atomic
+from train.tools.text_files import json_roundtrip, read_json, to_json_bytes
 
 FORMAT = 1
 FIELDS_OF_FORMAT_1: dict[type, tuple[str, ...]] = {  # the fields that existed in FORMAT 1, which always count

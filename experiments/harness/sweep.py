@@ -18,8 +18,9 @@ from pathlib import Path
 from benchmarks.measure import describe_processor
 from experiments.harness.runs import ExperimentRun, ResultRow, diverged_values, read_row, result_values, write_row
 from train.tools import process as tools_process
-from train.tools.filesystem import locked, read_json, read_json_lines, to_json_bytes, write_atomic
+from train.tools.files import locked, write_atomic
 from train.tools.host import git_commit, package_versions
+from train.tools.text_files import read_json, read_json_lines, to_json_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 SAVE_TIMEOUT_SECONDS = 60.0  # for a trainer to write a checkpoint when it is asked to end

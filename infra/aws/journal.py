@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from train.tools import host
-from train.tools.filesystem import open_regular, read_file
+from train.tools.files import open_regular, read_file
 
 from .journal_events import (
     InstanceEnded,

@@ -22,7 +22,7 @@ from support.small_disk import fill
 from support.specs import TINY, make_spec
 
 from cluster.state.run_folder import RunFolder
-from train.tools.filesystem import with_checksum
+from train.tools.sealed_files import with_checksum
 
 
 class HandMadeRun:

@@ -11,7 +11,7 @@ from support.packed_sets import content
 from support.sandbox import Sandbox
 
 from cluster.jobs.job import Job
-from train.tools.filesystem import read_json_lines
+from train.tools.text_files import read_json_lines
 
 LOCAL_OPTIONS = ("--local", "-d", "--workers", "0", "--no-standby")
 

@@ -32,7 +32,7 @@ from cluster.jobs.supervision import Supervision
 from cluster.state.run_folder import AGENT_LOCK
 from infra.aws.journal_events import InstanceEnded
 from infra.aws.launch_request import Place
-from train.tools.filesystem import locked
+from train.tools.files import locked
 
 COMMANDS_PER_KIND = 4000
 MAX_SECONDS = round(10 * PATIENCE)

@@ -20,7 +20,7 @@ from train.data.decode import decode_image, encode_jpeg
 from train.data.packing.pack import shrink_to_short_side
 from train.data.packing.synthetic import draw_sample_set
 from train.recipe import Data, Model, Optim, Phase, Recipe
-from train.tools import filesystem
+from train.tools import files, text_files
 from train.tools import process as tools_process
 
 __all__ = ["in_group"]
@@ -116,7 +116,7 @@ class Runs:
     def recipe(self, recipe: Recipe) -> Path:
         """Write a recipe as a JSON file and return its path. Atomic, because another run may be reading the file."""
         path = self.folder / f"{recipe.name}.json"
-        filesystem.write_atomic(path, filesystem.to_json_bytes(recipe.to_json()))
+        files.write_atomic(path, text_files.to_json_bytes(recipe.to_json()))
         return path
 
     def words(self, out: Path, options: tuple[str, ...], recipe: Path | None) -> list[str]:

@@ -14,7 +14,7 @@ import simplejpeg
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image, PngImagePlugin, UnidentifiedImageError
 
-from train.tools.filesystem import one_line_error
+from train.tools.errors import one_line_error
 
 JPEG_START = b"\xff\xd8"  # the marker that a JPEG file begins with
 MAX_JPEG_SIDE = 65500  # pixels: the longest side of a JPEG file. No copy could be made of a longer image.

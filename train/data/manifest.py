@@ -9,8 +9,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Self
 
-from train.tools.filesystem import to_json_bytes
 from train.tools.records import DamagedRecord, decode, encode
+from train.tools.text_files import to_json_bytes
 
 SPLITS = ("train", "val")
 

@@ -1,6 +1,6 @@
 """The trainer's side of the protocol with the agent on its machine (train/tools/agent_protocol.py).
 
-Whose fault a failure was is a `Fault` (train/tools/trainer_reports.py).
+Whose fault a failure was is a `Fault` (train/tools/agent_protocol.py).
 Without IMGNET_WORK (torchrun by hand) nothing is written. This module does not import torch.
 """
 
@@ -16,12 +16,19 @@ from types import TracebackType
 from typing import Any
 
 from train.tools import agent_protocol
-from train.tools.agent_protocol import StandbyRequest
+from train.tools.agent_protocol import (
+    Fault,
+    KeptStateReport,
+    StandbyRequest,
+    TrainerFailure,
+    TrainerProgress,
+    TrainerState,
+)
 from train.tools.errors import TrainingError, find_gpu_failure, is_peer_failure, last_line
-from train.tools.filesystem import open_regular, to_json_bytes, write_atomic
+from train.tools.files import open_regular, write_atomic
 from train.tools.host import unix_time
 from train.tools.records import encode, read_record
-from train.tools.trainer_reports import Fault, KeptStateReport, TrainerFailure, TrainerProgress, TrainerState
+from train.tools.text_files import to_json_bytes
 
 MAX_CAUSE_CHARACTERS = 160
 THROTTLE_SECONDS = 0.5  # a throttled report is dropped when the last write is younger than this

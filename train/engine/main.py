@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 from train.data.index.open import DataError
 from train.recipe.files import RecipeError, import_folder, read_recipes, select_recipes
 from train.recipe.schema import Recipe
-from train.tools.agent_protocol import MODULE_FOLDERS_VARIABLE
-from train.tools.errors import HandoverFailed, MachineTrouble, TrainingError, UnreadableCheckpoint
-from train.tools.filesystem import FULL_DISK_ERRORS, one_line_error
+from train.tools.agent_protocol import MODULE_FOLDERS_VARIABLE, Fault, TrainerState
+from train.tools.errors import HandoverFailed, MachineTrouble, TrainingError, UnreadableCheckpoint, one_line_error
+from train.tools.files import FULL_DISK_ERRORS
 from train.tools.process import launch_ranks
-from train.tools.trainer_reports import Fault, TrainerState
 
 from .agent_channel import AgentChannel
 from .options import RunOptions, parse_run_options

@@ -11,8 +11,8 @@ from train.metrics.time_breakdown import TimeBreakdown
 from train.metrics.time_table import TimeTable
 from train.recipe.history import EpochResult
 from train.recipe.schedule import Epoch, Schedule
+from train.tools.agent_protocol import TrainerState
 from train.tools.records import encode
-from train.tools.trainer_reports import TrainerState
 from train.trackers.process import TrackerProcess, start_tracker
 
 from .agent_channel import AgentChannel

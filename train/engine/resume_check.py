@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
 from train.tools.errors import TrainingError
-from train.tools.filesystem import json_roundtrip
+from train.tools.text_files import json_roundtrip
 
 
 class RunFingerprint(TypedDict):

@@ -23,11 +23,12 @@ from train.recipe import target
 from train.recipe.history import best_epoch
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
-from train.tools import checkpoint_io, filesystem, host, process
+from train.tools import checkpoint_io, errors, files, host, process, text_files
 from train.tools.agent_protocol import (
     CHECKPOINT_PATTERN,
     EXIT_SAVED,
     RESULT_FILE,
+    TrainerState,
     best_weights_file,
     checkpoint_files,
     checkpoint_folder,
@@ -35,7 +36,6 @@ from train.tools.agent_protocol import (
 from train.tools.errors import HandoverFailed, TrainingError, UnreadableCheckpoint
 from train.tools.host import git_commit, package_versions, unix_time
 from train.tools.records import encode
-from train.tools.trainer_reports import TrainerState
 from train.weights import run_files
 
 from .agent_channel import AgentChannel, StopRequested, adopt_request
@@ -253,7 +253,7 @@ def restore_checkpoint(trainer: Trainer, checkpoint: Path) -> None:
     try:
         trainer.restore(checkpoint_io.load_checkpoint(checkpoint))
     except OSError as error:
-        raise UnreadableCheckpoint(filesystem.one_line_error(error)) from error
+        raise UnreadableCheckpoint(errors.one_line_error(error)) from error
     except ValueError as error:
         raise UnreadableCheckpoint(str(error)) from error
     except (KeyError, TypeError, AttributeError) as error:
@@ -334,5 +334,5 @@ def publish_result(trainer: Trainer, attempt_start_time: float, recipe: Recipe) 
         versions=package_versions(),
         git_commit=git_commit(),
     )
-    filesystem.create_once(trainer.options.out / RESULT_FILE, filesystem.to_json_bytes(encode(result)))
+    files.create_once(trainer.options.out / RESULT_FILE, text_files.to_json_bytes(encode(result)))
     return result

@@ -47,10 +47,10 @@ from train.recipe.schedule import Epoch
 from train.recipe.schema import Recipe
 from train.recipe.validation_policy import should_validate
 from train.tools import agent_protocol, checkpoint_io
+from train.tools.agent_protocol import TrainerState
 from train.tools.errors import Diverged, TrainingError
 from train.tools.host import package_versions, unix_time
 from train.tools.records import decode, encode
-from train.tools.trainer_reports import TrainerState
 from train.weights import run_files
 from train.weights.network_description import NetworkDescription
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from train.metrics.confusion import Confusion
-from train.tools.filesystem import replace_nonfinite
+from train.tools.text_files import replace_nonfinite
 
 # The crops by name, each with its views: how often the network sees an image, each time another part or a mirror image.
 CROP_VIEWS = {"center": 1, "rect": 1, "five": 5, "tta": 10}

@@ -12,8 +12,7 @@ from train.recipe.schema import Recipe
 from train.recipe.validators import MODEL_LIBRARIES
 from train.tools import checkpoint_io
 from train.tools.agent_protocol import MODEL_FILE
-from train.tools.errors import TrainingError
-from train.tools.filesystem import one_line_error
+from train.tools.errors import TrainingError, one_line_error
 from train.tools.records import DamagedRecord, decode
 from train.weights.network_description import NetworkDescription, parse_metadata
 from train.weights.run_files import network_weights

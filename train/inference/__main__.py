@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from train.data.index.open import DataError
 from train.engine.main import gpu_count
 from train.evaluation.protocol import EvalOptions, emit_json_line
-from train.tools.errors import MachineTrouble, TrainingError, is_peer_failure
-from train.tools.filesystem import one_line_error
+from train.tools.errors import MachineTrouble, TrainingError, is_peer_failure, one_line_error
 from train.tools.process import launch_ranks
 from train.tools.records import decode_json
 

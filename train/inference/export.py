@@ -10,8 +10,9 @@ from train.evaluation.protocol import emit_json_line, reserve_stdout
 from train.evaluation.trained_network import TrainedNetwork, open_trained
 from train.models import resnet
 from train.tools.errors import TrainingError, first_line
-from train.tools.filesystem import to_json_bytes, write_atomic, write_atomic_with
+from train.tools.files import write_atomic, write_atomic_with
 from train.tools.records import encode
+from train.tools.text_files import to_json_bytes
 from train.weights.safetensors_file import write_safetensors
 
 from .protocol import Exported, ExportOptions, FileFormat, ParameterNames

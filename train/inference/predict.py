@@ -14,8 +14,8 @@ from train.data.order.work import BatchRequest
 from train.engine.inputs import BatchPreprocessor, Normalization
 from train.evaluation.protocol import emit_json_line, reserve_stdout
 from train.evaluation.trained_network import open_trained
-from train.tools.errors import TrainingError, first_line
-from train.tools.filesystem import one_line_error, read_file
+from train.tools.errors import TrainingError, first_line, one_line_error
+from train.tools.files import read_file
 from train.weights.network_description import Crop, NetworkDescription
 
 from .protocol import TOP_ANSWERS, Answer, Prediction, PredictOptions

@@ -9,9 +9,10 @@ from torch.utils.tensorboard import SummaryWriter
 
 from train.recipe.history import EpochResult
 from train.tools.agent_protocol import EVENTS_FOLDER, metrics_file
-from train.tools.filesystem import open_regular, replace_nonfinite
+from train.tools.files import open_regular
 from train.tools.host import unix_time
 from train.tools.records import encode
+from train.tools.text_files import replace_nonfinite
 
 from . import text
 from .records import ROW_KINDS, EpochRow, MetricsRow, RunInfo, StartRow, StepRow, val_scalars

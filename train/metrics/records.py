@@ -12,8 +12,9 @@ from typing import TypeVar
 from train.recipe.history import EpochResult
 from train.recipe.schedule import PhaseRow
 from train.recipe.target import TargetOutcome
-from train.tools.filesystem import line_blocks, lines_with, open_regular
+from train.tools.files import open_regular
 from train.tools.records import DamagedRecord, decode_line
+from train.tools.text_files import line_blocks, lines_with
 
 from .time_table import TimeTable
 

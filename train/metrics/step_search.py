@@ -11,14 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
-from train.tools.filesystem import (
-    MAX_LINE_BYTES,
-    FileVersion,
-    file_version,
-    lines_backwards,
-    lines_from_here,
-    open_regular,
-)
+from train.tools.files import FileVersion, file_version, open_regular
+from train.tools.text_files import MAX_LINE_BYTES, lines_backwards, lines_from_here
 
 from .records import StepRow, parse_row
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from train.data.index.base import Index
 from train.tools.agent_protocol import LOGS_FOLDER, attempt_name
-from train.tools.filesystem import write_atomic
+from train.tools.files import write_atomic
 from train.tools.records import DamagedRecord, encode, read_record
 
 THUMBNAIL_COUNT = 6

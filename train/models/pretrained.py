@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from train.tools import checkpoint_io, filesystem
+from train.tools import checkpoint_io, errors, sealed_files
 from train.tools.errors import TrainingError
 from train.weights.safetensors_file import read_safetensors
 
@@ -136,9 +136,9 @@ def _read_file(path: Path) -> object:
         size = path.stat().st_size
         with path.open("rb") as file:
             start = file.read(9)
-        is_sealed = filesystem.is_sealed(path)
+        is_sealed = sealed_files.is_sealed(path)
     except OSError as error:
-        raise TrainingError(f"model, weights: {filesystem.one_line_error(error)}") from error
+        raise TrainingError(f"model, weights: {errors.one_line_error(error)}") from error
     if not size:
         raise TrainingError(f"model, weights: {path} is empty; copy or save it again")
     # A safetensors file starts with the length of its JSON header, in 8 bytes, and then the header.
@@ -165,7 +165,7 @@ def _read_with(path: Path, reader: Callable[[Path], object]) -> object:
                 f"model, weights: {path} holds more than tensors, and code from files is never executed here; save "
                 "the network's state_dict()"
             ) from error
-        cause = f"{type(error).__name__}: {filesystem.one_line_error(error)}"
+        cause = f"{type(error).__name__}: {errors.one_line_error(error)}"
         raise TrainingError(
             f"model, weights: {path} cannot be read ({cause}); is it complete? Copy or save it again"
         ) from error

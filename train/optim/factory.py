@@ -12,8 +12,7 @@ from torch import nn
 
 from train.recipe.components import Optim
 from train.tools import user_code
-from train.tools.errors import TrainingError
-from train.tools.filesystem import one_line_error
+from train.tools.errors import TrainingError, one_line_error
 
 from .lamb import Lamb
 from .lars import Lars

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
-from train.tools.filesystem import one_line_error
+from train.tools.errors import one_line_error
 
 from .command import Command
 from .components import Comm, Data, Model, Optim

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from train.tools.filesystem import create_once, read_json, to_json_bytes, write_atomic
+from train.tools.files import create_once, write_atomic
+from train.tools.text_files import read_json, to_json_bytes
 
 from .history import EpochResult
 from .schema import Recipe

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from . import filesystem
+from . import sealed_files
 from .agent_protocol import CHECKPOINT_PATTERN, checkpoint_file, checkpoint_files, newest_intact_checkpoint
-from .shared_files import make_folder_below
+from .files import make_folder_below
 
 KEEP_COUNT = 2  # checkpoints kept of one attempt: the newest, and the one before it in case the disk fails
 State = dict[str, Any]  # Any: tensors and plain data, nested as torch.save takes them
@@ -45,7 +45,7 @@ def write_checkpoint(folder: Path, step: int, state: State) -> None:
     damaged file must not stay for ever. Raises `OSError`.
     """
     path = folder / checkpoint_file(step)
-    filesystem.write_with_checksum(path, lambda stream: torch.save(state, stream))
+    sealed_files.write_with_checksum(path, lambda stream: torch.save(state, stream))
     delete_all_but_newest(path, CHECKPOINT_PATTERN)
 
 
@@ -65,7 +65,7 @@ def load_checkpoint(path: Path) -> State:
     Raises `ValueError` when the file is damaged, or contains anything but a dict of tensors and plain data, and
     `OSError`.
     """
-    payload = io.BytesIO(filesystem.read_with_checksum(path))
+    payload = io.BytesIO(sealed_files.read_with_checksum(path))
     try:
         state = torch.load(payload, map_location="cpu", weights_only=True)
     except MemoryError:

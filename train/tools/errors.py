@@ -3,7 +3,7 @@
 import os
 import re
 
-from .trainer_reports import Fault
+from .agent_protocol import Fault
 
 # What gloo, NCCL and torch's store write when another process is gone. None of it is this process's own fault.
 PEER_FAILURE_MARKERS = (
@@ -52,6 +52,13 @@ def last_line(text: str) -> str:
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's text, or the name of its type if it has no text."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def one_line_error(error: BaseException) -> str:
+    """Return the text of an error in one line. The text of an `OSError` begins with its file."""
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return " ".join(str(error).split())
 
 
 def is_peer_failure(kind: type[BaseException], text: str) -> bool:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from .agent_protocol import TOKEN_VARIABLE
-from .filesystem import open_regular
+from .files import open_regular
 
 PROJECT_ROOT = str(Path(__file__).resolve().parents[2])
 POLL_SECONDS = 0.05  # of `launch_ranks`

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from .filesystem import open_regular
+from .files import open_regular
 
 SUPERVISOR_LOG = "supervisor.jsonl"  # in the run folder
 MAX_LOG_BYTES = 5_000_000  # a full file becomes <name>.1, which replaces the one before

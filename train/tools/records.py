@@ -12,17 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Generic, TypeVar, cast
 
-from .filesystem import (
-    MAX_FILE_BYTES,
-    FileVersion,
-    file_version,
-    line_blocks,
-    lines_with,
-    one_line_error,
-    open_regular,
-    parse_json,
-    read_file,
-)
+from .errors import one_line_error
+from .files import MAX_FILE_BYTES, FileVersion, file_version, open_regular, read_file
+from .text_files import line_blocks, lines_with, parse_json
 
 if TYPE_CHECKING:
     import msgspec

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from .agent_protocol import MODULE_FOLDERS_VARIABLE
-from .errors import TrainingError
-from .filesystem import one_line_error
+from .errors import TrainingError, one_line_error
 
 T = TypeVar("T")
 # Files whose lines are not the user's code: this package, the standard library, and generated code such as "<string>".

@@ -18,7 +18,7 @@ from typing import TextIO
 
 from train.metrics.records import EpochRow, StepRow, parse_row, val_scalars
 from train.tools import process
-from train.tools.filesystem import open_regular
+from train.tools.files import open_regular
 from train.tools.records import decode_json
 
 from .protocol import TrackedRun, TrackerRequest

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from train.tools.agent_protocol import TOKEN_VARIABLE, metrics_file
-from train.tools.filesystem import to_json_bytes
 from train.tools.process import kill_process_groups, project_search_path
 from train.tools.records import encode
+from train.tools.text_files import to_json_bytes
 
 from .protocol import TrackerRequest, is_installed, run_id
 

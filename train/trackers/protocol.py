@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 from uuid import uuid4
 
-from train.tools.filesystem import create_once, read_file
+from train.tools.files import create_once, read_file
 
 PROJECT = "imgnet-cluster"  # of the runs, unless the user's environment names another
 RUN_ID_FILE = "tracker_id"  # in the folder that all attempts share

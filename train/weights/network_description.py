@@ -20,8 +20,8 @@ from train.data.order.center_crop import resized_short_side
 from train.data.order.rect_val import rect_crop_shape
 from train.recipe.history import EpochResult
 from train.recipe.schema import Recipe
-from train.tools.filesystem import parse_json, to_json_bytes
 from train.tools.records import DamagedRecord, damaged, decode_json, encode
+from train.tools.text_files import parse_json, to_json_bytes
 
 DESCRIPTION_KEY = "imgnet-cluster"  # in the metadata of a file of weights
 RECIPE_KEY = "recipe"

@@ -17,9 +17,9 @@ from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
 from train.tools import agent_protocol, checkpoint_io
 from train.tools.agent_protocol import BEST_PATTERN, best_weights_file, checkpoint_folder
-from train.tools.filesystem import to_json_bytes, write_atomic
+from train.tools.files import make_folder_below, write_atomic
 from train.tools.records import DamagedRecord, encode
-from train.tools.shared_files import make_folder_below
+from train.tools.text_files import to_json_bytes
 
 from .network_description import NetworkDescription
 from .safetensors_file import write_safetensors

@@ -7,7 +7,7 @@ from typing import BinaryIO
 
 import torch
 
-from train.tools.filesystem import write_atomic_with
+from train.tools.files import write_atomic_with
 
 from .safetensors_header import BLANK_SHA256, DTYPE_BYTES, TensorEntry, header_bytes, read_header
 

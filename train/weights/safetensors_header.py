@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from train.tools.filesystem import parse_json, sha256_of_range
 from train.tools.records import DamagedRecord, damaged, decode, encode
+from train.tools.sealed_files import sha256_of_range
+from train.tools.text_files import parse_json
 
 MAX_HEADER_BYTES = 1 << 24  # enough for thousands of tensors and classes; parsed, it takes twenty times the memory
 METADATA_NAME = "__metadata__"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from cluster.state.attempts import Attempt
 from cluster.state.heartbeats import MachineStatus
 from cluster.state.states import MachineState
-from train.tools.trainer_reports import TrainerProgress, TrainerState
+from train.tools.agent_protocol import TrainerProgress, TrainerState
 
 # States of the trainers that they reach only after their first step.
 STATES_AFTER_FIRST_STEP = (TrainerState.TRAINING, TrainerState.VALIDATING, TrainerState.SAVED)

@@ -14,9 +14,8 @@ from cluster.state.spec import JobSpec
 from cluster.state.states import AgentPhase
 from train.distributed import network
 from train.tools import process
-from train.tools.agent_protocol import rank_log_file
+from train.tools.agent_protocol import Fault, KeptStateReport, TrainerProgress, rank_log_file
 from train.tools.process_log import log_end
-from train.tools.trainer_reports import Fault, KeptStateReport, TrainerProgress
 
 from . import guard
 

@@ -33,9 +33,8 @@ from cluster.state.spec import JobSpec
 from cluster.state.states import AgentPhase
 from train.recipe.command import Command
 from train.tools import process
-from train.tools.agent_protocol import EVENTS_FOLDER, rank_log_file
+from train.tools.agent_protocol import EVENTS_FOLDER, Fault, TrainerProgress, TrainerState, rank_log_file
 from train.tools.errors import PEER_FAILURE_MARKERS, find_gpu_failure, last_line
-from train.tools.trainer_reports import Fault, TrainerProgress, TrainerState
 
 from . import guard
 from .base import OWNER_VARIABLE, AttemptProcesses, ProcessesExit, kill_process_groups, write_heading

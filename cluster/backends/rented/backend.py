@@ -17,8 +17,9 @@ from cluster.machines.fleet import Fleet
 from cluster.state.spec import JobSpec
 from infra.costs import JobCost
 from infra.errors import CloudError
-from train.tools.filesystem import to_json_bytes, write_atomic
+from train.tools.files import write_atomic
 from train.tools.records import read_record
+from train.tools.text_files import to_json_bytes
 
 from .controller import HOSTS_FILE, NOT_RENTED, RentedJobController
 from .errors import cloud_errors_as_cluster_errors

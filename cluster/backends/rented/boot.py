@@ -15,7 +15,7 @@ from cluster.errors import ClusterError, SetupFailed
 from cluster.machines.fleet import Fleet
 from cluster.state.states import SetupStep
 from infra.errors import CloudError
-from train.tools.filesystem import write_atomic
+from train.tools.files import write_atomic
 
 from .provider import REMOTE_FOLDER, CloudProvider, MachineT, find_jump_host
 

@@ -26,8 +26,9 @@ from cluster.state.spec import JobSpec
 from cluster.state.states import MachineState
 from cluster.state.status import machine_statuses, read_setup_record
 from infra.errors import AdoptedElsewhere, CloudError, Interrupted, MachinesRefused, NoCredentials, NoMachines
-from train.tools.filesystem import to_json_bytes, write_atomic
+from train.tools.files import write_atomic
 from train.tools.records import DamagedRecord, encode
+from train.tools.text_files import to_json_bytes
 
 from . import final_network
 from .boot import BootFailed, describe_console, wait_until_ready

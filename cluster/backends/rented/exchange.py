@@ -14,7 +14,7 @@ from cluster.state.heartbeats import MachineStatus
 from cluster.state.run_folder import RunFolder
 from cluster.state.status import read_agent_status
 from infra.rented_machine import RentedMachine
-from train.tools.trainer_reports import Fault
+from train.tools.agent_protocol import Fault
 
 from .provider import CloudProvider, MachineT
 

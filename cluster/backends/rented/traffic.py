@@ -16,8 +16,9 @@ from cluster.machines.fleet import Fleet
 from cluster.state.heartbeats import MachineStatus, parse_status
 from infra.costs import NO_TRAFFIC, Traffic
 from train.tools import host
-from train.tools.filesystem import to_json_bytes, write_atomic
+from train.tools.files import write_atomic
 from train.tools.records import encode, read_record
+from train.tools.text_files import to_json_bytes
 
 TRAFFIC_FILE = "traffic.json"  # in the run folder
 COUNT_SECONDS = 2.0  # between two looks at the machines' statuses

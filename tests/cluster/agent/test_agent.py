@@ -23,8 +23,8 @@ from cluster.state.heartbeats import MachineStatus
 from infra.costs import Traffic
 from train.engine.options import parse_run_options
 from train.tools import host
-from train.tools.filesystem import read_json_lines
 from train.tools.records import read_record
+from train.tools.text_files import read_json_lines
 
 __all__ = ["service"]  # fixture
 

@@ -7,7 +7,7 @@ from cluster.agent.processes.attempt_state import AttemptState
 from cluster.state.attempts import Attempt
 from cluster.state.heartbeats import MachineStatus
 from cluster.state.states import MachineState
-from train.tools.trainer_reports import TrainerProgress, TrainerState
+from train.tools.agent_protocol import TrainerProgress, TrainerState
 
 
 def report(state: TrainerState, step: int | None = None, ticks: int = 0) -> TrainerProgress:

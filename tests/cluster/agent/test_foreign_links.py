@@ -16,7 +16,7 @@ from cluster.state.heartbeats import MachineStatus
 from cluster.state.states import MachineState
 from train.tools import process, process_log
 from train.tools.checkpoint_io import CheckpointWriter
-from train.tools.filesystem import create_once, locked, write_atomic
+from train.tools.files import create_once, locked, write_atomic
 from train.weights import run_files
 
 STATUS = MachineStatus(id="0.a", state=MachineState.TRAINING)

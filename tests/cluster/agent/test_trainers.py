@@ -16,7 +16,7 @@ from cluster.state.attempts import Attempt
 from cluster.state.states import AgentPhase
 from train.distributed import network
 from train.tools import host, process
-from train.tools.trainer_reports import Fault
+from train.tools.agent_protocol import Fault
 
 Fixture = Any
 

@@ -15,7 +15,8 @@ import pytest
 from support.metadata_service import service
 
 from cluster.agent.watchdog import METADATA_POLL_SECONDS, SAVE_GRACE_SECONDS, SPOT_NOTICE_SECONDS, Watchdog
-from train.tools.filesystem import to_json_bytes, write_atomic
+from train.tools.files import write_atomic
+from train.tools.text_files import to_json_bytes
 
 __all__ = ["service"]  # fixture
 

@@ -13,8 +13,8 @@ from cluster.jobs import billing
 from infra.aws.journal_events import InstanceEnded, JournalEvent
 from infra.aws.launch_request import Place
 from infra.costs import Traffic
-from train.tools.filesystem import to_json_bytes
 from train.tools.records import encode
+from train.tools.text_files import to_json_bytes
 
 Fixture = Any
 DOLLAR_PER_SECOND = 3600.0  # as a price per hour

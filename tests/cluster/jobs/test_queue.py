@@ -22,7 +22,7 @@ from cluster.jobs import queue, queue_state, store, submit
 from cluster.jobs.job import Job
 from cluster.planning.launch_options import make_launch_options
 from cluster.state.run_folder import RunFolder
-from train.tools.filesystem import locked
+from train.tools.files import locked
 
 Fixture = Any
 SWEEP = """\

@@ -27,8 +27,8 @@ from cluster.state.spec import JobSpec
 from cluster.state.states import JobState
 from infra.aws.launch_request import Place
 from train.recipe import Data, Model, Phase, Recipe
-from train.tools.filesystem import json_roundtrip
 from train.tools.records import decode
+from train.tools.text_files import json_roundtrip
 
 Fixture = Any
 RECIPE = Recipe(

@@ -11,8 +11,8 @@ import pytest
 
 from cluster.state import attempts
 from cluster.state.states import MachineState
-from train.tools import filesystem
-from train.tools.filesystem import read_with_checksum
+from train.tools import sealed_files
+from train.tools.sealed_files import read_with_checksum
 
 Fixture = Any
 
@@ -111,7 +111,7 @@ def test_propose_new_launch_continues_numbers_and_checkpoint(run: Any, shared: P
 def test_propose_checkpoint_vanishes_chooses_again(
     hand_made: Fixture, monkeypatch: pytest.MonkeyPatch, cause: str
 ) -> None:
-    run, is_intact = hand_made(), filesystem.is_intact
+    run, is_intact = hand_made(), sealed_files.is_intact
     shared = run.run_folder.shared
     first = propose(shared)
     for step in (8, 16):

@@ -9,7 +9,7 @@ from cluster.state.attempts import Attempt
 from cluster.state.heartbeats import MachineStatus
 from cluster.state.membership import Action, ActionKind, ClusterView, MembershipRules, decide
 from cluster.state.states import AgentPhase, MachineState
-from train.tools.trainer_reports import Fault
+from train.tools.agent_protocol import Fault
 
 RULES = MembershipRules(
     machine_names=("0", "1", "2"),

@@ -17,7 +17,7 @@ from cluster.state.attempts import Attempt
 from cluster.state.heartbeats import MachineStatus, PeerStatuses
 from cluster.state.membership import Action, ClusterView, MembershipRules, decide
 from cluster.state.states import AgentPhase
-from train.tools.trainer_reports import Fault, TrainerProgress, TrainerState
+from train.tools.agent_protocol import Fault, TrainerProgress, TrainerState
 
 TICK_SECONDS = 0.25
 HEARTBEAT_SECONDS = 0.5

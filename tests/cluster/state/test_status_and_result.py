@@ -19,8 +19,9 @@ from cluster.state.states import JobState, SetupStep
 from cluster.state.supervisor_records import MachineSetup, SetupRecord
 from train.forecast import StartSeconds
 from train.metrics.time_table import TimeTable
-from train.tools.filesystem import to_json_bytes, write_atomic
+from train.tools.files import write_atomic
 from train.tools.records import decode, encode
+from train.tools.text_files import to_json_bytes
 
 Fixture = Any
 NOW = time.time()

@@ -12,7 +12,7 @@ from cluster.state.result import LEFT_OUT, MAX_RESULT_BYTES, write_result
 from train.metrics import step_search
 from train.metrics.records import EpochRow, RowT, StepRow, read_metrics_file
 from train.metrics.time_table import TimePart
-from train.tools import filesystem, records
+from train.tools import files, records, text_files
 from train.tools.agent_protocol import metrics_file, metrics_files
 
 Fixture = Any
@@ -126,8 +126,8 @@ def test_polling_reads_no_file_of_the_history_again(hand_made: Fixture, monkeypa
     parts = {part: {"seconds": 1.0, "epoch": 0, "most": 0.0} for part in TimePart}
     run.write_status("training", phase="running", where={"wall": 1.0, "parts": parts})
     opened: list[str] = []
-    for module in (filesystem, records, step_search):
-        open_file = filesystem.open_regular
+    for module in (files, text_files, records, step_search):
+        open_file = files.open_regular
 
         def note(path: Any, *mode: Any, open_file: Any = open_file) -> Any:
             opened.append(path.name)

@@ -18,7 +18,7 @@ from typing import Any
 from support.simcloud.traffic import Moved, write_proc
 from support.ssh_machines import MARK_VARIABLE, WAIT_SECONDS, TestMachine, generate_key, wait_until
 
-from train.tools.filesystem import write_atomic
+from train.tools.files import write_atomic
 from train.tools.host import ROOT_VARIABLE
 
 FAKES = Path(__file__).with_name("fakes.py")

@@ -12,9 +12,8 @@ import pytest
 
 from train.engine.agent_channel import AgentChannel
 from train.recipe import Optim
-from train.tools.agent_protocol import module_folders_variable
+from train.tools.agent_protocol import TrainerProgress, TrainerState, module_folders_variable
 from train.tools.records import read_record
-from train.tools.trainer_reports import TrainerProgress, TrainerState
 
 
 @pytest.fixture

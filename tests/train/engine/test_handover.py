@@ -23,9 +23,9 @@ from train.distributed.rendezvous import wait_for_listener
 from train.engine import handover
 from train.engine.agent_channel import AgentChannel
 from train.engine.handover import Handover, KeptState, estimate_totals
+from train.tools.agent_protocol import TrainerState
 from train.tools.errors import HandoverFailed
 from train.tools.process import free_port
-from train.tools.trainer_reports import TrainerState
 
 IMAGES = RandomImages(train=48)
 RECIPE = make_recipe(make_phase((0, 1), batch=8, lr=0.1), momentum=0.9)

@@ -15,7 +15,7 @@ from support.waiting import wait_for
 
 from train.metrics import thumbnails
 from train.recipe import Comm, Phase
-from train.tools import checkpoint_io, filesystem
+from train.tools import checkpoint_io, sealed_files
 from train.tools.agent_protocol import checkpoint_folder
 
 pytestmark = pytest.mark.rehearsal  # whole processes, which take long
@@ -160,7 +160,7 @@ def test_run_refuses_checkpoints_that_it_cannot_use(runs: Any, alone: Path, tmp_
     assert intact is not None
     damaged, unreadable = tmp_path / "cut.pt", intact.with_name("step-99999999.pt")
     damaged.write_bytes(intact.read_bytes()[:-1])
-    unreadable.write_bytes(filesystem.with_checksum(b"no pickle"))
+    unreadable.write_bytes(sealed_files.with_checksum(b"no pickle"))
     state = checkpoint_io.load_checkpoint(intact)
     del state["format"]
     checkpoint_io.write_checkpoint(tmp_path, 1, state)

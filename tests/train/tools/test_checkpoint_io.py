@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from train.tools import checkpoint_io, filesystem
+from train.tools import checkpoint_io, sealed_files
 
 
 def make_state(step: int) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def test_write_checkpoint_removes_damaged_files_of_later_steps(tmp_path: Path) -
 @pytest.mark.parametrize("payload", [b"", b"no pickle", b"PK\3\4" + bytes(100), b"\x80\2}q\0."], ids=repr)
 def test_load_checkpoint_sealed_but_unreadable_is_said_in_our_words(payload: bytes, tmp_path: Path) -> None:
     path = tmp_path / "step-00000001.pt"
-    path.write_bytes(filesystem.with_checksum(payload))
+    path.write_bytes(sealed_files.with_checksum(payload))
     with pytest.raises(ValueError, match=r"step-00000001\.pt: cannot be read: ") as caught:
         checkpoint_io.load_checkpoint(path)
     assert "torch.load" not in str(caught.value) and "\n" not in str(caught.value)

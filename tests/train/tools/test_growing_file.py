@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from train.tools import filesystem, records
-from train.tools.filesystem import line_blocks, lines_backwards, lines_with
+from train.tools import records, text_files
 from train.tools.records import GrowingFile
+from train.tools.text_files import line_blocks, lines_backwards, lines_with
 
 LINES = [b"row %d %s\n" % (number, b"x" * (number * 7 % 23)) for number in range(40)] + [b"\n", b"other\n", b"row 40\n"]
 
@@ -27,7 +27,7 @@ def test_growing_file_equals_full_reading_at_every_length(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
 ) -> None:
     """The file is cut at any byte: the last line is half-written."""
-    monkeypatch.setattr(filesystem, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(text_files, "CHUNK_BYTES", chunk_bytes)
     text = b"".join(LINES)
     path = tmp_path / "log"
     growing = GrowingFile(path, b"row", parse)
@@ -83,7 +83,7 @@ def test_growing_file_truncated_or_replaced_is_read_anew(tmp_path: Path, later: 
 
 def test_endless_lines_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     for limit, size in (("MAX_LINE_BYTES", 50), ("CHUNK_BYTES", 16), ("BLOCK_BYTES", 16)):
-        monkeypatch.setattr(filesystem, limit, size)
+        monkeypatch.setattr(text_files, limit, size)
     text = b"a\n" + b"y" * 200 + b"\nb\nlast"
     blocks = list(line_blocks(io.BytesIO(text)))
     assert b"".join(block for block, _ in blocks) == b"a\nb\nlast"
@@ -98,6 +98,6 @@ def test_endless_lines_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_lines_backwards_are_the_lines_in_reverse(
     monkeypatch: pytest.MonkeyPatch, block_bytes: int, tail: bytes
 ) -> None:
-    monkeypatch.setattr(filesystem, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(text_files, "BLOCK_BYTES", block_bytes)
     text = b"".join(LINES) + tail
     assert list(lines_backwards(io.BytesIO(text))) == [line for line in text.split(b"\n") if line][::-1]

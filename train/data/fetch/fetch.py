@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from train.data.manifest import MANIFEST_FILE, SPLITS, FetchError, FileEntry, Manifest, ManifestError
-from train.tools.filesystem import FULL_DISK_ERRORS, locked, one_line_error, write_atomic
+from train.tools.errors import one_line_error
+from train.tools.files import FULL_DISK_ERRORS, locked, write_atomic
 from train.tools.process_log import Progress, no_progress
 
 from .sources import ByteCallback, Source, fetch_manifest

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from train.data.manifest import FORMAT, MANIFEST_FILE, VERSION, FetchError, Manifest, ManifestError, OtherVersion
-from train.tools.filesystem import one_line_error
+from train.tools.errors import one_line_error
 
 COPY_CHUNK_BYTES = 4 << 20
 ByteCallback = Callable[[int], object]

@@ -26,9 +26,10 @@ from numpy.typing import NDArray
 
 from train.data.decode import BadImage, decode_image
 from train.data.threads import map_in_threads
-from train.tools import filesystem
-from train.tools.filesystem import locked, one_line_error, read_with_checksum, with_checksum
+from train.tools.errors import one_line_error
+from train.tools.files import locked, write_atomic
 from train.tools.process_log import Progress
+from train.tools.sealed_files import read_with_checksum, with_checksum
 
 from .base import DataError, ImageIds, Index, names_crc32, stems_sha256
 
@@ -287,7 +288,7 @@ def _write_cache(cache: Path, signature: str, files: ProbedFiles) -> None:
         names=np.array(files.digests[1]),
     )
     try:
-        filesystem.write_atomic(cache, with_checksum(buffer.getvalue()))
+        write_atomic(cache, with_checksum(buffer.getvalue()))
     except OSError as error:
         logger.warning("the index is not cached: %s", one_line_error(error))
 

@@ -26,7 +26,7 @@ from train.data.manifest import (
     OtherVersion,
     shard_name,
 )
-from train.tools.filesystem import one_line_error
+from train.tools.errors import one_line_error
 
 from .base import DataError, ImageIds, Index
 from .shards import ShardError, ShardReader, describe_size_mismatch

@@ -23,8 +23,7 @@ from train.data.decode import BadImage, Box, ImageSize
 from train.data.index.open import DataError, Index
 from train.data.order.rng import random_boxes, random_position_boxes
 from train.data.order.work import BatchRequest, IndexKey
-from train.tools.errors import WorkerLost
-from train.tools.filesystem import one_line_error
+from train.tools.errors import WorkerLost, one_line_error
 from train.tools.process import die_with_parent, disable_malloc_trim
 
 from .batch_buffers import BatchBuffers

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from train.tools.agent_protocol import USAGE_FOLDER, attempt_name
-from train.tools.filesystem import read_lines
 from train.tools.records import DamagedRecord, decode_line
+from train.tools.text_files import read_lines
 
 _NO_LATER_ATTEMPT = 1 << 62  # a step that no run reaches
 _FILE_NAME = re.compile(r"([0-9]{6,9})-rank-[0-9]+\.jsonl")

@@ -24,7 +24,7 @@ from train.data.index.base import DataError
 from train.data.index.open import empty_classes
 from train.data.threads import map_in_threads
 from train.data.validation_split import notes_on_empty_classes
-from train.tools.filesystem import locked
+from train.tools.files import locked
 from train.tools.process_log import Progress, no_progress
 
 from .shard_writer import COPY_JPEG_QUALITY, EncodedImage, SplitWriter

@@ -33,8 +33,10 @@ from train.data.manifest import (
     PackingInfo,
     shard_name,
 )
-from train.tools.filesystem import FULL_DISK_ERRORS, read_with_checksum, to_json_bytes, with_checksum, write_atomic
+from train.tools.files import FULL_DISK_ERRORS, write_atomic
 from train.tools.records import decode_json, encode
+from train.tools.sealed_files import read_with_checksum, with_checksum
+from train.tools.text_files import to_json_bytes
 
 from .source_images import SourceImages
 

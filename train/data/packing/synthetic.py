@@ -26,7 +26,7 @@ import simplejpeg
 from PIL import Image, ImageDraw
 
 from train.data.manifest import SPLITS
-from train.tools.filesystem import locked, write_atomic
+from train.tools.files import locked, write_atomic
 from train.tools.process import die_with_parent
 from train.tools.process_log import Progress, no_progress
 

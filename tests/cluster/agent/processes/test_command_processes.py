@@ -20,7 +20,7 @@ from cluster.state.spec import UserProject
 from cluster.state.states import AgentPhase
 from train.recipe import Command
 from train.tools import process
-from train.tools.trainer_reports import Fault
+from train.tools.agent_protocol import Fault
 
 Fixture = Any
 ATTEMPT = Attempt(number=2, members=("0.a", "1.b"), master_port=1234, reason="machine 2 lost")

@@ -32,8 +32,8 @@ from infra.aws.stack import claims
 from infra.aws.stack.claims import Claim
 from infra.costs import Traffic, TrafficForecast
 from infra.errors import AdoptedElsewhere, CloudError, NoMachines
-from train.tools.filesystem import to_json_bytes
 from train.tools.records import encode
+from train.tools.text_files import to_json_bytes
 
 Fixture = Any
 NOW = time.time()

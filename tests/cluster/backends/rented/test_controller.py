@@ -23,8 +23,8 @@ from cluster.state.status import read_setup_record
 from cluster.state.supervisor_records import read_activity
 from infra.costs import Traffic
 from infra.errors import NoCredentials
-from train.tools.filesystem import to_json_bytes
 from train.tools.records import DamagedRecord, encode
+from train.tools.text_files import to_json_bytes
 
 Fixture = Any
 RISK = "EC2 may interrupt it soon"

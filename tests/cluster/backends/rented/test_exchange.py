@@ -14,8 +14,8 @@ from cluster.state.heartbeats import MachineStatus
 from cluster.state.states import AgentPhase, MachineState
 from cluster.state.supervisor_records import SetupRecord
 from infra.errors import CloudError
+from train.tools.agent_protocol import Fault
 from train.tools.records import encode
-from train.tools.trainer_reports import Fault
 
 Fixture = Any
 BOOT_FAILED = "boot failed: no way to the internet"

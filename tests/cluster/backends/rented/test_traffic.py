@@ -10,8 +10,8 @@ from cluster.backends.rented import traffic
 from cluster.backends.rented.traffic import TRAFFIC_FILE, TrafficCount, TrafficLog, read_traffic
 from cluster.state.heartbeats import MachineStatus, parse_status
 from infra.costs import NO_TRAFFIC, Traffic
-from train.tools.filesystem import to_json_bytes
 from train.tools.records import DamagedRecord, encode
+from train.tools.text_files import to_json_bytes
 
 GIB = 1 << 30
 

@@ -16,7 +16,7 @@ from train.data.index import shards
 from train.data.index.open import DataError, Index, check_same_images, class_names, load_index
 from train.data.manifest import INDEX_FILE, MANIFEST_FILE, NAMES_FILE
 from train.data.packing.pack import copy_targets, pack_set
-from train.tools.filesystem import write_atomic
+from train.tools.files import write_atomic
 
 COUNT = 24
 

@@ -12,7 +12,7 @@ import pytest
 from train.data.index.open import DataError, load_index
 from train.data.manifest import INDEX_FILE, MANIFEST_FILE, NAMES_FILE
 from train.data.packing.verify import list_sets, verify_packed_sets
-from train.tools.filesystem import to_json_bytes
+from train.tools.text_files import to_json_bytes
 
 
 def find_faults(root: Path) -> list[str]:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.tools import filesystem
+from train.tools import files, sealed_files, text_files
 from train.tools.agent_protocol import newest_intact_checkpoint
 
 PAYLOAD = b"weights and such\n" + bytes(range(256))
@@ -28,7 +28,7 @@ def test_create_once_has_one_winner_among_concurrent_writers(tmp_path: Path) -> 
 
     def race(number: int) -> bool:
         start.wait()
-        return filesystem.create_once(path, b"%d" % number * 1000)
+        return files.create_once(path, b"%d" % number * 1000)
 
     with ThreadPoolExecutor(8) as pool:
         has_won = list(pool.map(race, range(8)))
@@ -38,7 +38,7 @@ def test_create_once_has_one_winner_among_concurrent_writers(tmp_path: Path) -> 
     assert file_names(tmp_path) == ["x"]
 
 
-@pytest.mark.parametrize("write", [filesystem.write_atomic, filesystem.create_once])
+@pytest.mark.parametrize("write", [files.write_atomic, files.create_once])
 def test_failed_write_keeps_the_old_content_and_no_temporary_file(write: Any, tmp_path: Path, in_group: Any) -> None:
     (tmp_path / "old").write_bytes(b"old")
 
@@ -54,7 +54,7 @@ def test_failed_write_keeps_the_old_content_and_no_temporary_file(write: Any, tm
 
 
 def test_read_with_checksum_detects_any_flipped_bit_and_cut_or_added_bytes(tmp_path: Path) -> None:
-    sealed, path = filesystem.with_checksum(PAYLOAD), tmp_path / "x"
+    sealed, path = sealed_files.with_checksum(PAYLOAD), tmp_path / "x"
     flipped = (
         sealed[:place] + bytes([sealed[place] ^ 1 << place % 8]) + sealed[place + 1 :] for place in range(len(sealed))
     )
@@ -62,7 +62,7 @@ def test_read_with_checksum_detects_any_flipped_bit_and_cut_or_added_bytes(tmp_p
     for data in (*flipped, *cut, sealed + b"\0", sealed + b"\n", b"\n" + sealed):
         path.write_bytes(data)
         with pytest.raises(ValueError, match="x: is"):
-            filesystem.read_with_checksum(path)
+            sealed_files.read_with_checksum(path)
 
 
 def test_write_with_checksum_leaves_nothing_when_the_payload_fails(tmp_path: Path) -> None:
@@ -71,18 +71,20 @@ def test_write_with_checksum_leaves_nothing_when_the_payload_fails(tmp_path: Pat
         raise RuntimeError("gone")
 
     with pytest.raises(RuntimeError, match="gone"):
-        filesystem.write_with_checksum(tmp_path / "x", fail_halfway)
+        sealed_files.write_with_checksum(tmp_path / "x", fail_halfway)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_newest_intact_checkpoint_is_that_of_the_latest_step(tmp_path: Path) -> None:
     assert newest_intact_checkpoint(tmp_path / "none") is None
     for number in (3, 20, 100):
-        (tmp_path / f"step-{number:08d}.pt").write_bytes(filesystem.with_checksum(b"%d" % number))
-    (tmp_path / "step-99999999.other").write_bytes(filesystem.with_checksum(b""))
-    (tmp_path / ".step-00000200.pt.1a2b").write_bytes(filesystem.with_checksum(b"")[:20])  # the rest of a killed writer
+        (tmp_path / f"step-{number:08d}.pt").write_bytes(sealed_files.with_checksum(b"%d" % number))
+    (tmp_path / "step-99999999.other").write_bytes(sealed_files.with_checksum(b""))
+    (tmp_path / ".step-00000200.pt.1a2b").write_bytes(
+        sealed_files.with_checksum(b"")[:20]
+    )  # the rest of a killed writer
     for copy in ("step-old.pt", "step-00000200-old.pt", "step-00000200.old.pt"):  # that somebody has made
-        (tmp_path / copy).write_bytes(filesystem.with_checksum(b""))
+        (tmp_path / copy).write_bytes(sealed_files.with_checksum(b""))
     newest = tmp_path / "step-00000100.pt"
     assert newest_intact_checkpoint(tmp_path) == newest
     newest.write_bytes(newest.read_bytes()[:-1])
@@ -99,19 +101,19 @@ def test_newest_intact_checkpoint_is_that_of_the_latest_step(tmp_path: Path) -> 
 ])  # fmt: skip
 def test_parse_json_refuses_what_is_no_plain_data(text: bytes, tmp_path: Path) -> None:
     with pytest.raises(ValueError) as error:
-        filesystem.parse_json(text)
+        text_files.parse_json(text)
     assert len(str(error.value)) < 200
-    assert not filesystem.is_valid_json(text)
+    assert not text_files.is_valid_json(text)
     (tmp_path / "x").write_bytes(text)
-    assert filesystem.read_json(tmp_path / "x") is None and filesystem.read_json(tmp_path / "missing") is None
+    assert text_files.read_json(tmp_path / "x") is None and text_files.read_json(tmp_path / "missing") is None
 
 
 @given(st.binary())
 def test_parse_json_any_bytes_is_value_or_value_error(text: bytes) -> None:
     try:
-        json.dumps(filesystem.parse_json(text), allow_nan=False)
+        json.dumps(text_files.parse_json(text), allow_nan=False)
     except ValueError:
-        assert not filesystem.is_valid_json(text)
+        assert not text_files.is_valid_json(text)
 
 
 @pytest.fixture(params=["FIFO", "folder", "loop", "device"])
@@ -127,11 +129,11 @@ def strange_file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_readers_of_what_is_no_file_raise_and_do_not_wait(strange_file: Path) -> None:
-    assert filesystem.read_json(strange_file) is None
-    for read in (filesystem.read_file, filesystem.open_regular, lambda path: list(filesystem.read_lines(path))):
+    assert text_files.read_json(strange_file) is None
+    for read in (files.read_file, files.open_regular, lambda path: list(text_files.read_lines(path))):
         with pytest.raises(OSError, match=str(strange_file)):
             read(strange_file)
-    with pytest.raises(OSError), filesystem.locked(strange_file, 0):
+    with pytest.raises(OSError), files.locked(strange_file, 0):
         pass
 
 
@@ -140,11 +142,11 @@ def test_read_file_too_large_says_so(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(10**12)  # takes no space
     with pytest.raises(OSError, match="more than 64 MB"):
-        filesystem.read_file(path)
+        files.read_file(path)
 
 
 def test_read_lines_leaves_out_endless_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filesystem, "MAX_LINE_BYTES", 10)
+    monkeypatch.setattr(text_files, "MAX_LINE_BYTES", 10)
     path = tmp_path / "x"
     for text, lines in (
         (b"a\n" + b"x" * 95 + b"\nb\nc", [b"a\n", b"b\n", b"c"]),
@@ -152,5 +154,5 @@ def test_read_lines_leaves_out_endless_ones(tmp_path: Path, monkeypatch: pytest.
         (b"x" * 9 + b"\n", [b"x" * 9 + b"\n"]),
     ):
         path.write_bytes(text)
-        assert list(filesystem.read_lines(path)) == lines
-    assert list(filesystem.read_lines(tmp_path / "missing")) == []
+        assert list(text_files.read_lines(path)) == lines
+    assert list(text_files.read_lines(tmp_path / "missing")) == []
