@@ -9,6 +9,10 @@ import types
 
 if sys.orig_argv[1:4] in (["-P", "-m", "train"], ["-P", "-m", "train.engine.standby"]):
     stand_in = types.ModuleType("torch._dynamo")
-    stand_in.disable = lambda function, *_, **__: function  # type: ignore[attr-defined]
-    stand_in.graph_break = lambda: None  # type: ignore[attr-defined]
+    stand_in.__dict__.update(
+        disable=lambda function, *_, **__: function,
+        graph_break=lambda: None,
+        trace_rules=types.SimpleNamespace(clear_lru_cache=lambda: None),  # for init_process_group
+        utils=types.SimpleNamespace(get_optimize_ddp_mode=lambda: "no_optimization"),  # for DistributedDataParallel
+    )
     sys.modules["torch._dynamo"] = stand_in
