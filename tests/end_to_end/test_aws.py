@@ -243,10 +243,9 @@ def test_job_in_a_capacity_block_ends_before_ec2_ends_its_machines(renter: Rente
     renter.wait_for_steps(job, steps=1)
     result = wait_for_end(renter, job, "stopped", 240)
     assert "the end of its reserved machines on EC2" in result.reason and known(job.status().step) > 0, result.reason
-    instances = renter.cloud.instances()
-    assert {(instance["market"], instance["zone"]) for instance in instances} == {("capacity-block", "us-east-1a")}
-    assert END_REASON not in {instance["reason"] for instance in instances}, "the job ended them"
-    assert {machine["dollars"] for machine in renter.run_json("cost", job.name)["machines"]} == {0.0}
+    assert END_REASON not in {instance["reason"] for instance in renter.cloud.instances()}, "the job ended them"
+    (market,) = {(row["market"], row["zone"], row["dollars"]) for row in renter.run_json("cost", job.name)["machines"]}
+    assert market == ("capacity-block", "us-east-1a", 0.0)
     renter.assert_costs_match_the_bill(job)
     renter.assert_nothing_left()
 
