@@ -33,7 +33,7 @@ def final_parameters(shared: Path) -> dict[str, Any]:
 
 
 def newest_attempt(job: Job) -> attempts.Attempt:
-    """Return the newest attempt of a job, one without a number before the first."""
+    """Return the newest attempt of a job; an empty `Attempt` when there is none yet."""
     return attempts.newest_attempt(job.run_folder.shared) or attempts.Attempt()
 
 

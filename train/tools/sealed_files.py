@@ -102,7 +102,7 @@ def sha256_of_range(file: BinaryIO, length: int, before: bytes = b"") -> str:
 
 
 def is_sealed(path: Path) -> bool:
-    """Whether a file ends as a sealed one does, intact or not. Raises `OSError`."""
+    """Return whether a file ends with the footer of a sealed file, even if it is damaged. Raises `OSError`."""
     with path.open("rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - FOOTER_BYTES))
         return file.read(FOOTER_BYTES).startswith(f"\n{CHECKSUM_MAGIC} ".encode())

@@ -38,7 +38,7 @@ def job(make_job: Callable[..., Job]) -> Job:
 
 @pytest.fixture
 def lies(job: Job) -> Iterator[tuple[Path, Path]]:
-    """Files whose contents both machines answer to each question for new files."""
+    """The files whose contents the two machines send as their answer when they are asked for new files."""
     with lying(job.machines[0]) as lie_of_first, lying(job.machines[1]) as lie_of_second:
         yield lie_of_first, lie_of_second
 

@@ -25,7 +25,7 @@ def write_steps(run: Any, attempt: int, *pairs: tuple[int, float]) -> None:
 
 
 def test_attempt_rows_have_machines_pause_and_lost_steps(hand_made: Fixture) -> None:
-    """Attempt 3 goes back further than attempt 2, which made no step."""
+    """Attempt 2 trains no step. Attempt 3 starts from an earlier checkpoint than attempt 2 did."""
     run = hand_made(machines=2)
     run.write_attempt(1, "0.a", "1.b", reason="start")
     write_steps(run, 1, (1, 100.0), (10, 109.0), (20, 119.0))

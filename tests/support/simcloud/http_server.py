@@ -98,7 +98,7 @@ class AwsFrontend:
         self.faults.clear()
 
     def set(self, **settings: Any) -> None:
-        """Change settings of the cloud by name. Raises `AttributeError` for an unknown name."""
+        """Set attributes of the simulated cloud. Raises `AttributeError` for an unknown name."""
         for name, value in settings.items():
             getattr(self.sim, name)
             setattr(self.sim, name, value)

@@ -79,7 +79,7 @@ def delete_placement_group(self: Any) -> ActionResult:
 
 
 def check_placement(request: Any) -> None:
-    """Raise `AwsError` unless the placement group of a launch exists. All groups here are cluster groups."""
+    """Raise `AwsError` unless a launch may join its placement group. All groups have the strategy "cluster"."""
     if not request.group:
         return
     find_group(request.region, request.group)

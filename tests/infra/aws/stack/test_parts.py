@@ -346,7 +346,7 @@ TOMORROW = time.time() + 86400
 
 @pytest.fixture
 def file_system(work: StackContext) -> str:
-    """The stack's file system, with a claim on another job that has expired and one that has not."""
+    """The stack's file system. Two other jobs are claimed on it: one claim has expired, one is valid."""
     efs.ensure(work, {}, "sg-1")
     description = efs.describe_own(work)
     assert description
