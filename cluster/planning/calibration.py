@@ -16,7 +16,10 @@ CPU_CARD = "CPU"  # stands for the GPU model of machines without GPUs
 def measured_constants(job_name: str, result: JobResult | None) -> Constants:
     """Return the constants that a job measured. Raises `BadInput` when it is not done or measured too little."""
     if not result or not result.constants:
-        raise BadInput(f"--from {job_name}: the job is not done or made no step: no measurements for a forecast")
+        raise BadInput(
+            f"--from {job_name}: the job is not done or made no step, so it has no measurements for a forecast; name "
+            "one that is done: imgnet-cluster ls"
+        )
     return result.constants
 
 

@@ -134,7 +134,10 @@ def choose(candidates: Sequence[Candidate], criterion: str) -> Candidate:
         candidate for candidate in candidates if candidate.forecast and not candidate.machine_type.retired_reason
     ]
     if not rentable:
-        raise ClusterError("nothing to choose from: no row has a forecast on machines that can be rented")
+        raise ClusterError(
+            "nothing to choose from: no row has a forecast on machines that can be rented; pass other types: --type, "
+            "or a job that has measured this model: --from JOB"
+        )
 
     def minutes_and_dollars(candidate: Candidate) -> tuple[float, float]:
         minutes, dollars = candidate.minutes, candidate.dollars(candidate.minutes)

@@ -98,7 +98,9 @@ def strip_wrapper_prefix(state: Mapping[str, torch.Tensor], model_keys: Collecti
 def read_state_dict(path: Path) -> dict[str, torch.Tensor]:
     """Return a file's tensors by name. Raises `TrainingError` when it holds none, or cannot be read safely."""
     if not path.is_file():
-        raise TrainingError(f"model, weights: {path}: no such file on this machine")
+        raise TrainingError(
+            f"model, weights: {path}: no such file on this machine; put it there, or correct the recipe"
+        )
     content = _read_file(path)
     for _ in range(MAX_NESTING):
         if not isinstance(content, dict):

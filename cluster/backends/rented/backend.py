@@ -151,11 +151,15 @@ class RentedBackend(RemoteBackend, Generic[MachineT]):
             spent_dollars = provider.total_dollars(now)
             if dollars <= spent_dollars:
                 raise BadInput(
-                    f"--max-price-total {dollars:g}: {spec.name} has cost {spent_dollars:.4g} dollars already"
+                    f"--max-price-total {dollars:g}: {spec.name} has cost {spent_dollars:.4g} dollars already; "
+                    "pass more"
                 )
             spec = replace_fields(spec, cloud={**(spec.cloud or {}), "max_dollars": dollars})
             if not folder.result_path.exists() and provider.dollars_per_hour is None:
-                raise BadInput(f"--max-price-total: the price of the machines of {spec.name} is unknown")
+                raise BadInput(
+                    f"--max-price-total: the price of the machines of {spec.name} is unknown, so it cannot be limited; "
+                    "limit the time instead: --max-hours"
+                )
         if folder.result_path.exists():
             folder.write_spec(spec)
             return None

@@ -106,7 +106,7 @@ def test_choose_the_cheapest_or_the_fastest() -> None:
     assert candidates.choose([fast, fake_candidate(4, 20)], "fastest").machines == 4  # as fast, and cheaper
     with pytest.raises(ClusterError, match="no row has a known price"):
         candidates.choose([unpriced], "cheapest")
-    with pytest.raises(ClusterError, match="can be rented"):
+    with pytest.raises(ClusterError, match=r"can be rented; pass other types: --type, or .* --from JOB"):
         candidates.choose([retired, unforecast], "fastest")
 
 
@@ -153,7 +153,7 @@ def test_result_that_lacks_measurements_has_no_constants(hand_made: Fixture) -> 
     for useless in (no_schedule, no_steps):
         assert state_result.with_forecast(useless, planned) == useless
     for result in (None, failed, no_steps):
-        with pytest.raises(BadInput, match="--from job-1"):
+        with pytest.raises(BadInput, match=r"^--from job-1: .*; name one that is done: imgnet-cluster ls$"):
             calibration.measured_constants("job-1", result)
 
 

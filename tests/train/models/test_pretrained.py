@@ -129,7 +129,7 @@ CONTAINS_ITSELF["model"] = CONTAINS_ITSELF
     (b"some text of several words", r"w\.pt is not a PyTorch file, a safetensors file or a checkpoint"),
     ({"model": {"a": 3}}, "holds no tensors by name"),
     (CONTAINS_ITSELF, "holds no tensors by name"),
-    (None, r"w\.pt: no such file on this machine"),
+    (None, r"w\.pt: no such file on this machine; put it there, or correct the recipe$"),
 ])  # fmt: skip
 def test_load_pretrained_file_without_weights_is_one_line(content: Any, message: str, tmp_path: Path) -> None:
     path = tmp_path / "w.pt"

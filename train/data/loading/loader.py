@@ -101,7 +101,9 @@ def _decode_into(
             crop_and_resize(data, size, *crop, outs[0])
     except (BadImage, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise DataError(f"{index.location(number)}: {reason}; the file has changed since it was indexed") from error
+        raise DataError(
+            f"{index.location(number)}: {reason}; the file has changed since it was indexed; run it again"
+        ) from error
 
 
 @dataclass(frozen=True)
