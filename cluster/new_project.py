@@ -22,6 +22,7 @@ recipe = Recipe(
     optim=Optim(loss="losses:smoothed", momentum=0.9, nesterov=True, weight_decay=5e-4),
     machines=1,
     gpus=1,
+    types=("g6.xlarge", "g5.xlarge"),
     phases=[
         Phase(epochs=(0, 2), size=64, batch=32, lr=(0.005, 0.05), min_scale=0.35, copy=80),
         Phase(epochs=(2, 6), size=64, batch=64, lr=(0.1, 0.0), min_scale=0.35, copy=80),
@@ -75,7 +76,7 @@ imgnet-cluster launch --dry-run recipe.py                # what machines of AWS 
 ```
 
 A launch copies this folder for its job and sends the copy to the machines. In a git repository (`git init`) these are
-the files that git does not ignore. Images, weights and results belong into .gitignore.
+the files that git does not ignore. Images, weights and results belong in .gitignore.
 """
 
 GITIGNORE = """\

@@ -16,6 +16,8 @@ def test_init_writes_a_project_that_can_be_planned(sandbox: Fixture) -> None:
     assert {path.name for path in (sandbox.path / "birds").iterdir()} == FILES
     planned = sandbox.cli("launch", "--local", "--dry-run", "birds/recipe.py")
     assert planned.code == 0 and "birds: nets:small" in planned.out and "note" not in planned.out, planned
+    rented = sandbox.cli("launch", "--dry-run", "birds/recipe.py")
+    assert rented.code == 0 and "rents 1 x g6.xlarge (1 x L4 each)" in rented.out, "as many GPUs as the recipe is for"
     assert set(list_files(sandbox.path / "birds")) == FILES - {".gitignore"}
 
 
