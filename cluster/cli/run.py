@@ -91,7 +91,7 @@ def parse_procs(ctx: click.Context, param: click.Parameter, value: str) -> int |
     default="",
     metavar="PATTERN",
     help="Regular expression of the lines by which rank 0 tells its step, such as 'step (?P<step>\\d+)'. Further "
-    "groups: steps, epoch, epochs, loss, lr.",
+    "groups: steps, epoch, epochs, loss, lr, images_per_second.",
 )
 @grouped_option(
     "Recovery",

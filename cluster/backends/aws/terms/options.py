@@ -30,7 +30,7 @@ class AwsOptions(BackendOptions):
         metavar="TYPE",
         group="AWS",
         help="EC2 instance type. Several are tried in the given order.",
-        default_text="the types of the recipe",
+        default_text="the types of the recipe, else machines of 8 GPUs",
     )
     market: str = option_field(
         "spot",
