@@ -166,7 +166,10 @@ def check_machine_counts(machines: int, recovery: RecoveryOptions) -> None:
     if machine_total > MAX_MACHINES:
         raise BadInput(f"{machine_total} machines (--machines plus --spares) are too many: at most {MAX_MACHINES}")
     if recovery.min_machines > machines:
-        raise BadInput(f"--min-machines {recovery.min_machines} is more than the {machines} machines of the job")
+        raise BadInput(
+            f"--min-machines {recovery.min_machines}: the job has fewer machines, {machines}; lower it, or pass more "
+            "--machines"
+        )
 
 
 def gpu_mismatch_note(processes: int, gpus: int) -> str:

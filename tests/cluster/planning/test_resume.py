@@ -101,7 +101,7 @@ def test_schedule_stays_the_same_on_other_machines(tmp_path: Path) -> None:
         ({"data": "/other"}, "^--data: a resume cannot change it; start a new job: imgnet-cluster launch$"),
         ({"max_steps": 7}, "^--max-steps: a resume cannot change it"),
         ({"types": ("p4d.24xlarge",)}, "^--type: only for machines rented from AWS, not for --slurm$"),
-        ({"min_machines": 2}, "^--min-machines 2 is more than the 1 machines of the job$"),
+        ({"min_machines": 2}, "^--min-machines 2: the job has fewer machines, 1; lower it, or pass more --machines$"),
         ({"machines": 2, "spares": 10_000}, r"^10002 machines \(--machines plus --spares\) are too many"),
         ({"max_hours": 0.0}, "^Invalid value for '--max-hours': 0.0 is not in the range"),
         ({"lurk": 1}, "^a launch has no option 'lurk'"),
