@@ -33,6 +33,7 @@ from .agent_channel import AgentChannel
 from .trainer import Trainer
 
 POLL_SECONDS = 0.05
+COLLECTIVE_POLL_SECONDS = 0.001
 PIECE_BYTES = 2**26  # of the state, which is sent in pieces: the agent sees progress after each of them
 
 
@@ -138,7 +139,7 @@ class Handover:
         positions = [torch.tensor(position)]
         if group.world_size > 1:
             positions = [torch.tensor(position) for _ in range(group.world_size)]
-            dist.all_gather(positions, torch.tensor(position))
+            self._finish(dist.all_gather(positions, torch.tensor(position), async_op=True))
         furthest = max(tuple(each.tolist()) for each in positions)
         if furthest[0] < 0:
             raise HandoverFailed("no process has kept the state to go on from")
@@ -151,14 +152,26 @@ class Handover:
             payload = stream.getvalue()
         if group.world_size > 1:
             size = torch.tensor([len(payload)])
-            dist.broadcast(size, source)
+            self._finish(dist.broadcast(size, source, async_op=True))
             content = torch.frombuffer(bytearray(payload or int(size.item())), dtype=torch.uint8)
             for start in range(0, len(content), PIECE_BYTES):
-                dist.broadcast(content[start : start + PIECE_BYTES], source)
+                self._finish(dist.broadcast(content[start : start + PIECE_BYTES], source, async_op=True))
                 self.channel.tick()
             payload = content.numpy().tobytes()
         state: State = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
         return state
+
+    def _finish(self, work: dist.Work) -> None:
+        """Wait until a collective is done. Raises `RuntimeError` when it fails, or when the agent wants it to end.
+
+        When a connection ends within a message, Gloo does not tell the operation that sends or receives it: the
+        operation waits on until its timeout, and the agent would end this process with its state before.
+        """
+        while not work.is_completed():
+            if self.was_aborted:
+                raise RuntimeError("the agent has ended the attempt")
+            time.sleep(COLLECTIVE_POLL_SECONDS)
+        work.wait()
 
 
 def keep_state(trainer: Trainer) -> KeptState:
