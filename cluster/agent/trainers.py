@@ -44,6 +44,7 @@ FAILURE_REPORT_SECONDS = 0.2  # for the trainer that failed first to write its r
 STACK_DUMP_SECONDS = 0.3
 STANDBY_GB_PER_PROCESS = 0.6  # memory of a standby process
 RESERVED_MEMORY_GB = 1.0  # memory that must stay free beside the standby
+MAX_FAILED_STANDBYS = 3  # that died while they loaded
 COMPILE_CACHE = Path("~/.imgnet/cache").expanduser()  # outlives jobs; what torch.compile has made
 RecordT = TypeVar("RecordT")
 
@@ -67,6 +68,7 @@ class Trainers(AttemptProcesses):
         if spec.user_project and user_project:
             folders = spec.user_project.search_folders(user_project.absolute())
             self.environment |= agent_protocol.module_folders_variable(folders)
+        self.failed_standbys = 0
         self.attempt_folder = work / "000000"
         self.requests: set[str] = set()  # of this attempt: the names of their files
 
@@ -75,16 +77,20 @@ class Trainers(AttemptProcesses):
     def ensure_standby(self) -> bool:
         """Keep one standby process per trainer running. Returns whether they are ready. Raises `UnkillableProcess`.
 
-        Returns True also when there is to be no standby: the job wants none, or memory is short.
+        Returns True also when there is to be no standby: the job wants none, memory is short, or it dies again and
+        again while it loads. Then the trainers fail in the same way, and report it.
         """
-        if not self.spec.recovery.standby:
+        if any(child.poll() is not None for child in self.standby_processes):
+            self.failed_standbys += not self._is_marked_ready()
+            kill_process_groups(self.standby_processes)
+            self.standby_processes = []
+        if not self.spec.recovery.standby or self.failed_standbys >= MAX_FAILED_STANDBYS:
             return True
         needed_gb = RESERVED_MEMORY_GB + STANDBY_GB_PER_PROCESS * self.spec.procs
         memory = host.read_memory()
         if not self.standby_processes and (memory is None or memory.available_gb <= needed_gb):
             return True
-        if not self.standby_processes or any(child.poll() is not None for child in self.standby_processes):
-            kill_process_groups(self.standby_processes)
+        if not self.standby_processes:
             self.standby_processes = [self._start_standby(local_rank) for local_rank in range(self.spec.procs)]
         return self.is_standby_ready
 
@@ -92,8 +98,10 @@ class Trainers(AttemptProcesses):
     def is_standby_ready(self) -> bool:
         """Whether all standby processes live and are ready."""
         alive_count = sum(child.poll() is None for child in self.standby_processes)
-        local_ranks = range(self.spec.procs)
-        return alive_count == self.spec.procs and all(self._ready_marker(rank).exists() for rank in local_ranks)
+        return alive_count == self.spec.procs and self._is_marked_ready()
+
+    def _is_marked_ready(self) -> bool:
+        return all(self._ready_marker(local_rank).exists() for local_rank in range(self.spec.procs))
 
     def _ready_marker(self, local_rank: int) -> Path:
         return self.work / f"ready-{local_rank}"

@@ -142,6 +142,16 @@ def test_start_incomplete_standby_is_not_used(make_trainers: Fixture) -> None:
     wait_for(trainers.ensure_standby)
 
 
+def test_ensure_standby_that_dies_while_it_loads_is_given_up(
+    make_trainers: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the machine would never be ready, and nobody would learn why: the trainers fail too, and report it."""
+    trainers = make_trainers(standby=True)
+    monkeypatch.setattr(trainers_module, "module_command", lambda *_: ["false"])
+    wait_for(trainers.ensure_standby, 20)
+    assert trainers.standby_processes == [] and not trainers.is_standby_ready
+
+
 @pytest.mark.parametrize("standby, available_gb", [(False, 100.0), (True, 1.5)], ids=["unwanted", "low memory"])
 def test_ensure_standby_without_wish_or_memory_starts_none(
     make_trainers: Fixture, monkeypatch: pytest.MonkeyPatch, standby: bool, available_gb: float
