@@ -25,6 +25,7 @@ from infra.aws.journal_events import (
     LaunchMoved,
     LaunchRequest,
     LaunchStarted,
+    NatGatewayRequested,
     PublicAddressRefused,
     RequestGranted,
     TerminationStarted,
@@ -54,8 +55,9 @@ class InstanceHistory(CloudProvider[Instance]):
 
     @property
     def used_regions(self) -> set[str]:
-        """The regions in which instances were requested."""
-        return {recorded.request.place.region for recorded in self.journal.launch_requests()}
+        """The regions in which instances were requested, or a NAT gateway, which comes before them."""
+        regions = {recorded.request.place.region for recorded in self.journal.launch_requests()}
+        return regions | {event.region for event in self.journal.events(NatGatewayRequested)}
 
     @property
     def last_region(self) -> str:

@@ -25,6 +25,7 @@ from infra.aws.journal_events import (
     JournalEvent,
     LaunchMoved,
     LaunchStarted,
+    NatGatewayRequested,
     PublicAddressRefused,
 )
 from infra.aws.launch_request import Internet, Place
@@ -174,6 +175,15 @@ def test_rent_all_with_an_open_request_does_not_try_the_next_region(
     with pytest.raises(CloudError):
         job_instances.rent_all()
     assert requested_regions[2:] == ["us-east-1"]
+
+
+def test_job_is_ended_also_where_it_has_a_nat_gateway_and_requested_no_machine_yet(
+    make_instances: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [launch_request(1, place(), ["0"]), NatGatewayRequested(region="us-west-2")]
+    job_instances = make_instances(1, *requests, rental={"places": (place(), place(region="us-west-2"))})
+    monkeypatch.setattr(MODULE, "Gang", lambda account, *_: SimpleNamespace(terminate_job=lambda: [account.region]))
+    assert sorted(job_instances.terminate_job()) == ["us-east-1", "us-west-2"]
 
 
 def test_resolve_ssh_address_follows_this_computer_unless_fixed(
