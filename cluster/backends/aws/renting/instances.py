@@ -295,8 +295,15 @@ class JobInstances(InstanceHistory):
             return []
 
     def rent_replacement(self, name: str) -> Instance:
-        """Rent one instance for a lost machine or a late spare, in the same zone and placement group."""
+        """Rent one instance for a lost machine or a late spare, in the same zone and placement group.
+
+        The answer to an earlier request may have been lost: what it brought is taken, else both would be billed.
+        """
         with self.rent_lock:
+            self.finish_open_requests()
+            found = self.list_machines().get(name)
+            if found and not any(found.id in event.ids for event in self.journal.events(InstancesReleased)):
+                return found
             return self._rent_beside_others([name])[0]
 
     def _rent_beside_others(self, names: Sequence[str]) -> list[Instance]:

@@ -354,6 +354,17 @@ def test_spare_is_rented_on_demand_beside_the_spot_machines(with_spare: Any) -> 
     assert with_spare.dollars_per_hour == pytest.approx(2 * 10 + 25 + 3 * OVERHEAD_DOLLARS_PER_HOUR)
 
 
+def test_machine_of_a_request_whose_answer_was_lost_is_not_rented_twice(with_spare: Any) -> None:
+    finished: list[str] = []
+    with_spare.fake_gang.open_requests = lambda: [{"number": 2}]
+    with_spare.fake_gang.finish_open_requests = lambda: finished.append("2")
+    with_spare.fake_gang.list_instances = lambda: [SimpleNamespace(id="i-22", name="2", is_billed=True)] * len(finished)
+    assert with_spare.rent_replacement("2").id == "i-22" and with_spare.requests == []
+    with_spare.journal.write(InstancesReleased(ids=("i-22",), reason="its boot failed"))
+    with_spare.rent_replacement("2")
+    assert [names for _, names, _ in with_spare.requests] == [("2",)], "EC2 may still show the one that was terminated"
+
+
 def test_spare_that_cannot_be_rented_does_not_end_the_launch(with_spare: Any, caplog: pytest.LogCaptureFixture) -> None:
     def fail(*_: Any) -> None:
         raise CloudError("no machine: throttled")
