@@ -85,13 +85,9 @@ class Gang:
 
     @property
     def last_pending_request_time(self) -> float:
-        """The time of the last request whose machines may yet become visible; 0 when there is none."""
-        pending_times = [
-            request.time
-            for request in self.open_requests()
-            if len(self._instances_of(request.token)) < len(request.names)
-        ]
-        return max(pending_times, default=0.0)
+        """Now, when machines of a request may yet become visible: it may have been sent again until now. Else 0."""
+        is_pending = any(len(self._instances_of(each.token)) < len(each.names) for each in self.open_requests())
+        return host.unix_time() if is_pending else 0.0
 
     def _instances_of(self, token: str) -> list[Instance]:
         return instances.describe(self.account, {tags.LAUNCH: token})

@@ -284,19 +284,25 @@ def test_stop_before_a_request_leaves_none_to_wait_for(bed: GangTestbed, monkeyp
     assert bed.gang().terminate_job() == [] and bed.clock.pauses == []
 
 
-def acquire_and_crash(bed: GangTestbed, *places: Place, account: Account | None = None) -> None:
-    """Request three machines, killed when EC2 has launched them, before the response is read."""
+def crash_at(bed: GangTestbed, event: str, act: Callable[[], Any], account: Account | None = None) -> None:
+    """Run `act`, killed at an event of RunInstances."""
 
     def crash(**_: Any) -> None:
         raise Crash
 
-    account = account or bed.account
-    bed.hook(account.ec2_no_retry, "response-received.ec2.RunInstances", crash)
+    bed.hook((account or bed.account).ec2_no_retry, f"{event}.ec2.RunInstances", crash)
     with pytest.raises(Crash):
-        bed.gang(account).acquire(
-            places or [bed.place(A)], ["0", "1", "2"], bed.instance_request, dict(BUILTIN_TYPES), 1
-        )
+        act()
     bed.remove_faults()
+
+
+def acquire_and_crash(
+    bed: GangTestbed, *places: Place, account: Account | None = None, event: str = "response-received"
+) -> None:
+    """Request three machines, killed when EC2 has launched them, before the response is read; or at another event."""
+    names, places = ["0", "1", "2"], places or (bed.place(A),)
+    gang = bed.gang(account)
+    crash_at(bed, event, lambda: gang.acquire(places, names, bed.instance_request, dict(BUILTIN_TYPES), 1), account)
 
 
 def start_next_job(bed: GangTestbed) -> None:
@@ -396,9 +402,14 @@ def test_forgotten_machines_ended_at_their_limit_at_the_latest(bed: GangTestbed)
     assert {event.ended for event in endings} == {tags.parse_time(machines[0].tags[tags.EXPIRES])}
 
 
-def test_terminate_job_waits_for_invisible_machines(bed: GangTestbed) -> None:
+@pytest.mark.parametrize("is_sent_again", [False, True])
+def test_terminate_job_waits_for_invisible_machines(bed: GangTestbed, is_sent_again: bool) -> None:
+    """Also for those of a request that a later supervisor has sent again, long after it was recorded."""
     bed.sim.visible_after = 40.0
-    acquire_and_crash(bed)
+    acquire_and_crash(bed, event="before-send" if is_sent_again else "response-received")
+    if is_sent_again:
+        bed.sim.advance(1000)
+        crash_at(bed, "response-received", bed.gang().finish_open_requests)
     assert bed.gang().terminate_job() == [] and bed.live_instances() == [] and bed.sim.leaks() == []
     assert sum(bed.clock.pauses) >= 40
 
