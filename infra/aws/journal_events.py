@@ -115,6 +115,14 @@ class InstancesReleased(JournalEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExpiryChanged(JournalEvent):
+    """Instances have another end of their time (seconds since 1970), and are about to get it as a tag."""
+
+    ids: tuple[str, ...]
+    expires: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class AddressRequested(JournalEvent):
     """An instance is about to get a public address (Elastic IP), the only one of its job."""
 

@@ -15,6 +15,7 @@ from infra.aws.client import Account, list_tagged
 from infra.aws.errors import ACCOUNT_CODES, ErrorKind, classify_error, explain_error, get_error_code
 from infra.aws.journal import Journal, RecordedRequest
 from infra.aws.journal_events import (
+    ExpiryChanged,
     InstanceEnded,
     JournalEvent,
     LaunchedMachine,
@@ -430,11 +431,14 @@ class Gang:
         They ended long ago. Their time limit is the latest possible end.
         """
         known_ids = self.journal.ended_ids | {instance.id for instance in visible}
+        changed = {
+            instance_id: event.expires for event in self.journal.events(ExpiryChanged) for instance_id in event.ids
+        }
         for recorded in self._requests_in_region():
-            expiry_time = tags.parse_time(recorded.request.tags.get(tags.EXPIRES, ""))
-            end_time = min(host.unix_time(), expiry_time or host.unix_time())
+            first_expiry = tags.parse_time(recorded.request.tags.get(tags.EXPIRES, ""))
             for instance_id in recorded.ids:
                 if instance_id not in known_ids:
+                    end_time = min(host.unix_time(), changed.get(instance_id, first_expiry) or host.unix_time())
                     self._record(
                         InstanceEnded(id=instance_id, name="", ended=end_time, reason="EC2 no longer shows it")
                     )

@@ -25,6 +25,7 @@ from infra.aws.instances.request import InstanceRequest
 from infra.aws.instances.user_data import build_user_data
 from infra.aws.journal_events import (
     AddressRequested,
+    ExpiryChanged,
     HostKeyReplaced,
     InstancesReleased,
     LaunchMoved,
@@ -420,6 +421,7 @@ class JobInstances(InstanceHistory):
     def set_expiry(self, expiry_time: float) -> None:
         """Set the expiry of all live instances, which `gc` reads, and the terms by their tags. Raises `CloudError`."""
         instance_ids = [instance.id for instance in self.list_machines().values()]
+        self.journal.write(ExpiryChanged(ids=tuple(instance_ids), expires=expiry_time))
         new_tags = {tags.EXPIRES: tags.format_time(expiry_time), tags.TERMS: self.terms(host.unix_time()).to_tag()}
         instances.set_tags(self.account, instance_ids, new_tags)
 

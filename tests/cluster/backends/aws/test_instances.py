@@ -19,6 +19,7 @@ from cluster.backends.rented.errors import EndedExternally
 from cluster.backends.rented.traffic import TRAFFIC_FILE, TrafficCount, TrafficRecord
 from infra.aws.instances import internet
 from infra.aws.journal_events import (
+    ExpiryChanged,
     InstanceEnded,
     InstancesReleased,
     JobAdopted,
@@ -434,6 +435,19 @@ def test_limits_are_read_from_the_run_folder(make_instances: Any) -> None:
         job_instances.change_limits(hours, new_dollars)
         limited = job_instances.with_machine_limits(job_instances.spec)
         assert (limited.max_hours, limited.limit_name) == (max_hours, "")
+
+
+def test_changed_expiry_is_in_the_journal_before_it_is_a_tag(
+    make_instances: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EC2 forgets a machine an hour after its end; then the journal alone says when it ended at the latest."""
+    job_instances = make_instances(1, *granted(1, NOW, place(), "0"))
+    job_instances.fake_gang.list_instances = lambda: [SimpleNamespace(id="i-10", name="0", is_billed=True)]
+    monkeypatch.setattr(MODULE.instances, "set_tags", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        job_instances.set_expiry(NOW + 9 * HOUR)
+    (event,) = job_instances.journal.events(ExpiryChanged)
+    assert (event.ids, event.expires) == (("i-10",), NOW + 9 * HOUR)
 
 
 # --- adoption --------------------------------------------------------------------------------------------------------

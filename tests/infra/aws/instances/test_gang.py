@@ -19,6 +19,7 @@ from infra.aws.instances.gang import Gang, LaunchRefused
 from infra.aws.instances.instances import Instance
 from infra.aws.instances.request import InstanceRequest
 from infra.aws.journal_events import (
+    ExpiryChanged,
     InstanceEnded,
     LaunchRequest,
     RequestGranted,
@@ -391,15 +392,19 @@ def test_terminate_job_works_on_a_full_disk(bed: GangTestbed, monkeypatch: pytes
         assert bed.gang().terminate_job() == [] and bed.live_instances() == []
 
 
-def test_forgotten_machines_ended_at_their_limit_at_the_latest(bed: GangTestbed) -> None:
+@pytest.mark.parametrize("extended_by", [0, 36_000])
+def test_forgotten_machines_ended_at_their_limit_at_the_latest(bed: GangTestbed, extended_by: float) -> None:
     machines = bed.acquire()
+    expires = (tags.parse_time(machines[0].tags[tags.EXPIRES]) or 0) + extended_by
+    if extended_by:
+        bed.journal.write(ExpiryChanged(ids=tuple(ids(machines)), expires=expires))
     for machine in machines:
         bed.sim.power_off(machine.id)
     bed.sim.advance(90_000)
     assert bed.gang().terminate_job() == []
     endings = bed.journal.events(InstanceEnded)
     assert sorted(event.id for event in endings) == ids(machines)
-    assert {event.ended for event in endings} == {tags.parse_time(machines[0].tags[tags.EXPIRES])}
+    assert {event.ended for event in endings} == {expires}
 
 
 @pytest.mark.parametrize("is_sent_again", [False, True])
