@@ -34,6 +34,7 @@ from infra.aws.journal_events import (
     NatGatewayRequested,
     PublicAddressRefused,
     PublicAddressRequested,
+    TerminationFinished,
 )
 from infra.aws.launch_request import Internet, Place
 from infra.aws.market import billing
@@ -254,7 +255,19 @@ class JobInstances(InstanceHistory):
                 if is_last_region or is_final:
                     raise
                 logger.info(f"{error}; trying the next region")
+                self._leave_region()
         raise CloudError("there is no region to rent machines in; name one: --region us-east-1")
+
+    def _leave_region(self) -> None:
+        """Remove what the job is billed for in a region without machines, and record the end of those refused there.
+
+        What fails here is done at the end of the job.
+        """
+        with contextlib.suppress(CloudError):
+            self.gang.list_instances()
+            if not instances.remove_leftovers(self.account, self.spec.uid, self.sleep_unless_stopping):
+                self.journal.write(TerminationFinished())
+        self.sleep_unless_stopping(0.0)  # a stop request may have ended the wait for the NAT gateway
 
     def _refresh_reservation(self, place: Place) -> Place:
         """Return a place with the time at which EC2 ends its machines now; it may have changed. Raises `NoMachines`."""
