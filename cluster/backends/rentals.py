@@ -138,12 +138,12 @@ class CapacityBlockRow:
 
 @dataclass(frozen=True, kw_only=True)
 class RentedJob:
-    """A job that has rented machines, as their tags describe it."""
+    """A job that has rented machines, or left something that is billed, as the tags describe it."""
 
     job: str
     uid: str
     machines: int
-    state: str  # of the machines: "2 running, 1 pending"
+    state: str  # of the machines: "2 running, 1 pending"; without machines what is left, with its price
     type: str
     market: str
     zone: str
@@ -231,7 +231,7 @@ class CloudAdministration(ABC):
 
     @abstractmethod
     def rented_jobs(self, region: str) -> list[RentedJob]:
-        """Return a row for each job that has rented machines in a region."""
+        """Return a row for each job that rents anything in a region."""
 
     @abstractmethod
     def rented_machines(self, region: str, uid: str) -> Sequence[RentedMachine]:

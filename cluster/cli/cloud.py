@@ -188,7 +188,7 @@ def _confirm_loss(job: "Job") -> None:
 def _down_elsewhere(
     cloud: "CloudAdministration", regions: Sequence[str], uid_or_name: str, dry_run: bool, assume_yes: bool
 ) -> None:
-    """Terminate a job of another folder or computer, in the only region in which it has machines, or else the first."""
+    """Terminate a job of another folder or computer, in the only region in which it rents, or else the first."""
     searched_regions = regions_to_search(cloud, regions)
     rows = [(region, row) for region in searched_regions for row in cloud.rented_jobs(region)]
     found_regions = list(dict.fromkeys(region for region, row in rows if uid_or_name in (row.uid, row.job)))
@@ -198,13 +198,13 @@ def _down_elsewhere(
     if dry_run:
         return click.echo(f"would terminate everything tagged {uid_or_name} in {region}")
     if found_regions:
-        confirm_or_abort(f"terminate {uid_or_name}, which has machines in {region}, without saving?", assume_yes)
+        confirm_or_abort(f"terminate {uid_or_name}, with all that it rents in {region}, without saving?", assume_yes)
     fail_if_resources_remain(cloud.terminate_job(region, uid_or_name))
     click.echo(f"{uid_or_name} is gone")
 
 
 def _down_all(cloud: "CloudAdministration", regions: Sequence[str], dry_run: bool, assume_yes: bool) -> None:
-    """Terminate the unfinished jobs of this folder, and every instance with imgnet-cluster's tags in the regions.
+    """Terminate the unfinished jobs of this folder, and all that is billed with imgnet-cluster's tags in the regions.
 
     Where the cloud cannot be asked, the jobs of this folder are terminated nevertheless. That is an error only if there
     may be machines: when a region was typed, or a job of this folder was rented.

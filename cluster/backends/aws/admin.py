@@ -81,10 +81,18 @@ class AwsAdministration(CloudAdministration):
             return stack.remove(account, delete_data)
 
     def rented_jobs(self, region: str) -> list[RentedJob]:
-        """Return a row for each job that has machines in a region that are not terminated."""
+        """Return a row for each job that has machines in a region that are not terminated, or leftovers that cost."""
         with cloud_errors_as_cluster_errors():
-            found_instances = instances.describe(Account(region), {})
-        return summarize_by_job([instance for instance in found_instances if instance.state != "terminated"])
+            account = Account(region)
+            found_instances = instances.describe(account, {})
+            leftovers = _leftovers_by_job(account)
+        rows = summarize_by_job([instance for instance in found_instances if instance.state != "terminated"])
+        uids = {row.uid for row in rows}
+        return rows + [
+            _leftover_row(uid, region, billed)
+            for uid, job_leftovers in sorted(leftovers.items())
+            if uid not in uids and (billed := [each for each in job_leftovers if each.description])
+        ]
 
     def rented_machines(self, region: str, uid: str) -> list[Instance]:
         """Return the instances of a job that EC2 shows in a region, by name."""
@@ -301,6 +309,23 @@ def _leftovers_by_job(account: Account) -> dict[str, list[_Leftover]]:
                 leftover = _Leftover(tags=resource_tags, description=_describe_leftover(operation, resource))
                 leftovers.setdefault(resource_tags[tags.JOB], []).append(leftover)
     return leftovers
+
+
+def _leftover_row(uid: str, region: str, billed: Sequence[_Leftover]) -> RentedJob:
+    """Return the row of a job without machines, of which something is billed."""
+    own_tags = billed[0].tags
+    return RentedJob(
+        job=own_tags.get(tags.NAME, "").removeprefix("imgnet "),
+        uid=uid,
+        machines=0,
+        state=", ".join(each.description for each in billed),
+        type="",
+        market="",
+        zone=region,
+        since="",
+        expires=max(each.tags.get(tags.EXPIRES, "") for each in billed),
+        owner=own_tags.get(tags.OWNER, ""),
+    )
 
 
 def _describe_leftover(operation: str, resource: Resource) -> str:

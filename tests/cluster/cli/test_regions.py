@@ -97,7 +97,7 @@ def test_job_of_another_folder_is_ended_in_the_region_where_it_is_and_only_after
     cloud.rented = {"eu-west-1": [uid]}
     refused = run("down", uid)
     assert refused.exit_code == 2 and not cloud.terminated
-    assert f"terminate {uid}, which has machines in eu-west-1, without saving? There is no terminal" in refused.output
+    assert f"terminate {uid}, with all that it rents in eu-west-1, without saving? There is no" in refused.output
     assert run("down", uid, "-y").exit_code == 0 and cloud.terminated == [("eu-west-1", uid)]
     cloud.rented["us-east-1"] = ["job-7-00000000"]
     ambiguous = run("down", "job-7", "-y")

@@ -26,7 +26,12 @@ def test_gc_names_what_is_left_with_its_price(front: AwsFrontend) -> None:
         )
         return text
 
-    assert "a disk of 150 GB ($12.00 a month)" in found() and "an address ($3.65 a month)" in found()
+    left = "an address ($3.65 a month)", "a disk of 150 GB ($12.00 a month)"
+    assert all(text in found() for text in left)
+    (row,) = AwsAdministration().rented_jobs(REGION)
+    assert (row.uid, row.machines) == ("job-3-9073e811", 0) and all(text in row.state for text in left)
     image = ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
     ec2.run_instances(ImageId=image, MinCount=2, MaxCount=2, InstanceType="p4d.24xlarge", **tagged("instance"))
+    (row,) = AwsAdministration().rented_jobs(REGION)
+    assert row.machines == 2 and "address" not in row.state
     assert found().startswith("job-3-9073e811: 2 machines (on demand $43.92 an hour), ")
