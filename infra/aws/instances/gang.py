@@ -152,7 +152,7 @@ class Gang:
         without an image, never ends the search in the others. Raises `NoMachines` with each place's refusal,
         `LaunchRefused` when the account is refused, `CloudError`, `Interrupted`.
         """
-        deadline = time.monotonic() + timeout_seconds
+        deadline = host.unix_time() + timeout_seconds  # of a clock that goes on while this computer sleeps
         round_pause = FIRST_ROUND_PAUSE_SECONDS
         refusals = dict[str, str]()
         exhausted_quotas = set[tuple[str, str]]()  # code and region
@@ -186,15 +186,17 @@ class Gang:
                     if refusal.error_kind is ErrorKind.PLACE_UNSUITABLE:
                         unsuitable_places.add(place)
                     is_hopeless = is_hopeless and refusal.error_kind in LASTING_KINDS
-            if is_hopeless or time.monotonic() + round_pause > deadline:
+            may_go_on = not is_hopeless and host.unix_time() + round_pause <= deadline
+            if may_go_on:
+                logger.info(f"no place has {len(names)} machines now; trying again in {round_pause:.0f} s")
+                self.pause(round_pause)
+                round_pause = min(MAX_ROUND_PAUSE_SECONDS, 2 * round_pause)
+            if not may_go_on or host.unix_time() > deadline:
                 reasons = "; ".join(f"{label}: {text}" for label, text in refusals.items())
                 raise NoMachines(
                     f"EC2 cannot provide {len(names)} machines for this job: {reasons}; see: imgnet-cluster offers"
                     + ("; machines that need not be close together: --no-group" if in_one_group else "")
                 )
-            logger.info(f"no place has {len(names)} machines now; trying again in {round_pause:.0f} s")
-            self.pause(round_pause)
-            round_pause = min(MAX_ROUND_PAUSE_SECONDS, 2 * round_pause)
 
     def _recently_failed(self, place: Place) -> bool:
         """Whether this job's last request at a place failed for lack of capacity, less than the cooldown ago."""

@@ -87,6 +87,19 @@ def test_f2_acquire_without_any_capacity_repeats_in_rounds(bed: GangTestbed) -> 
     assert bed.clock.pauses[:5] == [15, 30, 60, 120, 120] and bed.placement_group_names() == [f"imgnet-{bed.uid}-8"]
 
 
+def test_search_ends_at_its_limit_although_the_computer_slept(bed: GangTestbed) -> None:
+    """Nobody expects machines that are rented in the morning after a launch."""
+    bed.sim.capacity |= {(A, "g5.xlarge"): 0, (B, "g5.xlarge"): 0}
+
+    def sleep() -> None:
+        bed.sim.advance(36_000)
+        bed.sim.capacity |= {(A, "g5.xlarge"): 9, (B, "g5.xlarge"): 9}
+
+    bed.clock.meanwhile.append(sleep)
+    assert "EC2 cannot provide 3 machines" in refusal(bed)
+    assert bed.front.count("RunInstances") == 2 and bed.live_instances() == []
+
+
 def test_f4_acquire_without_quota_stops_and_names_the_command(bed: GangTestbed) -> None:
     bed.sim.quota_vcpu |= {G5_SPOT: 8, G5_ON_DEMAND: 0}
     message = refusal(bed, *[bed.place(zone, market) for market in ("spot", "on-demand") for zone in (A, B)])
