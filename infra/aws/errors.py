@@ -85,6 +85,9 @@ DENIED_CODES = ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException"
 # Errors of botocore without a code of AWS: a login in a browser that has ended, and keys that cannot be had otherwise.
 LOGIN_ERRORS = (boto.SSOError, boto.TokenRetrievalError, boto.LoginError, boto.NoAuthTokenError)
 CREDENTIAL_ERRORS = (boto.CredentialRetrievalError, boto.UnknownCredentialError, boto.InvalidConfigError)
+EXPIRED_KEYS = "refreshed credentials are still expired"  # botocore's words, in a plain RuntimeError
+# Calls by which botocore itself gets the keys of a profile. This program makes none of them.
+KEY_CALLS = ("AssumeRole", "AssumeRoleWithWebIdentity", "GetRoleCredentials")
 MISSING_SPOT_ROLE_CODE = "ServiceLinkedRoleCreationNotPermitted"
 TAG_POLICY_CODE = "TagPolicyViolation"
 # Refusals of a launch that concern the account, the caller or the key of all machines: every place would answer so.
@@ -136,6 +139,11 @@ def explain_error(error: Exception, action: str) -> CloudError:
         return mfa_refusal()
     if isinstance(error, CREDENTIAL_ERRORS):
         return NoCredentials(f"AWS: no credentials ({_shorten(message)}); see: aws sts get-caller-identity")
+    if isinstance(error, RuntimeError) and EXPIRED_KEYS in message:  # as AWS_CREDENTIAL_EXPIRATION tells, for example
+        return NoCredentials(
+            "AWS: the keys have expired, and there are no newer ones; get new ones as you got these; "
+            "see: aws sts get-caller-identity"
+        )
     if isinstance(error, boto.ProfileNotFound | boto.ConfigParseError):
         return NoCredentials(f"AWS: {message}; see: aws configure list")
     if isinstance(error, boto.ClientError):
@@ -155,9 +163,10 @@ def explain_error(error: Exception, action: str) -> CloudError:
         return NoCredentials(
             f"AWS does not accept the credentials{other_cause} ({code}: {message}); see: aws sts get-caller-identity"
         )
-    if code in DENIED_CODES and "sts:AssumeRole" in message:
+    is_key_call = isinstance(error, boto.ClientError) and error.operation_name in KEY_CALLS
+    if is_key_call and classify_error(error) is ErrorKind.PERMANENT:
         return NoCredentials(
-            f"AWS: the profile's role cannot be assumed ({_shorten(message)}); see: aws sts get-caller-identity"
+            f"AWS: the profile's role cannot be assumed ({code}: {_shorten(message)}); see: aws sts get-caller-identity"
         )
     if code in DENIED_CODES and "explicit deny" in message:
         return NoAnswer(

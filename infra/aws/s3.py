@@ -29,7 +29,7 @@ DOWNLOAD_CONFIG = TransferConfig(multipart_threshold=1 << 40, use_threads=False,
 UPLOAD_PART_BYTES = 64 << 20
 SHA256_METADATA_KEY = "sha256"  # in the metadata of uploaded objects
 NOT_FOUND_CODES = ("404", "NoSuchKey")
-S3_ERRORS = (Boto3Error, boto.ClientError, boto.BotoCoreError)
+S3_ERRORS = (Boto3Error, boto.ClientError, boto.BotoCoreError, RuntimeError)  # the last for keys that have expired
 
 
 class ObjectNotFound(CloudError):

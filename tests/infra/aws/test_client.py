@@ -12,6 +12,7 @@ from support.simcloud.http_server import AwsFrontend
 from infra.aws import client as aws_client
 from infra.aws.client import Account
 from infra.aws.errors import ErrorKind, classify_error, explain_error
+from infra.aws.s3 import S3Prefix
 from infra.errors import CloudError, NoAnswer, NoCredentials
 from train.tools import host
 
@@ -101,9 +102,11 @@ def test_get_public_address_is_the_one_that_the_endpoint_sees(
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
-def client_error(code: str, message: str = "Said so.", status: int = 400) -> boto.ClientError:
+def client_error(
+    code: str, message: str = "Said so.", status: int = 400, operation: str = "RunInstances"
+) -> boto.ClientError:
     response: Any = {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPStatusCode": status}}
-    return boto.ClientError(response, "RunInstances")
+    return boto.ClientError(response, operation)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +146,14 @@ SPOT_ROLE = "aws iam create-service-linked-role --aws-service-name spot.amazonaw
         (NoCredentials, client_error("AuthFailure"), ["accept the credentials, or the region is not enabled"]),
         (NoCredentials, client_error("SignatureDoesNotMatch", SKEWED), ["the clock of this computer is wrong", "NTP"]),
         (NoCredentials, client_error("RequestTimeTooSkewed"), ["the clock of this computer"]),
-        (NoCredentials, client_error("AccessDenied", "to perform: sts:AssumeRole"), ["the profile's role"]),
+        (NoCredentials, client_error("AccessDenied", "It is hers.", operation="AssumeRole"), ["the profile's role"]),
+        (
+            NoCredentials,
+            client_error("ForbiddenException", "No access", 403, "GetRoleCredentials"),
+            ["ForbiddenException: No access", "aws sts get-caller-identity"],
+        ),
+        (CloudError, client_error("Throttling", "Rate exceeded", operation="AssumeRole"), ["Throttling"]),
+        (CloudError, RuntimeError("cannot schedule new futures"), ["cannot schedule new futures"]),
         (NoCredentials, boto.NoCredentialsError(), ["aws configure"]),
         (NoCredentials, boto.ProfileNotFound(profile="p"), ["aws configure list", "p"]),
         (NoCredentials, boto.UnauthorizedSSOTokenError(), ["the login has ended", "aws sso login --profile 'my corp'"]),
@@ -167,3 +177,14 @@ def test_explain_error_is_one_line_with_the_next_command(
     assert type(explained) is kind and "\n" not in str(explained) and len(str(explained)) < 500
     for part in parts:
         assert part in str(explained)
+
+
+def test_keys_whose_own_expiry_has_passed_are_no_credentials(
+    front: AwsFrontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # `aws configure export-credentials --format env` tells when the keys end; botocore then sends no request.
+    monkeypatch.setenv("AWS_CREDENTIAL_EXPIRATION", "2020-01-01T00:00:00+00:00")
+    with pytest.raises(NoCredentials, match=r"^AWS: the keys have expired.*aws sts get-caller-identity$"):
+        Account("us-east-1").require_answer()
+    with pytest.raises(NoCredentials, match="the keys have expired"):
+        S3Prefix("s3://imgnet-test/data").read("manifest.json")
