@@ -338,17 +338,20 @@ def read_options(spec: JobSpec) -> SlurmOptions:
 
 
 def check_partition(options: SlurmOptions, node_count: int) -> None:
-    """Raise `BadInput` when the partition does not exist or is too small: sbatch would let the job wait forever."""
-    output = slurm_commands.run("sinfo", "--noheader", "--format=%R|%D|%G|%P")
+    """Raise `BadInput` when the partition does not exist or is too small: sbatch would let the job wait forever.
+
+    Of several partitions, such as a,b, Slurm takes the one that starts the job first.
+    """
+    output = slurm_commands.run("sinfo", "--noheader", "--all", "--format=%R|%D|%G|%P")
     rows = [line.strip().split("|", 3) for line in output.splitlines()]
     names = sorted({row[0] for row in rows})
-    if options.partition and options.partition not in names:
+    if options.partition and not {*options.partition.split(",")} <= {*names}:
         raise BadInput(f"--partition {options.partition}: the cluster has the partitions {', '.join(names)}")
     wanted = options.partition or next((row[0] for row in rows if row[3].endswith("*")), "")
-    own_rows = [row for row in rows if row[0] == wanted]
+    own_rows = [row for row in rows if row[0] in wanted.split(",")]
     if not own_rows:
         raise BadInput(f"Slurm has no default partition; give one with --partition: {', '.join(names)}")
-    count = sum(int(row[1]) for row in own_rows)
+    count = max(sum(int(row[1]) for row in own_rows if row[0] == name) for name in wanted.split(","))
     if node_count > count:
         raise BadInput(
             f"the partition {wanted} has {count} nodes, but the job needs {node_count} (--machines plus --spares)"

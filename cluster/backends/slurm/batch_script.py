@@ -26,7 +26,7 @@ SCRIPT = """\
 #!/bin/bash
 # The agents of {name}, one on each node.
 steps() {{
-    squeue --noheader --steps --jobs="$SLURM_JOB_ID" --format=%j
+    squeue --noheader --all --steps --jobs="$SLURM_JOB_ID" --format=%j
 }}
 notify() {{
     for step in $(steps); do

@@ -12,6 +12,7 @@ PROGRAMS = ("sbatch", "squeue", "srun", "scancel", "scontrol", "sinfo")
 COMMAND_TIMEOUT_SECONDS = 30.0
 PROBE_TIMEOUT_SECONDS = 10.0  # for a node that runs a step of our job to start another one
 WAITING_STATES = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SUSPENDED", "STOPPED")
+DROPPED_PREFIXES = ("SLURM_", "SRUN_", "SQUEUE_", "SINFO_", "SCANCEL_")  # of variables
 LIVING_STATES = (*WAITING_STATES, "RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "RESIZING")
 
 
@@ -54,8 +55,12 @@ class SlurmStep:
 
 
 def outer_job_variables() -> list[str]:
-    """Return the variables of a Slurm job in which this process itself may run: our jobs must not inherit them."""
-    return [name for name in os.environ if name.startswith("SLURM_") and not name.startswith("SLURM_CONF")]
+    """Return the variables that our jobs and Slurm's commands must not inherit.
+
+    They are those of a Slurm job in which this process itself may run, and the options by which a user lets Slurm's
+    commands show or cancel less. Those of sbatch stay: they are the user's defaults for jobs.
+    """
+    return [name for name in os.environ if name.startswith(DROPPED_PREFIXES) and not name.startswith("SLURM_CONF")]
 
 
 def without_outer_job(argv: Sequence[str]) -> list[str]:
@@ -91,7 +96,8 @@ def run(*argv: str, input: str = "", timeout: float = COMMAND_TIMEOUT_SECONDS) -
 def find_jobs(names: Sequence[str]) -> list[SlurmJob]:
     """Return this user's jobs of these names that Slurm remembers, the oldest first."""
     fields = "%i|%j|%T|%r|%M|%L|%N"
-    output = run("squeue", "--noheader", "--me", "--states=all", f"--name={','.join(names)}", f"--format={fields}")
+    wanted = ("--all", "--me", "--states=all", f"--name={','.join(names)}")  # --all: also of hidden partitions
+    output = run("squeue", "--noheader", *wanted, f"--format={fields}")
     jobs = []
     for line in output.splitlines():
         job_id, name, state, reason, elapsed, left, nodes = line.strip().split("|", 6)
@@ -111,7 +117,7 @@ def find_jobs(names: Sequence[str]) -> list[SlurmJob]:
 
 def find_steps(job_ids: Iterable[str]) -> list[SlurmStep]:
     """Return the steps of running jobs."""
-    output = run("squeue", "--noheader", "--steps", f"--jobs={','.join(job_ids)}", "--format=%i|%j|%N|%M")
+    output = run("squeue", "--noheader", "--all", "--steps", f"--jobs={','.join(job_ids)}", "--format=%i|%j|%N|%M")
     steps = []
     for line in output.splitlines():
         step_id, name, node, elapsed = line.strip().split("|", 3)

@@ -77,12 +77,29 @@ def test_command_that_fails_or_hangs_is_one_line(program: Fixture) -> None:
         slurm_commands.run("squeue", timeout=0.2)
 
 
-def test_commands_do_not_inherit_the_job_in_which_they_run(program: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_JOB_ID", "99")
-    monkeypatch.setenv("SLURM_CONF", "/etc/here")
-    program("squeue", 'echo "$SLURM_JOB_ID|$SLURM_CONF"')
-    assert slurm_commands.run("squeue") == "|/etc/here\n"
-    assert slurm_commands.without_outer_job(["srun"]) == ["env", "-u", "SLURM_JOB_ID", "srun"]
+@pytest.mark.parametrize(
+    "variable", ["SLURM_JOB_ID", "SRUN_CPUS_PER_TASK", "SQUEUE_PARTITION", "SINFO_PARTITION", "SCANCEL_INTERACTIVE"]
+)
+def test_commands_do_not_inherit_an_outer_job_nor_options_of_the_user(
+    program: Fixture, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    for name, value in {variable: "99", "SLURM_CONF": "/etc/here", "SBATCH_ACCOUNT": "us"}.items():
+        monkeypatch.setenv(name, value)
+    program("squeue", f'echo "${variable}|$SLURM_CONF|$SBATCH_ACCOUNT"')
+    assert slurm_commands.run("squeue") == "|/etc/here|us\n"
+    assert slurm_commands.without_outer_job(["srun"]) == ["env", "-u", variable, "srun"]
+
+
+def test_partition_that_slurm_hides_is_used_as_any_other(program: Fixture, backend: SlurmBackend) -> None:
+    is_asked = 'case "$*" in *--all*) ;; *) exit 0;; esac'  # as sinfo and squeue do
+    program("sinfo", f"{is_asked}; echo 'night|4|(null)|night'")
+    check_partition(SlurmOptions(partition="night", gpus_per_node=0), 4)
+    job, step = f"8|{UID}|RUNNING|None|9:10|1:00|n[4-5]", "8.0|machine-1|n4|9:00"
+    program("squeue", f'{is_asked}; case "$*" in *--steps*) echo "{step}";; *) echo "{job}";; esac')
+    assert "--nodelist=n4" in backend.shell_command("1")
+    assert "squeue --noheader --all --steps" in batch_script(
+        backend.run.spec, SlurmOptions(), backend.run.folder, ["0"], 0.0
+    )
 
 
 # --- bad input -------------------------------------------------------------------------------------------------------
@@ -96,6 +113,8 @@ PARTITIONS = "echo 'cpu|4|(null)|cpu*'; echo 'gpu|2|gpu:a100:8|gpu'"
         ({"partition": "none"}, 1, "--partition none: the cluster has the partitions cpu, gpu"),
         ({}, 5, "the partition cpu has 4 nodes, but the job needs 5"),
         ({"partition": "gpu"}, 3, "the partition gpu has 2 nodes"),
+        ({"partition": "gpu,none"}, 1, "--partition gpu,none: the cluster has the partitions cpu, gpu"),
+        ({"partition": "gpu,cpu"}, 5, "the partition gpu,cpu has 4 nodes, but the job needs 5"),
         ({"gpus_per_node": 1}, 1, "partition cpu have no GPUs.*--gpus-per-node 0"),
     ],
 )
@@ -108,6 +127,7 @@ def test_partition_that_cannot_run_the_job_is_refused_and_no_other(
     assert "\n" not in str(failure.value)
     check_partition(SlurmOptions(gpus_per_node=0), 4)
     check_partition(SlurmOptions(partition="gpu", gpus_per_node=8), 2)
+    check_partition(SlurmOptions(partition="gpu,cpu", gpus_per_node=8), 4)
 
 
 def test_refused_submission_cancels_a_job_whose_id_did_not_arrive(program: Fixture, backend: SlurmBackend) -> None:
