@@ -302,7 +302,8 @@ def _show_packages_of_this_python(venv: Path, pinned_names: Iterable[str]) -> No
 def _run_command(argv: Sequence[str], temp: Path) -> None:
     """Run a command and pass on its output as it comes. Raises `ClusterError` with an explanation when it fails."""
     print(f"$ {' '.join(argv)}", flush=True)
-    hidden_variables = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # would make pip see our own packages
+    # These would make pip see our own packages, or install elsewhere than into the venv.
+    hidden_variables = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_TARGET", "PIP_PREFIX")
     env = {name: value for name, value in os.environ.items() if name not in hidden_variables}
     lines = []
     with subprocess.Popen(
@@ -312,7 +313,8 @@ def _run_command(argv: Sequence[str], temp: Path) -> None:
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        env={**env, "TMPDIR": str(temp), "PYTHONUNBUFFERED": "1"},
+        # Without PIP_USER, `user = true` in ~/.config/pip/pip.conf counts, with which pip refuses a venv.
+        env={**env, "TMPDIR": str(temp), "PYTHONUNBUFFERED": "1", "PIP_USER": "0"},
         preexec_fn=die_with_parent,  # our death releases the lock, so the installer must end too
     ) as process:
         assert process.stdout

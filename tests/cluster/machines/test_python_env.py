@@ -125,7 +125,9 @@ def test_main_two_jobs_make_one_venv_with_own_torch(tmp_path: Path) -> None:
     make_wheel(tmp_path / "wheels", "imgnet-dummy")
     root, folder = copy_project(tmp_path / "code", "torch>=2", "imgnet-dummy>=1.2"), tmp_path / "a folder"
     folder.mkdir()
-    processes = [start_main(root, folder, PIP_FIND_LINKS=(tmp_path / "wheels").as_uri()) for _ in range(2)]
+    of_user = {"PIP_USER": "1", "PIP_TARGET": str(tmp_path / "elsewhere")}
+    wheels = (tmp_path / "wheels").as_uri()
+    processes = [start_main(root, folder, PIP_FIND_LINKS=wheels, **of_user) for _ in range(2)]
     answers = [finish(process) for process in processes]
     assert [answer["code"] for answer in answers] == [0, 0], answers
     found, made = sorted(answers, key=lambda answer: answer["why"])
