@@ -8,7 +8,7 @@ import binascii
 import fnmatch
 import hashlib
 import hmac
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .ssh_config import Route
@@ -18,13 +18,15 @@ from .ssh_config import Route
 class KnownHostKey:
     """One line for a host, with the place where it was read. A key with the marker @revoked must never be accepted.
 
-    That of an authority (@cert-authority) is not a key of the host.
+    That of an authority (@cert-authority) is not a key of the host. `is_of_other_port`: the line names the host without
+    its port, so that another key at this port is no change.
     """
 
     key_type: str
     key_base64: str
     source: str
     marker: str = ""
+    is_of_other_port: bool = False
 
 
 def known_host_keys(route: Route) -> list[KnownHostKey]:
@@ -32,7 +34,15 @@ def known_host_keys(route: Route) -> list[KnownHostKey]:
     if route.pinned_host_key:
         key_type, key_base64 = route.pinned_host_key.split()[:2]
         return [KnownHostKey(key_type, key_base64, "hosts.toml")]
-    return [key for path in route.known_hosts_files for key in _read_known_hosts_file(path, route.known_hosts_name)]
+    keys = _read_known_hosts(route, route.known_hosts_name)
+    if any(not key.marker for key in keys) or route.host_key_alias or route.port == 22:
+        return keys
+    # As OpenSSH does: a key that is known for the host without a port counts, unless one is known for this port.
+    return [*keys, *(replace(key, is_of_other_port=True) for key in _read_known_hosts(route, route.host))]
+
+
+def _read_known_hosts(route: Route, name: str) -> list[KnownHostKey]:
+    return [key for path in route.known_hosts_files for key in _read_known_hosts_file(path, name)]
 
 
 def _read_known_hosts_file(path: Path, host_name: str) -> list[KnownHostKey]:
@@ -87,7 +97,7 @@ def host_key_error_message(
     """Return the error line for an offered host key that is not among the known ones, with what to type next."""
     offered = f"{fingerprint(key_base64)} ({key_type})"
     hosts_toml_line = f'host_key = "{key_type} {key_base64}"'
-    accepted_keys = [key for key in known_keys if not key.marker]
+    accepted_keys = [key for key in known_keys if not key.marker and not key.is_of_other_port]
     if not accepted_keys:
         authority = ""
         if any(key.marker == "@cert-authority" for key in known_keys):

@@ -514,6 +514,22 @@ def test_connect_accepts_host_key_of_known_hosts_unless_it_is_revoked(shared_bed
     assert "is marked as revoked" in refusal_line(host(shared_bed, host_key=None))
 
 
+def test_connect_accepts_a_host_key_that_is_known_without_the_port_as_openssh_does(
+    shared_bed: Testbed, home: Path
+) -> None:
+    server, other_server = shared_bed.machines[:2]
+    known_hosts = home / ".ssh/known_hosts"
+    openssh = ["ssh", "-F", "none", "-i", str(shared_bed.key), "-o", f'UserKnownHostsFile="{known_hosts}"']
+    openssh += ["-o", "BatchMode=yes", "-p", str(server.port), f"root@{server.address}", "true"]
+    for key, is_known in ((server.host_key, True), (other_server.host_key, False)):
+        known_hosts.write_text(f"{server.address} {key}\n")
+        assert (subprocess.run(openssh, capture_output=True).returncode == 0) == is_known, "what OpenSSH's client does"
+        if is_known:
+            assert can_connect(host(shared_bed, host_key=None))
+        else:
+            assert "its host key is not known" in refusal_line(host(shared_bed, host_key=None))
+
+
 @pytest.mark.parametrize("pinned", [False, True])
 def test_connect_changed_host_key_is_refused_with_remedy(shared_bed: Testbed, home: Path, pinned: bool) -> None:
     server, other_server = shared_bed.machines[:2]
