@@ -9,6 +9,7 @@ import binascii
 import contextlib
 import logging
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -147,8 +148,9 @@ def connect(route: Route, machine_label: str, timeout_seconds: float = CONNECT_S
                     connection.close()
         if isinstance(error, ClusterError) or not isinstance(error, OSError | EOFError | paramiko.SSHException):
             raise
+        way = " by its ProxyCommand" if route.proxy_command else ""
         raise Unreachable(
-            f"{machine_label}: cannot be reached at {route.host} port {route.port}: {_failure_reason(error)}; "
+            f"{machine_label}: cannot be reached at {route.host} port {route.port}{way}: {_failure_reason(error)}; "
             "is it running, and does ssh reach it from here?"
         ) from None
     return SSHConnection(transport, jump_connection)
@@ -167,16 +169,14 @@ def _failure_reason(error: Exception) -> str:
 
 def _open_transport_stream(
     route: Route, jump_connection: SSHConnection | None, timeout_seconds: float
-) -> "socket.socket | paramiko.Channel | paramiko.ProxyCommand":
-    """Return the byte stream below the connection: a socket, a channel of the jump host, or a program's pipes."""
+) -> "socket.socket | paramiko.Channel":
+    """Return the byte stream below the connection: a socket, a channel of the jump host, or a program's own."""
     if jump_connection:
         return jump_connection.transport.open_channel(
             "direct-tcpip", (route.host, route.port), ("127.0.0.1", 0), timeout=timeout_seconds
         )
     if route.proxy_command:
-        import paramiko
-
-        return paramiko.ProxyCommand(route.proxy_command)
+        return ProxyProgram(route.proxy_command)
     sock = socket.create_connection((route.host, route.port), timeout_seconds)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 15_000)):
@@ -184,6 +184,28 @@ def _open_transport_stream(
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
+
+
+class ProxyProgram(socket.socket):
+    """A socket whose other end is the standard input and output of a ProxyCommand, which sh runs, as OpenSSH does.
+
+    Not `paramiko.ProxyCommand`: it knows no shell, and after the end of its program it reads on for ever and takes a
+    whole processor (its issues 2551 and 1277).
+    """
+
+    def __init__(self, command: str) -> None:
+        own_end, other_end = socket.socketpair()
+        super().__init__(fileno=own_end.detach())
+        with other_end:
+            self.process = subprocess.Popen(
+                ["sh", "-c", f"exec {command}"], stdin=other_end, stdout=other_end, stderr=subprocess.DEVNULL
+            )
+
+    def close(self) -> None:
+        """Close the socket and end the program."""
+        super().close()
+        self.process.terminate()
+        threading.Thread(target=self.process.wait, name="ssh-proxy-end", daemon=True).start()  # leaves no zombie
 
 
 def _verify_host_key(transport: "paramiko.Transport", route: Route, machine_label: str, timeout_seconds: float) -> None:

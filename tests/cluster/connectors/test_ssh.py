@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.ssh_machines import Testbed, testbed
+from support.ssh_machines import Testbed, command_line, testbed
 from support.waiting import wait_for
 
 from cluster.connectors import ssh, ssh_channel, ssh_connection, untrusted
@@ -27,6 +27,7 @@ from cluster.connectors.ssh_channel import AnswerTimeLimit, SSHChannel
 from cluster.connectors.ssh_config import openssh_argv, resolve_route, write_ssh_config
 from cluster.connectors.untrusted import BadAnswer
 from cluster.errors import ClusterError
+from train.tools.process import descendant_pids
 
 __all__ = ["testbed"]  # the fixture
 PRINT_ARGV = "import os, sys; sys.stdout.buffer.write(b'\\0'.join(map(os.fsencode, sys.argv[1:])))"
@@ -597,17 +598,36 @@ def test_connect_offers_a_key_with_its_certificates_and_alone(server: Any, home:
     assert can_connect(replace(machine, key=str(key)))
 
 
-@pytest.mark.parametrize("how", ["hosts.toml", "ProxyJump", "ProxyCommand", "two"])
-def test_connect_through_jump_hosts_and_proxy_commands(shared_bed: Testbed, home: Path, how: str) -> None:
-    target, *gates = (shared_bed.machines[number] for number in (0, 1, 2))
-    known_hosts = shared_bed.known_hosts(home / ".ssh/known_hosts")
-    config = home / ".ssh/config"
-    login = f'User root\n IdentityFile {shared_bed.key}\n UserKnownHostsFile "{known_hosts}"\n'
+PROXY_COMMAND = 'ProxyCommand ssh -F "$HOME/.ssh/config" -W %h:%p gate0 2>/dev/null'  # needs a shell
+
+
+def write_gates(bed: Testbed, home: Path, way: str) -> None:
+    """Write the user's ~/.ssh/config, in which machines 1 and 2 are gate0 and gate1, and `way` leads to machine 0."""
+    target, *gates = (bed.machines[number] for number in (0, 1, 2))
+    known_hosts = bed.known_hosts(home / ".ssh/known_hosts")
+    login = f'User root\n IdentityFile {bed.key}\n UserKnownHostsFile "{known_hosts}"\n'
     text = "".join(
         f"Host gate{number}\n HostName {gate.address}\n Port {gate.port}\n {login}" for number, gate in enumerate(gates)
     )
-    ways = {"ProxyJump": "ProxyJump gate0", "ProxyCommand": f"ProxyCommand ssh -F '{config}' -W %h:%p gate0"}
-    config.write_text(f"{text}Host {target.address}\n {ways.get(how, '')}\n")
+    (home / ".ssh/config").write_text(f"{text}Host {target.address}\n {way}\n")
+
+
+def test_connection_ends_with_its_proxy_command_and_is_made_again(shared_bed: Testbed, home: Path) -> None:
+    write_gates(shared_bed, home, PROXY_COMMAND)
+    with SSHConnector(host(shared_bed), reconnect_seconds=5) as connector:
+        connector.run(["true"])
+        connection = connector._connect()
+        (pid,) = [pid for pid in descendant_pids(os.getpid()) if command_line(pid).startswith("ssh -F")]
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not connection.is_alive)
+        assert connector.run(["echo", "in"]).out == b"in\n"
+    wait_for(lambda: not [pid for pid in descendant_pids(os.getpid()) if command_line(pid).startswith("ssh -F")])
+
+
+@pytest.mark.parametrize("how", ["hosts.toml", "ProxyJump", "ProxyCommand", "two"])
+def test_connect_through_jump_hosts_and_proxy_commands(shared_bed: Testbed, home: Path, how: str) -> None:
+    gates = shared_bed.machines[1:]
+    write_gates(shared_bed, home, {"ProxyJump": "ProxyJump gate0", "ProxyCommand": PROXY_COMMAND}.get(how, ""))
     jump = {"hosts.toml": f"root@{gates[0].address}:{gates[0].port}", "two": "gate0,gate1"}.get(how)
     before = [gate.log.count("Accepted") for gate in gates]
     assert can_connect(host(shared_bed, jump=jump))
