@@ -6,6 +6,9 @@
 A folder belongs to nobody when its lock is free. The kernel releases the lock of a dead process, also for a reader in
 another container, where process ids mean nothing. Anything else in /tmp is left alone. Where /tmp cannot be written,
 the folder lies in TMPDIR, or in the agent's work folder.
+
+The agent also holds a flock on the folder itself: systemd-tmpfiles, which on many systems removes what has lain in /tmp
+for ten days, leaves such a folder alone (tmpfiles.d(5)).
 """
 
 import contextlib
@@ -84,6 +87,8 @@ def _lock_if_free(folder: Path) -> Iterator[bool]:
             except BlockingIOError:
                 yield False
                 return
+            with contextlib.suppress(OSError):  # some file systems lock no folders
+                fcntl.flock(folder_handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # A lock file that was removed after it had been opened protects nothing.
             yield os.fstat(lock_handle).st_nlink > 0
         finally:

@@ -18,6 +18,10 @@ def test_folder_is_hidden_private_and_removed_at_the_end(tmp_path: Path, monkeyp
     assert folder.path.stat().st_mode & 0o777 == 0o700
     remove_abandoned_folders(tmp_path)
     assert folder.path.is_dir(), "its agent lives"
+    handle = os.open(folder.path, os.O_RDONLY | os.O_DIRECTORY)
+    with pytest.raises(BlockingIOError):  # so systemd-tmpfiles asks whether it may remove what is old
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    os.close(handle)
     folder.remove()
     assert list(tmp_path.iterdir()) == []
 
