@@ -80,6 +80,8 @@ _AUTHENTICATION = (
     "PendingVerification"
 )
 AUTHENTICATION_CODES = _AUTHENTICATION.split()
+# Those that say of a launch that the terms of an image are not accepted, or that the account is not verified yet.
+LAUNCH_REFUSAL_CODES = ("OptInRequired", "PendingVerification", "Blocked")
 DISABLED_REGION_CODES = ("AuthFailure", "InvalidClientTokenId")  # a region that is not enabled refuses all credentials
 DENIED_CODES = ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException", "UnauthorizedAccess")
 # Errors of botocore without a code of AWS: a login in a browser that has ended, and keys that cannot be had otherwise.
@@ -158,13 +160,15 @@ def explain_error(error: Exception, action: str) -> CloudError:
         return NoCredentials(
             f"AWS: the clock of this computer is wrong ({_shorten(message)}); set it, by NTP for example"
         )
+    operation = error.operation_name if isinstance(error, boto.ClientError) else ""
+    if operation == "RunInstances" and code in LAUNCH_REFUSAL_CODES:
+        return CloudError(f"{action}: {code}: {_shorten(message)}", code)
     if code in AUTHENTICATION_CODES:
         other_cause = ", or the region is not enabled for the account" if code in DISABLED_REGION_CODES else ""
         return NoCredentials(
             f"AWS does not accept the credentials{other_cause} ({code}: {message}); see: aws sts get-caller-identity"
         )
-    is_key_call = isinstance(error, boto.ClientError) and error.operation_name in KEY_CALLS
-    if is_key_call and classify_error(error) is ErrorKind.PERMANENT:
+    if operation in KEY_CALLS and classify_error(error) is ErrorKind.PERMANENT:
         return NoCredentials(
             f"AWS: the profile's role cannot be assumed ({code}: {_shorten(message)}); see: aws sts get-caller-identity"
         )

@@ -165,6 +165,8 @@ SPOT_ROLE = "aws iam create-service-linked-role --aws-service-name spot.amazonaw
         (NoCredentials, boto.InvalidConfigError(error_msg="no such source_profile"), ["no such source_profile"]),
         (CloudError, client_error("AuthFailure.ServiceLinkedRoleCreationNotPermitted"), [SPOT_ROLE]),
         (CloudError, client_error("TagPolicyViolation", "key 'CostCenter'"), ["CostCenter", "--tag KEY=VALUE"]),
+        (CloudError, client_error("OptInRequired", "Accept the terms"), ["OptInRequired: Accept the terms"]),
+        (NoCredentials, client_error("OptInRequired", operation="DescribeVpcs"), ["accept the credentials"]),
         (CloudError, client_error("Odd", "two\nlines  here"), ["rent (ec2:RunInstances): Odd: two lines here"]),
         (CloudError, ValueError(""), ["rent (ec2:RunInstances): ValueError"]),
     ],
