@@ -28,6 +28,7 @@ NOTHING_THERE = re.compile(
     rf"|no such session|lost server|{SERVER_ENDED}"
 )
 NO_SOCKET_FOLDER = ("couldn't create directory", "error creating")  # printed by tmux for the folder of its socket
+USAGE = "usage: new-session"  # printed by a tmux that knows no `new-session -e`
 NO_VARIABLE = "unknown variable"  # printed by tmux for a session that lacks it
 DETACH_KEYS = "Ctrl-b d"
 NESTED_DETACH_KEYS = "Ctrl-b Ctrl-b d"  # inside a tmux of the user's own, which takes the first Ctrl-b
@@ -132,8 +133,11 @@ def _ask(*words: str) -> list[str] | None:
 def _failure(stderr: list[str]) -> ClusterError:
     """Return the error for what tmux has printed. Its socket lies in $TMUX_TMPDIR, else in /tmp."""
     error = " ".join(stderr)
-    is_folder = error.startswith(NO_SOCKET_FOLDER)
-    remedy = "; name a folder that can be written: export TMUX_TMPDIR=FOLDER" if is_folder else ""
+    remedy = ""
+    if error.startswith(NO_SOCKET_FOLDER):
+        remedy = "; name a folder that can be written: export TMUX_TMPDIR=FOLDER"
+    elif USAGE in error:
+        remedy = "; tmux 3.2 or newer is needed, see: tmux -V"
     return ClusterError(f"tmux -L {SOCKET_NAME}: {error}{remedy}")
 
 
