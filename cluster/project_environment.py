@@ -4,8 +4,9 @@
 
 The environment is FOLDER/venv/project-<key>. It sees the packages of this Python, and keeps its torch: requirements of
 another version are an error. The key follows from the contents of the project's files, so each state of them is
-installed once and kept for later jobs. RESULT gets the path of the environment's Python, or of this one when the
-project requires nothing.
+installed once and kept for later jobs. Where these files require files of the project, as `-e .` does, an environment
+belongs to one copy of the project: a later job would run the code of an earlier one. RESULT gets the path of the
+environment's Python, or of this one when the project requires nothing.
 """
 
 import argparse
@@ -35,6 +36,11 @@ FILES = (LOCK_FILE, REQUIREMENTS_FILE, PROJECT_FILE)  # the first that is there 
 # They belong to the build of torch for the machine's GPUs, so they are never replaced.
 KEPT_PACKAGES = re.compile(r"torch|torchvision|torchaudio|triton|nvidia-.*", re.IGNORECASE)
 INCLUDE_LINE = re.compile(r"\s*(?:-r|--requirement|-c|--constraint)[\s=]+(\S+)")
+# A requirement of files, in the forms of pip and, at the end, of uv.lock; the project itself is left out of that.
+LOCAL_LINE = re.compile(
+    r"\s*(?:(?:-e|--editable|-f|--find-links)[\s=]+(?!\w+\+|https?:)|[./]|file:|[\w.-]+/|[\w.-]+\.(?:whl|zip|tgz|tar\.gz)\b)"
+    r'|.*@\s*file:|.*\{ (?:directory|editable|path) = "(?!\.")'
+)
 MAX_INCLUDED_FILES = 50
 
 
@@ -107,11 +113,16 @@ def ensure_project_environment(project: Path, folder: Path, name: str = "") -> s
 
 
 def environment_key(requirements: Requirements, kept: Sequence[str]) -> str:
-    """Return the name of an environment: another one for another content of the files, Python or torch."""
+    """Return the name of an environment: another one for another content of the files, Python or torch.
+
+    So is that of another copy of the project, where files of it are required.
+    """
     digest = hashlib.sha256("\n".join([platform.python_version(), sys.prefix, *kept]).encode())
     for path in requirements.sources:
         content = path.read_bytes()
         digest.update(f"\n{path.name} {len(content)}\n".encode() + content)
+        if any(LOCAL_LINE.match(line) for line in content.decode(errors="replace").splitlines()):
+            digest.update(os.fsencode(path.absolute()))
     return digest.hexdigest()[:16]
 
 

@@ -83,6 +83,29 @@ def test_key_follows_from_the_contents_also_of_included_files(project: Path) -> 
     assert key() != first
 
 
+@pytest.mark.parametrize(("name", "line", "is_of_one_copy"), [
+    *(("requirements.txt", line, True) for line in (
+        "-e .", "--editable=libs", ".", "./libs", "libs/a", "a-1.0-py3-none-any.whl", "a @ file:libs/a", "-f wheels",
+    )),
+    *(("requirements.txt", line, False) for line in (
+        "a==1 # ./b", "-r more/a.txt", "-e git+https://a/b", "https://a/b.whl", "-f https://a/b", "a @ https://a/b.whl",
+    )),
+    ("uv.lock", 'source = { directory = "libs/a" }', True),
+    ("uv.lock", 'source = { editable = "." }', False),
+])  # fmt: skip
+def test_key_follows_from_the_copy_of_the_project_where_its_files_are_required(
+    tmp_path: Path, name: str, line: str, is_of_one_copy: bool
+) -> None:
+    keys = set()
+    for copy in ("first", "second"):
+        (tmp_path / copy).mkdir()
+        (tmp_path / copy / name).write_text(f"{line}\n")
+        keys.add(
+            environment_key(project_environment.Requirements(tmp_path / copy / name, (tmp_path / copy / name,)), ())
+        )
+    assert len(keys) == (2 if is_of_one_copy else 1)
+
+
 def test_main_without_requirements_gives_this_python(project: Path, tmp_path: Path) -> None:
     assert project_environment.main([str(project), str(tmp_path), str(tmp_path / "python")]) == 0
     assert (tmp_path / "python").read_text() == sys.executable
