@@ -8,6 +8,7 @@ import binascii
 import fnmatch
 import hashlib
 import hmac
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -102,15 +103,13 @@ def host_key_error_message(
         authority = ""
         if any(key.marker == "@cert-authority" for key in known_keys):
             authority = " (a @cert-authority of known_hosts is not read here, only the key itself)"
-        add_key = (
-            f"ssh-keyscan -p {route.port} {route.host} >> {route.known_hosts_files[0]}"
-            if route.known_hosts_files
-            else hosts_toml_line
-        )
+        file = route.known_hosts_files[0] if route.known_hosts_files else Path(os.devnull)
+        can_add_key = file != Path(os.devnull)  # which `UserKnownHostsFile /dev/null` names
+        add_key = f"ssh-keyscan -p {route.port} {route.host} >> {file}, or " if can_add_key else ""
         return (
             f"{machine_label}: its host key is not known{authority}: it offers {offered}; compare it with the "
-            f"output of ssh-keygen -lf /etc/ssh/ssh_host_*_key.pub on the machine, then accept it: {add_key}, "
-            f"or in hosts.toml: {hosts_toml_line}"
+            f"output of ssh-keygen -lf /etc/ssh/ssh_host_*_key.pub on the machine, then accept it: {add_key}"
+            f"in hosts.toml: {hosts_toml_line}"
         )
     accepted = accepted_keys[0]
     replace_key = (

@@ -558,6 +558,8 @@ def test_connect_refusals_name_the_remedy(shared_bed: Testbed, home: Path) -> No
         ({"key": str(locked)}, f"the key {locked} has a passphrase; give it to ssh-agent: ssh-add {locked}"),
     ):
         assert words in refusal_line(host(shared_bed, **changes))
+    (home / ".ssh/config").write_text("StrictHostKeyChecking no\nUserKnownHostsFile /dev/null\n")
+    assert "then accept it: in hosts.toml: host_key =" in refusal_line(host(shared_bed, host_key=None))
 
 
 @pytest.mark.parametrize(
