@@ -29,7 +29,7 @@ from cluster.state.states import AgentPhase, MachineState
 from train.distributed import network
 from train.tools import host, process
 from train.tools.agent_protocol import RESULT_FILE, Fault
-from train.tools.files import FULL_DISK_ERRORS, read_file
+from train.tools.files import FULL_DISK_ERRORS, is_visible, read_file
 
 from .data import DataPreparationError, count_fetch_requests, prepare_data, prepare_environment
 from .ending import EndConditions, JobFinished, broken_machine_end
@@ -345,12 +345,12 @@ class Agent:
         if self.watchdog.risk_reason:
             self.trainers.request_save()
         result_path = self.shared / RESULT_FILE
-        if result_path.exists() and any(code is not None for code in exit_codes):
+        if is_visible(result_path) and any(code is not None for code in exit_codes):
             self.trainers.wait_for_exit(RESULT_EXIT_TIMEOUT_SECONDS)
             raise JobFinished(MachineState.DONE)
         trainer_exit = self.trainers.collect_exit(exit_codes)
         if trainer_exit:
-            if result_path.exists():
+            if is_visible(result_path):
                 raise JobFinished(MachineState.DONE)
             self.status = replace(self.status, failed_rank=trainer_exit.rank, failed_at=host.unix_time())
             self.stop_trainers(trainer_exit.phase, trainer_exit.reason, trainer_exit.fault)

@@ -9,6 +9,7 @@ from cluster.state.run_folder import stop_reason
 from cluster.state.spec import JobSpec
 from cluster.state.states import AgentPhase, MachineState
 from train.tools.agent_protocol import RESULT_FILE, Fault
+from train.tools.files import is_visible
 
 from .watchdog import SAVE_GRACE_SECONDS, Watchdog
 
@@ -51,7 +52,7 @@ class EndConditions:
 
         Raises `JobFinished` when the job has ended here. `has_made_steps` says whether there is something to save.
         """
-        if phase != AgentPhase.RUNNING and (self.shared / RESULT_FILE).exists():
+        if phase != AgentPhase.RUNNING and is_visible(self.shared / RESULT_FILE):
             raise JobFinished(MachineState.DONE)
         if not self.stop_reason:
             self.stop_reason = stop_reason(self.shared) or self.watchdog.limit_reason

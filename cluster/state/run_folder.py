@@ -14,7 +14,7 @@ from train.metrics.records import KIND_MARKERS, EpochRow, StepRow, parse_row, re
 from train.metrics.step_search import first_and_last_step
 from train.tools import host
 from train.tools.agent_protocol import LOGS_FOLDER, NETWORK_FOLDER, metrics_files
-from train.tools.files import open_regular, read_file, write_atomic
+from train.tools.files import is_visible, open_regular, read_file, write_atomic
 from train.tools.process_log import SUPERVISOR_LOG
 from train.tools.records import MAX_HISTORY_BYTES, GrowingFile, damaged, read_record
 from train.tools.text_files import read_json, to_json_bytes
@@ -79,7 +79,7 @@ def install_log_path(folder: Path, machine: str) -> Path:
 
 def stop_reason(shared: Path) -> str:
     """Return why the job was asked to stop, as <shared>/stop says, or "" when it was not asked."""
-    if not (shared / "stop").exists():
+    if not is_visible(shared / "stop"):
         return ""
     request = read_json(shared / "stop")
     return str((request.get("reason") if isinstance(request, dict) else "") or "stopped by the user")

@@ -123,6 +123,14 @@ def file_version(path: Path) -> FileVersion | None:
     return None
 
 
+def is_visible(path: Path) -> bool:
+    """Return whether there is something at a path. False also while its file server answers with an error.
+
+    `Path.exists` would raise such errors, as ESTALE and EIO of NFS.
+    """
+    return os.path.exists(path)  # noqa: PTH110
+
+
 def read_file(path: Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
     """Return the content of a file. Raises `OSError`, also when it is not a regular file or has more bytes."""
     with open_regular(path) as file:

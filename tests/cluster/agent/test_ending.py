@@ -1,5 +1,7 @@
 """Why a machine's part of a job ends. The test sets the clock."""
 
+import errno
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,6 +44,20 @@ def test_check_result_ends_all_but_a_training_machine(conditions: Conditions) ->
     (conditions.shared / "result.json").write_text("{}")
     assert not conditions.check(AgentPhase.RUNNING)
     assert conditions.end(AgentPhase.WARMING) == (MachineState.DONE, "")
+
+
+def test_check_shared_folder_that_fails_for_a_moment_ends_nothing(
+    conditions: Conditions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_stat = os.stat
+
+    def stat(path: Any, **options: Any) -> os.stat_result:
+        if str(path).startswith(str(conditions.shared)):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return real_stat(path, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
+    assert not conditions.check() and not conditions.check(AgentPhase.WARMING)
 
 
 def test_check_stop_saves_first_but_not_for_ever(conditions: Conditions) -> None:
