@@ -82,8 +82,8 @@ class Optim:
         eps: Added to the denominator of LAMB and AdamW, above 0. Default 1e-6.
         trust: Trust coefficient (eta) of LARS, above 0 (You et al. 2017, equation 6). Default 0.001.
         lars_form: One of `LARS_FORMS`; train/optim/lars.py has the formulas. In "paper", the momentum buffer holds the
-            scaled steps with weight decay. In "google", as in TensorFlow, it holds the gradients, and weight decay only
-            lowers the ratio of the norms. Rates of one form do not fit the other. Default "paper".
+            scaled steps with weight decay. In "google", as in TensorFlow, it holds the gradients with weight decay, and
+            what it holds is scaled at each step. Rates of one form do not fit the other. Default "paper".
         weight_decay: Weight decay of the weights that are neither norms nor biases. Default 1e-4.
         norm_decay: Also decay the parameters of norm layers. Default False, as in Jia et al. 2018, section 3.2. Not
             allowed for LARS and LAMB, whose skip rule excludes norms and biases.

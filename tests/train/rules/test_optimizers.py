@@ -74,8 +74,9 @@ def lars(state: Reference, g: Array, lr: float, nesterov: bool = False) -> None:
 def lars_of_google(state: Reference, g: Array, lr: float, nesterov: bool = False) -> None:
     """TensorFlow 1's LARSOptimizer, whose ApplyMomentum is u = m u + g; w = w - (l lr) u, or w - (l lr) (g + m u).
 
-    Weight decay is in l only. l is 1 for skipped parameters.
+    g is the gradient of Google's loss, which contains weight decay. l is 1 for skipped parameters.
     """
+    g = g + state.decay * state.w
     weight_norm, gradient_norm = np.sqrt((state.w**2).sum()), np.sqrt((g**2).sum())
     ratio = 1.0 if state.skipped else TRUST * weight_norm / (gradient_norm + state.decay * weight_norm)
     state.u = MOMENTUM * state.u + g
