@@ -81,10 +81,13 @@ class NetworkDescription:
     ) -> Self:
         """Return the description of a network after some epochs and steps, both from the start of the run.
 
-        `validated` is the epoch after which exactly these weights were validated, None when they were not.
+        `validated` is the epoch after which exactly these weights were validated, None when they were not. An image
+        becomes the input as in this validation, or else as in those of the last phase.
         """
-        phase = recipe.phases[-1]
-        side = min(rect_crop_shape(1, 1, phase.final_size)) if phase.rect_val else phase.final_size
+        size, is_rect = recipe.phases[-1].final_size, recipe.phases[-1].rect_val
+        if validated and validated.view:  # the best weights may be of a phase with smaller images
+            size, is_rect = validated.size, validated.view == Crop.RECT
+        side = min(rect_crop_shape(1, 1, size)) if is_rect else size
         return cls(
             recipe=recipe.name,
             model=recipe.model.name,
@@ -94,7 +97,7 @@ class NetworkDescription:
             top1=validated.top1 if validated else None,
             top5=validated.top5 if validated else None,
             image_size=side,
-            crop=Crop.RECT if phase.rect_val else Crop.SQUARE,
+            crop=Crop.RECT if is_rect else Crop.SQUARE,
             resize_short_side=resized_short_side(side),
             mean=(mean[0], mean[1], mean[2]),
             std=(std[0], std[1], std[2]),

@@ -141,7 +141,7 @@ KNOWN: dict[str, Any] = {
 }
 
 
-def test_of_run_takes_the_view_of_the_last_phase(tiny: Any) -> None:
+def test_of_run_takes_the_view_of_the_validation_or_of_the_last_phase(tiny: Any) -> None:
     phases = [
         Phase(epochs=(0, 1), size=96, batch=8, lr=0.1),
         Phase(epochs=(1, 2), size=200, batch=8, lr=0.1, rect_val=True),
@@ -150,6 +150,9 @@ def test_of_run_takes_the_view_of_the_last_phase(tiny: Any) -> None:
     assert (rect.crop, rect.image_size, rect.top1, rect.top5) == (Crop.RECT, 192, 71.5, 90.0)
     shape = rect_crop_shape(300, 200, 200)
     assert min(shape) == rect.image_size and min(resized_size((200, 300), shape)) == rect.resize_short_side
+    first_epoch = make_epoch(size=96, view="square", top1=80.0)
+    best = NetworkDescription.of_run(tiny(phases=phases), validated=first_epoch, **KNOWN)
+    assert (best.crop, best.image_size, best.resize_short_side, best.top1) == (Crop.SQUARE, 96, 109, 80.0)
     square = NetworkDescription.of_run(tiny(phases=phases[:1]), validated=None, **KNOWN)
     assert (square.crop, square.image_size, square.resize_short_side, square.top1) == (Crop.SQUARE, 96, 109, None)
     assert (square.model, square.recipe, square.classes) == ("resnet10_tiny", "tiny", ("airplane", "ship"))
