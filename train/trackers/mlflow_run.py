@@ -5,13 +5,13 @@ import os
 from .protocol import PROJECT, TrackedRun, TrackerRequest
 
 RUN_ID_TAG = "imgnet.run_id"
-MEASURED_SCALAR = "loss/train"  # is logged at every interval, so its history says how far a run was logged
 
 
 class TrackerRun(TrackedRun):
     """The run of a job, found by a tag. Its step is the number of images seen, as in TensorBoard.
 
-    MLflow keeps all values of a step, so that steps that are done again after a loss are left out here.
+    MLflow keeps all values of a step, so that those that are measured again after a loss are left out here. How far an
+    earlier attempt came is looked up for each scalar: it may have logged the last step of an epoch and no validation.
     """
 
     def __init__(self, request: TrackerRequest) -> None:
@@ -24,11 +24,10 @@ class TrackerRun(TrackedRun):
         self.client = mlflow.MlflowClient()
         experiment = mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT)
         found = self.client.search_runs([experiment.experiment_id], f"tags.`{RUN_ID_TAG}` = '{request.run_id}'")
-        self.last_images = -1
+        self.is_resumed = bool(found)
+        self.last_images: dict[str, int] = {}  # of earlier attempts, by scalar
         if found:
             self.run_id = found[0].info.run_id
-            history = self.client.get_metric_history(self.run_id, MEASURED_SCALAR)
-            self.last_images = max((metric.step for metric in history), default=-1)
             self.client.update_run(self.run_id, status="RUNNING")
         else:
             tags = {RUN_ID_TAG: request.run_id}
@@ -39,11 +38,21 @@ class TrackerRun(TrackedRun):
 
     def log(self, images: int, time: float, values: dict[str, float]) -> None:
         """Log scalars at x = `images`."""
-        if images <= self.last_images:
-            return
         moment = int(1000 * time)
-        metrics = [self.make_metric(name, value, moment, images) for name, value in values.items()]
-        self.client.log_batch(self.run_id, metrics=metrics)
+        metrics = [
+            self.make_metric(name, value, moment, images)
+            for name, value in values.items()
+            if images > self.last_images_before(name)
+        ]
+        if metrics:
+            self.client.log_batch(self.run_id, metrics=metrics)
+
+    def last_images_before(self, name: str) -> int:
+        """Return up to which number of images earlier attempts have logged a scalar, -1 where none has."""
+        if name not in self.last_images:
+            history = self.client.get_metric_history(self.run_id, name) if self.is_resumed else []
+            self.last_images[name] = max((metric.step for metric in history), default=-1)
+        return self.last_images[name]
 
     def finish(self, is_complete: bool) -> None:
         """End the run; one that is not complete counts as killed until a later attempt goes on with it."""

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.train_records import step_line
+from support.train_records import make_epoch, metrics_line, step_line
 from support.trainer_in_process import RandomImages, make_phase, make_recipe, make_trainer
 from support.waiting import wait_for
 
+from train.metrics.records import EpochRow
 from train.trackers import process
 from train.trackers.process import TrackerProcess, start_tracker
 from train.trackers.protocol import run_id
@@ -121,6 +122,11 @@ def step(images: int, loss: float | None = 1.5, attempt: int = 1) -> dict[str, A
     return {**row, "images": images, "scalars": {"loss/train": loss, "accuracy/train_top1": 20.0}}
 
 
+def validation(images: int, top1: float, attempt: int = 1) -> dict[str, Any]:
+    epoch = make_epoch(top1=top1)
+    return metrics_line(EpochRow(**vars(epoch), attempt=attempt, time=100.0, step=images, images=images))
+
+
 def finish(tracker: TrackerProcess, is_complete: bool = True) -> None:
     tracker.end(is_complete)
     tracker.wait()
@@ -167,6 +173,22 @@ def test_later_attempt_goes_on_with_the_run_of_the_earlier_one(out: Path, monkey
     assert [row["status"] for row in calls(out, "end")] == ["KILLED", "FINISHED"]
     assert calls(out, "uri")[0]["uri"] == f"sqlite:///{out}/mlflow.db"
     assert {row["name"]: row["value"] for row in calls(out, "param")} == {"lr": 0.1, "model": "resnet50", "seed": 3}
+
+
+def test_validation_before_which_an_attempt_was_lost_is_logged_by_the_next(out: Path) -> None:
+    """The first attempt has logged the last step of the second epoch. What is measured again is logged once."""
+    tracker = start("mlflow", out)
+    append(out, step(16), validation(16, 30.0), step(32))
+    finish(tracker, is_complete=False)
+    tracker = start("mlflow", out, attempt=2)
+    rows = (step(16, attempt=2), validation(16, 30.0, attempt=2), step(32, attempt=2), validation(32, 40.0, attempt=2))
+    append(out, *rows, attempt=2)
+    finish(tracker)
+    logged = [metric for row in calls(out, "log") for metric in row["metrics"]]
+    assert [metric for metric in logged if metric[0] == "accuracy/val_top1"] == [
+        ["accuracy/val_top1", 30.0, 16], ["accuracy/val_top1", 40.0, 32],
+    ]  # fmt: skip
+    assert [images for name, _, images in logged if name == "loss/train"] == [16, 32]
 
 
 def test_tracker_that_hangs_is_killed(
