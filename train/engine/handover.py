@@ -197,7 +197,7 @@ def estimate_totals(trainer: Trainer) -> StepTotals:
     images = sum(map(epoch.images_in_step, steps))
     own_images = sum(own_image_count(trainer, epoch, step) for step in steps)
     scale = images / own_images if own_images else 0.0
-    top1, top5 = (min(scale * hits, images) for hits in trainer.meter.correct.tolist())
+    top1, top5 = (min(scale * hits, images) for hits in trainer.meter.correct[:count].sum(0).tolist())
     seconds = time.perf_counter() - trainer.interval_start
     trainer_loss = scale * float(trainer.meter.losses[:count].sum())
     return StepTotals(trainer_loss, top1, top5, images, seconds)

@@ -323,7 +323,7 @@ class Trainer:
             dtype=torch.float64,
         )
         flags = torch.cat([flags, busy_shares]).to(self.group.device)
-        local_sums = torch.cat([self.meter.losses[:step_count], self.meter.correct, loss_scale, flags])
+        local_sums = torch.cat([self.meter.losses[:step_count], self.meter.correct.sum(0), loss_scale, flags])
         sums = process_group.sum_over_processes(self.group, local_sums).tolist()
         losses, sums = sums[:step_count], sums[step_count:]
         top1, top5, loss_scale, stop_votes, save_requests, save_votes, step_seconds, *busy = sums

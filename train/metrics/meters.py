@@ -12,13 +12,13 @@ from .accuracy import count_correct
 class StepMeter:
     """Losses and hits of an interval of steps, summed on the device, so that no step waits for it.
 
-    `losses` [capacity] has the summed loss of each step, `correct` [2] the top-1 and top-5 hits of the interval, both
-    as float64. `capacity` is the largest number of steps in an interval.
+    `losses` [capacity] has the summed loss of each step, `correct` [capacity, 2] its top-1 and top-5 hits, both as
+    float64. `capacity` is the largest number of steps in an interval.
     """
 
     def __init__(self, device: torch.device, capacity: int) -> None:
         self.losses = torch.zeros(capacity, dtype=torch.float64, device=device)
-        self.correct = torch.zeros(2, dtype=torch.float64, device=device)
+        self.correct = torch.zeros(capacity, 2, dtype=torch.float64, device=device)
         self.steps = 0
 
     @torch.no_grad()
@@ -29,7 +29,7 @@ class StepMeter:
         contains it already.
         """
         self.losses[self.steps] += loss
-        self.correct += torch.stack(count_correct(scores, labels)) * share
+        self.correct[self.steps] += torch.stack(count_correct(scores, labels)) * share
 
     def end_step(self) -> None:
         """Count the step: the chunks that follow belong to the next."""

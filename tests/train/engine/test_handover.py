@@ -131,12 +131,13 @@ def test_nothing_is_kept(
 
 
 def test_metrics_of_steps_that_no_process_has_summed_are_estimated(tmp_path: Path) -> None:
-    """With one process the estimate is exact; what a failed step has added is no part of the losses."""
+    """With one process the estimate is exact; what a failed step has added is no part of it."""
     run = Run(tmp_path)
     run.run_steps(3)
-    losses = run.trainer.meter.losses[:3].sum().item()
+    losses, hits = run.trainer.meter.losses.sum().item(), run.trainer.meter.correct.sum(0).tolist()
+    run.fail_in_step("sum of statistics")
     totals = estimate_totals(run.trainer)
-    assert totals.loss == pytest.approx(losses) and totals.images == 24 and 0 <= totals.top1 <= totals.top5 <= 24
+    assert totals.loss == pytest.approx(losses) and totals.images == 24 and [totals.top1, totals.top5] == hits
 
 
 POSITIONS = [(1, 0), (0, 9), None, (1, 0)]  # finished epochs, finished steps of the next; None: a new process

@@ -33,7 +33,7 @@ def read_events(folder: Path) -> Any:
     return events
 
 
-def test_step_meter_sums_losses_by_step_and_hits_by_interval() -> None:
+def test_step_meter_sums_losses_and_hits_by_step() -> None:
     meter = meters.StepMeter(torch.device("cpu"), 4)
     correct = torch.tensor([[9.0, 1, 2, 3, 4, 5, 6]])
     wrong = torch.tensor([[1.0, 2, 3, 4, 5, 6, 9]])
@@ -48,7 +48,8 @@ def test_step_meter_sums_losses_by_step_and_hits_by_interval() -> None:
     )  # one image, repeated to fill a chunk of two
     meter.end_step()
     assert meter.steps == 2
-    assert meter.losses.tolist() == [1.75, 4.0, 0, 0] and meter.correct.tolist() == [3, 3]
+    assert meter.losses.tolist() == [1.75, 4.0, 0, 0]
+    assert meter.correct.tolist() == [[2, 2], [1, 1], [0, 0], [0, 0]]
     meter.reset()
     assert (meter.steps, meter.losses.abs().sum(), meter.correct.abs().sum()) == (0, 0, 0)
 
