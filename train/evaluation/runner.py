@@ -68,10 +68,11 @@ def evaluate_checkpoint(options: EvalOptions) -> None:
     seed = description.seed
     indexes = open_val_indexes(recipe, root, copies, scale=options.scale, seed=seed, skip_bad=options.skip_bad)
     val_index = indexes["val", None]
-    if len(description.classes) != len(val_index.classes):
+    if description.classes != val_index.classes:  # other names have another order, and so other labels
+        missing = next((f", without {name!r}" for name in description.classes if name not in val_index.classes), "")
         raise TrainingError(
             f"{options.checkpoint}: was trained on {len(description.classes)} classes, but {root} has "
-            f"{len(val_index.classes)}; name a data set with the same classes: --data DIR"
+            f"{len(val_index.classes)}{missing}; name a data set with the same classes: --data DIR"
         )
     model = trained.build()
 
