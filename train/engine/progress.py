@@ -79,6 +79,7 @@ class ProgressReporter:
             epoch=epoch.number + 1,
             images_per_second=totals.images / totals.seconds,
             lr=lr,
+            loss=totals.loss / totals.images,
             busy=busy,
             where=encode(self.time_breakdown.table()),
         )

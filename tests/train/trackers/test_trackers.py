@@ -252,3 +252,6 @@ def test_trainer_logs_its_metrics_and_its_end(out: Path) -> None:
     logged = [row["values"]["accuracy/val_top1"] for row in calls(out, "log") if "accuracy/val_top1" in row["values"]]
     assert logged == [epoch.top1 for epoch in trainer.history] and len(logged) == 2
     assert calls(out, "init")[0]["config"]["recipe"] == "rule" and calls(out, "finish")[0]["exit_code"] == 0
+    losses = [row["scalars"]["loss/train"] for row in rows if row["kind"] == "train"]
+    report = trainer.agent_channel.last_report
+    assert report and report.loss == losses[-1], "the agent, and so `top`, gets the same"
