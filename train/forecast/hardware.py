@@ -117,17 +117,22 @@ def loader_images_per_second(copy: int | None, size: int, vcpus: float) -> float
     return vcpus * VCPU_CORE_SHARE * 1e6 / microseconds
 
 
-def fetch_bytes(schedule: Schedule, val_images: int) -> float:
-    """Return the bytes of all copies that the epochs of a schedule read, validation images included; 0 when unknown."""
-    return _bytes_of_images(schedule, val_images, {epoch.scheduled_phase.phase.copy for epoch in schedule.epochs})
+def fetch_bytes(schedule: Schedule) -> float:
+    """Return the bytes of the sets that the epochs of a schedule read; 0 when unknown.
+
+    Sets are fetched as a whole, also by a rehearsal that trains on a part of the images.
+    """
+    data, copies = schedule.recipe.data, {epoch.scheduled_phase.phase.copy for epoch in schedule.epochs}
+    return _bytes_of_images(schedule, data.train + data.val, copies)
 
 
 def read_bytes(schedule: Schedule, val_images: int) -> float:
     """Return the bytes of images that the epochs of a schedule read in all, each image anew; 0 when unknown."""
-    return _bytes_of_images(schedule, val_images, [epoch.scheduled_phase.phase.copy for epoch in schedule.epochs])
+    copies = [epoch.scheduled_phase.phase.copy for epoch in schedule.epochs]
+    return _bytes_of_images(schedule, schedule.images + val_images, copies)
 
 
-def _bytes_of_images(schedule: Schedule, val_images: int, copies: Collection[int | None]) -> float:
+def _bytes_of_images(schedule: Schedule, images: int, copies: Collection[int | None]) -> float:
     if not has_known_images(schedule):
         return 0.0
     bytes_per_image = 0.0
@@ -136,4 +141,4 @@ def _bytes_of_images(schedule: Schedule, val_images: int, copies: Collection[int
             bytes_per_image += IMAGE_BYTES[copy]
         else:
             bytes_per_image += IMAGE_BYTES[160] * (copy / 160) ** IMAGE_BYTES_EXPONENT
-    return (schedule.images + val_images) * bytes_per_image
+    return images * bytes_per_image

@@ -186,7 +186,7 @@ class _ForecastModel:
         if constants.fetch_bytes_per_second:
             # A machine fetches no faster than its network.
             speed = min(constants.fetch_bytes_per_second, self.gbit * 1e9 / 8)
-            fetch = hardware.fetch_bytes(self.schedule, self.val_images) / speed
+            fetch = hardware.fetch_bytes(self.schedule) / speed
         return {
             "boot": constants.boot_seconds,
             "setup": constants.setup_seconds,

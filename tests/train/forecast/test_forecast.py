@@ -101,12 +101,13 @@ def test_step_waits_only_for_a_loader_slower_than_the_gpus() -> None:
 def test_start_is_boot_setup_fetch_and_trainers() -> None:
     schedule = make_schedule(8)
     images = IMAGES + IMAGENET.val
-    assert fetch_bytes(schedule, IMAGENET.val) == images * (13_100 + 49_000 + 109_000)
+    assert fetch_bytes(schedule) == images * (13_100 + 49_000 + 109_000)
+    assert fetch_bytes(Schedule(schedule.recipe, 1000, 64)) == fetch_bytes(schedule), "a rehearsal fetches whole sets"
     result, on_slow_network = (forecast_of(schedule, gbit=gbit, constants=DEFAULT_CONSTANTS) for gbit in (25, 8))
     assert result.start == {"boot": 120, "setup": 60, "fetch": images * 171_100 / 1.5e9, "trainers": 30}
     assert on_slow_network.start["fetch"] == images * 171_100 / 1e9
     assert result.training_minutes == pytest.approx(result.minutes - (result.terms["start"] - 30) / 60)
-    assert fetch_bytes(one_phase(64, 8), 50) == 0  # the size of other images is not known
+    assert fetch_bytes(one_phase(64, 8)) == 0  # the size of other images is not known
 
 
 def test_forecast_of_steps_takes_their_share_of_each_phase() -> None:

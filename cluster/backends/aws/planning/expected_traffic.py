@@ -14,7 +14,7 @@ from infra.aws.launch_request import Internet
 from infra.costs import GB, NO_TRAFFIC, Traffic, TrafficForecast
 from train.forecast import Forecast
 from train.forecast.hardware import fetch_bytes, has_known_images, read_bytes
-from train.recipe.schedule import Schedule
+from train.recipe.schedule import Schedule, scaled_image_count
 
 SHARED_FOLDER = Path("~/.imgnet/shared")
 MIN_SAVE_SECONDS = 1.0  # between two saves, however short an epoch is: the next one waits until the last is written
@@ -90,14 +90,14 @@ def _heartbeat_traffic(machines: int) -> Traffic:
 def _image_traffic(spec: JobSpec, schedule: Schedule) -> tuple[Traffic, bool, str]:
     """Return what reading the images moves in the run, whether that is before training, and a line for the user."""
     machines = len(spec.machine_names)
-    val_images = schedule.recipe.data.val
     if "://" in spec.data_source:
-        files = machines * fetch_bytes(schedule, val_images) / OBJECT_BYTES
+        files = machines * fetch_bytes(schedule) / OBJECT_BYTES
         return Traffic(object_reads=round(files)), True, "images from S3, free but for the requests"
     is_fetched = bool(spec.data_source)
     if spec.generate_data or not Path(spec.data_source or spec.train.data).is_relative_to(SHARED_FOLDER):
         return NO_TRAFFIC, True, ""
-    once_bytes = fetch_bytes(schedule, val_images)
+    once_bytes = fetch_bytes(schedule)
+    val_images = scaled_image_count(schedule.recipe.data.val, spec.train.scale)
     total_bytes = machines * once_bytes if is_fetched else read_bytes(schedule, val_images)
     manner = f"each of {machines} machines fetches them once" if is_fetched else "read anew in each epoch"
     if not has_known_images(schedule):

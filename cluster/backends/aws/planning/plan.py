@@ -33,7 +33,7 @@ from infra.aws.stack import security_group, stack
 from infra.aws.stack.stack import Stack
 from infra.aws.tags import parse_user_tags
 from train.forecast import Forecast, forecast
-from train.recipe.schedule import Schedule
+from train.recipe.schedule import Schedule, scaled_image_count
 
 from . import image_location, plan_page
 from .expected_traffic import expect_traffic
@@ -206,6 +206,7 @@ def _forecasts(
                 machines=spec.machines,
                 vcpus=instance_type.vcpus,
                 constants=request.constants_for(name),
+                val_images=scaled_image_count(schedule.recipe.data.val, spec.train.scale),
             )
         ):
             forecasts[name] = run_forecast
