@@ -41,7 +41,7 @@ from .protocol import (
     emit_json_line,
     reserve_stdout,
 )
-from .trained_network import open_trained
+from .trained_network import open_trained, precision_of
 
 EXAMPLE_PIXELS = 300  # longer side of an example image
 PROGRESS_SECONDS = 1.0  # between two messages about the progress
@@ -124,7 +124,9 @@ class Evaluator:
     def __post_init__(self) -> None:
         self.val_index = self.indexes["val", None]
         self.buckets = ratio_buckets(self.val_index)
-        self.preprocessor = BatchPreprocessor(self.group.device, normalization=normalization_of(self.model))
+        self.preprocessor = BatchPreprocessor(
+            self.group.device, normalization=normalization_of(self.model), precision=precision_of(self.recipe)
+        )
         self.sizes = self.options.sizes or (self.recipe.phases[-1].final_size,)
         self.last_progress = time.monotonic()
 

@@ -63,6 +63,14 @@ class TrainedNetwork:
                 )
 
 
+def precision_of(recipe: Recipe) -> str:
+    """Return the precision in which a network is evaluated: that of its training.
+
+    For "bf16" it is "auto", which is bfloat16 where the GPU has it: a GPU without it can be used too.
+    """
+    return "auto" if recipe.precision == "bf16" else recipe.precision
+
+
 def open_trained(path: Path, model_name: str | None = None) -> TrainedNetwork:
     """Open a checkpoint or a file of weights of a run. Raises `TrainingError` when it is missing, damaged or not ours.
 

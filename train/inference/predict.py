@@ -13,7 +13,7 @@ from train.data.order.rect_val import rect_crop_shape
 from train.data.order.work import BatchRequest
 from train.engine.inputs import BatchPreprocessor, Normalization
 from train.evaluation.protocol import emit_json_line, reserve_stdout
-from train.evaluation.trained_network import open_trained
+from train.evaluation.trained_network import open_trained, precision_of
 from train.tools.errors import TrainingError, first_line, one_line_error
 from train.tools.files import read_file
 from train.weights.network_description import Crop, NetworkDescription
@@ -27,9 +27,8 @@ def predict_images(options: PredictOptions) -> None:
     trained = open_trained(Path(options.source), options.model)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = trained.build().to(device)
-    preprocessor = BatchPreprocessor(
-        device, normalization=Normalization(trained.description.mean, trained.description.std)
-    )
+    normalization = Normalization(trained.description.mean, trained.description.std)
+    preprocessor = BatchPreprocessor(device, normalization=normalization, precision=precision_of(trained.recipe))
     for path in map(Path, options.images):
         answers: list[Answer] = []
         error = ""

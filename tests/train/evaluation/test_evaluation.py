@@ -220,6 +220,22 @@ class FixedSizeNet(torch.nn.Module):
         return images.flatten(1) @ torch.ones(3 * 32 * 32, 10)
 
 
+@pytest.mark.parametrize(
+    ("precision", "used"), [("auto", "auto"), ("fp16", "fp16"), ("fp32", "fp32"), ("bf16", "auto")]
+)
+def test_evaluation_computes_in_the_precision_of_the_training(
+    precision: str, used: str, tiny: Any, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU, top-1 in bfloat16 is not that of the run's own validation in float32."""
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(runner, "BatchPreprocessor", lambda _, **named: given.update(named))
+    recipe = tiny(phases=PHASES, precision=precision)
+    runner.Evaluator(
+        eval_options(), recipe, SINGLE_PROCESS, FixedSizeNet(), open_val_indexes(recipe, tiny_data, tiny_data), 0
+    )
+    assert given["precision"] == used
+
+
 def test_evaluation_size_that_the_network_rejects_is_one_line(tiny: Any, tiny_data: Path) -> None:
     options, recipe = eval_options(crops=("center",), sizes=(64,)), tiny(phases=PHASES)
     indexes = open_val_indexes(recipe, tiny_data, tiny_data)
