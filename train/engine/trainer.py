@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -200,7 +200,7 @@ class Trainer:
             self.agent_channel.tick,
         )
         self.preprocessor.warmed_shapes |= {*train_shapes, *val_shapes}
-        batches = chain([next(batches)], batches)
+        batches = chain([*islice(batches, 1)], batches)  # none: no image of the last validation is this rank's
         if not self.time_breakdown.measured.startup_seconds:
             self.time_breakdown.measured.startup_seconds = self.agent_channel.seconds_by_state()
         return batches

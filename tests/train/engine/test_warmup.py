@@ -1,13 +1,14 @@
 """The warm-up: every shape once, the model unchanged; compiled networks share weights and checkpoints."""
 
 import contextlib
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from support.trainer_in_process import open_trainer
+from support.trainer_in_process import RandomImages, make_phase, make_recipe, make_trainer, open_trainer
 from torch import nn
 
 from train.data.loading.loader import Batch
@@ -54,6 +55,12 @@ def test_normalize_in_one_pass_equals_three_operations(dtype: torch.dtype, toler
     normalized = preprocessor.normalize_in_one_pass(pixels.permute(0, 3, 1, 2))
     assert normalized.dtype == dtype and normalized.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(normalized.float(), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_rank_without_images_of_the_last_validation_goes_on_from_the_checkpoint_before_it(tmp_path: Path) -> None:
+    """The set has fewer validation images than the run has processes, so no batch is left for this one."""
+    trainer = make_trainer(tmp_path, make_recipe(make_phase((0, 1), 8, 0.1)), RandomImages(train=16), plain=False)
+    assert list(trainer.wrap_and_warm_up(trainer.schedule.epochs, iter(()))) == []
 
 
 def test_warm_up_on_cpu_runs_one_small_batch_and_leaves_the_model_unchanged(model: Any) -> None:
