@@ -10,6 +10,7 @@ import os
 import random
 import shutil
 import signal
+import stat
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -169,6 +170,36 @@ def damaged(path: Path, content: bytes, generator: random.Random) -> str:
     return what
 
 
+def restore(folder: Path, intact_folder: Path) -> None:
+    """Undo all changes of a run folder. Deleting all of it takes longer than the commands of a case."""
+    for parent, folder_names, names in os.walk(folder, topdown=False):
+        for changed in [Path(parent, name) for name in folder_names + names]:
+            if identity(changed) == identity(intact_folder / changed.relative_to(folder)):
+                continue
+            if changed.is_dir() and not changed.is_symlink():
+                shutil.rmtree(changed)
+            else:
+                changed.unlink()
+    for parent, folder_names, names in os.walk(intact_folder):
+        path = folder / Path(parent).relative_to(intact_folder)
+        for name in folder_names:
+            (path / name).mkdir(exist_ok=True)
+        for name in names:
+            if not os.path.lexists(path / name):
+                shutil.copy2(Path(parent, name), path / name)
+        shutil.copystat(parent, path)
+
+
+def identity(path: Path) -> tuple[int, ...] | None:
+    """Return what differs after a change: a file's kind, size and time; a folder's kind; None for no file."""
+    try:
+        status = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    is_folder = stat.S_ISDIR(status.st_mode)
+    return (stat.S_IFDIR,) if is_folder else (status.st_mode, status.st_size, status.st_mtime_ns)
+
+
 def json_paths(value: Any, prefix: JsonPath = ()) -> Iterator[JsonPath]:
     """Yield the paths of all values inside of a JSON value, of long lists only the first and the last."""
     yield prefix
@@ -264,8 +295,7 @@ def test_commands_on_damaged_run_folders_end_without_traceback(kind: str, job_fo
     problems: dict[tuple[str, str], str] = {}
     command_count = 0
     while command_count < COMMANDS_PER_KIND:
-        shutil.rmtree(job_folder)
-        shutil.copytree(intact_folder, job_folder)
+        restore(job_folder, intact_folder)
         lock_path = job_folder / "machine/work/0" / AGENT_LOCK
         with locked(lock_path) if kind == "running" else contextlib.nullcontext():
             description = damage(job_folder, generator)
