@@ -1,16 +1,19 @@
 """Damaged run folders: whatever one file holds, every command ends with its output or with one clear line.
 
-Each case changes one file of a run folder: one value of it, all of it, or its kind. The commands run in this process.
+Each case changes one file of a run folder: one value of it, all of it, or its kind. Most often one of the commands that
+then run reads this file. The commands run in this process.
 """
 
 import contextlib
 import copy
+import functools
 import json
 import os
 import random
 import shutil
 import signal
 import stat
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,7 +38,8 @@ from infra.aws.journal_events import InstanceEnded
 from infra.aws.launch_request import Place
 from train.tools.files import locked
 
-COMMANDS_PER_KIND = 4000
+COMMANDS_PER_KIND = 2000
+READ_SHARE = 0.8  # of the cases damage a file that one of their commands reads; the others any file
 MAX_SECONDS = round(10 * PATIENCE)
 MAX_ERROR_CHARACTERS = 3000
 EXIT_CODES = (0, 1, 2, 100, 101, 102, 103)
@@ -45,7 +49,7 @@ COMMANDS = (
     *(["resume", "-d", "job-1"], ["follow"]),
 )
 SLOW_COMMANDS = (["report"],)
-SLOW_SHARE = 0.002
+SLOW_SHARE = 0.004
 VALUES: tuple[Any, ...] = (
     *(None, [], {}, "", "x", -1, 0, 1, 1e308, -1e308, 10**18, True, "../../x", [[[]]], {"a": {}}, [1], ["x"], 2.5),
     *("a" * 300_000, "\u202e\x1b[31m\n\x1b]0;title\x07", "\ud800", float("nan"), float("inf")),
@@ -126,15 +130,16 @@ KINDS: dict[str, Callable[[Path], None]] = {
 }
 
 
-def damage(folder: Path, generator: random.Random) -> str:
-    """Change one file of a run folder. Returns a description of the change."""
-    path = generator.choice(
-        [
-            path
-            for path in sorted(folder.rglob("*"))
-            if path.is_file() and path.suffix not in (".pt", ".safetensors", ".html") and "lock" not in path.name
-        ]
-    )
+def damage(folder: Path, read_files: set[Path], generator: random.Random) -> str:
+    """Change one file of a run folder, mostly one of `read_files`. Returns a description of the change."""
+    paths = [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.suffix not in (".pt", ".safetensors", ".html") and "lock" not in path.name
+    ]
+    if generator.random() < READ_SHARE:
+        paths = [path for path in paths if path in read_files] or paths
+    path = generator.choice(paths)
     content = path.read_bytes()
     path.unlink()
     return f"{path.relative_to(folder)}: {damaged(path, content, generator)}"
@@ -265,6 +270,26 @@ def run_command(words: list[str]) -> str:
     return ""
 
 
+@functools.cache
+def opened_paths() -> set[str]:
+    """Return the set of the files of jobs that this process opens from the first call on. Python keeps such a hook."""
+    paths = set[str]()
+
+    def note(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and "/runs/job-1/" in (path := str(arguments[0])):
+            paths.add(path)
+
+    sys.addaudithook(note)
+    return paths
+
+
+def files_read(words: list[str], folder: Path) -> set[Path]:
+    """Run a command on an intact run folder. Returns the files of the folder that it opens."""
+    opened_paths().clear()
+    assert run_command(words) == ""
+    return {path for name in opened_paths() if (path := Path(name)).is_relative_to(folder)}
+
+
 @pytest.fixture
 def job_folder(finished: FinishedSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the run folder of a finished job, of which no command can start a job."""
@@ -291,20 +316,26 @@ def test_commands_on_damaged_run_folders_end_without_traceback(kind: str, job_fo
     generator = random.Random(kind)
     intact_folder = job_folder.parent.with_name("intact")
     shutil.copytree(job_folder, intact_folder)
+    lock_path = job_folder / "machine/work/0" / AGENT_LOCK
+    quick_commands = [words for words in COMMANDS if not (kind == "running" and words == ["follow"])]  # has no end then
     run_command(["report"])  # imports what draws, which takes long
+    read_by: dict[tuple[str, ...], set[Path]] = {}
+    for words in (*quick_commands, *SLOW_COMMANDS):
+        restore(job_folder, intact_folder)
+        with locked(lock_path) if kind == "running" else contextlib.nullcontext():
+            read_by[tuple(words)] = files_read(words, job_folder)
+    assert all(read_by.values())
     problems: dict[tuple[str, str], str] = {}
     command_count = 0
     while command_count < COMMANDS_PER_KIND:
         restore(job_folder, intact_folder)
-        lock_path = job_folder / "machine/work/0" / AGENT_LOCK
+        commands_of_case = generator.sample(quick_commands, 6)
+        if generator.random() < 6 * SLOW_SHARE:
+            commands_of_case += SLOW_COMMANDS
+        read_files = set[Path]().union(*(read_by[tuple(words)] for words in commands_of_case))
         with locked(lock_path) if kind == "running" else contextlib.nullcontext():
-            description = damage(job_folder, generator)
-            commands_of_case = generator.sample(COMMANDS, 6)
-            if generator.random() < 6 * SLOW_SHARE:
-                commands_of_case += SLOW_COMMANDS
+            description = damage(job_folder, read_files, generator)
             for words in commands_of_case:
-                if kind == "running" and words == ["follow"]:  # it would follow the job for ever
-                    continue
                 command_count += 1
                 if problem := run_command(words):
                     problems.setdefault((words[0], problem[-60:]), f"{description} | {' '.join(words)} | {problem}")
