@@ -14,7 +14,8 @@ from support.waiting import wait_for
 from cluster.jobs.job import Job
 from train.tools import checkpoint_io
 
-EPOCHS = 120  # enough for a node to be replaced meanwhile
+EPOCHS = 30
+PACE = (12, 0.5)  # for `Sandbox.write_recipe`: a job does not end before a node is replaced
 OPTIONS = ("--machines", "3", "--procs", "1", *exact_jobs.OPTIONS)
 SLURM_OPTIONS = ("--slurm", "--gpus-per-node", "0")
 
@@ -26,11 +27,9 @@ class SlurmUser:
         self.sandbox = sandbox
         self.cluster = cluster
 
-    def launch(self, epochs: int, *options: str) -> Job:
+    def launch(self, recipe: str, *options: str) -> Job:
         """Launch a job of three machines on the cluster without following it."""
-        result = self.sandbox.cli(
-            "launch", "-d", *SLURM_OPTIONS, *OPTIONS, *options, write_recipe(self.sandbox, 3, epochs)
-        )
+        result = self.sandbox.cli("launch", "-d", *SLURM_OPTIONS, *OPTIONS, *options, recipe)
         assert result.code == 0, result
         return self.sandbox.job(int(re.findall(r"job-(\d+) launched", result.out)[0]))
 
@@ -63,7 +62,8 @@ def user(slurm: SlurmCluster, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_job_survives_a_node_without_power_and_ends_as_an_undisturbed_one(user: SlurmUser) -> None:
-    job = user.launch(EPOCHS, "--log-ids", "--lost-seconds", "2")
+    recipe = write_recipe(user.sandbox, 3, EPOCHS, PACE)
+    job = user.launch(recipe, "--log-ids", "--lost-seconds", "2")
     wait_for_steps(job, 5, "0", "1", "2")
     (slurm_job,) = user.slurm_jobs()
     # The node of the batch script: the job goes on without the script.
@@ -71,12 +71,15 @@ def test_job_survives_a_node_without_power_and_ends_as_an_undisturbed_one(user: 
     next(node for node in user.cluster.nodes if node.name == lost_node).power_off()
     wait_for_steps(job, 5, "0", "1", "2", after_attempt=2)  # the second attempt is that of the two others
     assert len(user.slurm_jobs()) == 2  # the replacement has a job of its own
+    user.sandbox.train_fast()
     user.assert_end(job, "done")
     assert not user.slurm_jobs(f"--jobs={slurm_job}")
     result = job.result
     assert result and result.ids_wrong == [], result
 
-    undisturbed = user.sandbox.cli("launch", "--local", *OPTIONS, write_recipe(user.sandbox, 3, EPOCHS), timeout=240)
+    # One process, which computes all three chunks of each step itself.
+    one_process = ("--procs", "1", "--no-standby", *exact_jobs.OPTIONS)
+    undisturbed = user.sandbox.cli("launch", "--local", *one_process, recipe, timeout=240)
     assert undisturbed.code == 0, undisturbed
     expected = user.sandbox.job(2).result
     assert expected and result.steps == expected.steps
@@ -88,7 +91,7 @@ def test_job_survives_a_node_without_power_and_ends_as_an_undisturbed_one(user: 
 
 def test_rehearse_loss_stop_resume_attach_and_shell(user: SlurmUser) -> None:
     sandbox = user.sandbox
-    job = user.launch(ENDLESS, "--lost-seconds", "2")
+    job = user.launch(write_recipe(sandbox, 3, ENDLESS), "--lost-seconds", "2")
     wait_for_steps(job, 5, "0", "1", "2")
     shell = sandbox.cli("ssh", "job-1", "--machine", "2", "--", "printenv", "SLURMD_NODENAME")
     assert shell.code == 0, shell
@@ -117,7 +120,8 @@ def test_rehearse_loss_stop_resume_attach_and_shell(user: SlurmUser) -> None:
 
 
 def test_time_limit_of_slurm_stops_the_job_with_a_checkpoint(user: SlurmUser) -> None:
-    job = user.launch(ENDLESS, "--time", "3", "--save-seconds", "1000")
+    recipe = write_recipe(user.sandbox, 3, ENDLESS)
+    job = user.launch(recipe, "--no-standby", "--time", "3", "--save-seconds", "1000")
     wait_for_steps(job, 3, "0", "1", "2")
     user.assert_end(job, "stopped", "Slurm's time limit is near")
     assert checkpoint_io.newest_checkpoint(job.run_folder.shared / "checkpoints" / "000001")
@@ -132,7 +136,7 @@ def test_job_that_waits_for_nodes_shows_why_and_scancel_ends_it(user: SlurmUser)
 
     blocker = cluster.run("sbatch", "--parsable", "--nodes=4", "--exclusive", "--wrap=sleep 600").strip()
     cluster.wait_for(lambda: user.slurm_jobs("--states=RUNNING") == [blocker])
-    job = user.launch(ENDLESS)
+    job = user.launch(write_recipe(sandbox, 3, ENDLESS), "--no-standby")
     shown = json.loads(sandbox.cli("status", "-o", "json").out)
     assert shown["state"] == "waiting" and "waiting for Slurm" in shown["doing"]
     attach = sandbox.cli("attach", job.name)
