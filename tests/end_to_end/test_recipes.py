@@ -5,12 +5,10 @@ rule for these batches, and the network is a small one. The recipes' own network
 """
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from support.sandbox import Sandbox
 
@@ -70,35 +68,24 @@ def shorten_phase(phase: Phase, largest_batch: int, gpu_ratio: float) -> Phase:
     return replace(phase, size=max(32, phase.final_size // 4), batch=batch, lr=lr)
 
 
-@pytest.fixture(scope="module")
-def recipe_jobs(tmp_path_factory: pytest.TempPathFactory, images: Path) -> Iterator[Sandbox]:
-    """A sandbox in which the jobs of all recipes have ended."""
-    sandbox = Sandbox(tmp_path_factory.mktemp("recipes") / "sandbox", images)
-    try:
-        weights = sandbox.path / "before.pt"
-        torch.save(registry.build_model(Model(name="resnet10_tiny"), 7, 0).state_dict(), weights)
-        recipes = [shorten(read_recipe(file), weights).to_json() for file in RECIPE_NAMES]
-        queue_file = sandbox.path / "cut.py"
-        queue_file.write_text(QUEUE_FILE.format(json.dumps(recipes)))
-        options = ("--procs", "2", "--workers", "0", "--data", images, "--max-steps", STEPS)
-        launched = sandbox.cli("launch", "--local", "-y", *options, queue_file, timeout=900)
-        assert launched.code == 0, launched
-        yield sandbox
-    finally:
-        leftovers = sandbox.close()
-    assert not leftovers, f"still running after the tmux server had ended: {leftovers}"
-
-
-@pytest.mark.parametrize(("number", "file"), list(enumerate(RECIPE_NAMES, 1)), ids=list(RECIPE_NAMES))
-def test_recipe_runs_all_phases(number: int, file: str, recipe_jobs: Sandbox) -> None:
-    result = json.loads((recipe_jobs.path / f"runs/job-{number}/result.json").read_text())
-    phases = shorten(read_recipe(file), Path()).phases
-    assert (result["recipe"], result["state"]) == (RECIPE_NAMES[file], "done")
-    assert (result["steps"], result["procs"]) == (STEPS, 2)
-    rows = result["schedule"]
-    assert [(row["size"], row["batch"], row["shape"], row["augment"]) for row in rows] == [
-        (phase.size, phase.batch, phase.shape, phase.augment) for phase in phases
-    ]
-    assert all(row["steps"] >= 1 for row in rows)
-    assert result["epochs"][-1]["val_images"] == 20 and 0 <= result["top1"] <= result["top5"] <= 100
-    assert sum(epoch["steps"] for epoch in result["epochs"]) == STEPS
+def test_recipes_run_all_phases(sandbox: Sandbox) -> None:
+    """All in one queue, whose jobs run one after another."""
+    weights = sandbox.path / "before.pt"
+    torch.save(registry.build_model(Model(name="resnet10_tiny"), 7, 0).state_dict(), weights)
+    recipes = [shorten(read_recipe(file), weights) for file in RECIPE_NAMES]
+    queue_file = sandbox.path / "cut.py"
+    queue_file.write_text(QUEUE_FILE.format(json.dumps([recipe.to_json() for recipe in recipes])))
+    options = ("--procs", "2", "--workers", "0", "--data", sandbox.data, "--max-steps", STEPS)
+    launched = sandbox.cli("launch", "--local", "-y", *options, queue_file, timeout=900)
+    assert launched.code == 0, launched
+    for number, recipe in enumerate(recipes, 1):
+        result = json.loads((sandbox.path / f"runs/job-{number}/result.json").read_text())
+        assert (result["recipe"], result["state"]) == (recipe.name, "done")
+        assert (result["steps"], result["procs"]) == (STEPS, 2), recipe.name
+        rows = result["schedule"]
+        assert [(row["size"], row["batch"], row["shape"], row["augment"]) for row in rows] == [
+            (phase.size, phase.batch, phase.shape, phase.augment) for phase in recipe.phases
+        ], recipe.name
+        assert all(row["steps"] >= 1 for row in rows), recipe.name
+        assert result["epochs"][-1]["val_images"] == 20 and 0 <= result["top1"] <= result["top5"] <= 100, recipe.name
+        assert sum(epoch["steps"] for epoch in result["epochs"]) == STEPS, recipe.name

@@ -78,7 +78,7 @@ def test_job_survives_a_node_without_power_and_ends_as_an_undisturbed_one(user: 
     assert result and result.ids_wrong == [], result
 
     # One process, which computes all three chunks of each step itself.
-    one_process = ("--procs", "1", "--no-standby", *exact_jobs.OPTIONS)
+    one_process = ("--procs", "1", *exact_jobs.OPTIONS)
     undisturbed = user.sandbox.cli("launch", "--local", *one_process, recipe, timeout=240)
     assert undisturbed.code == 0, undisturbed
     expected = user.sandbox.job(2).result
