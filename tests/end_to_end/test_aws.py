@@ -4,6 +4,7 @@ Machines are interrupted and killed; time, money and credentials run out; nobody
 with nothing that costs.
 """
 
+import bisect
 import json
 import math
 import re
@@ -208,19 +209,21 @@ def first_launch(renter: Renter, job: Job) -> float:
 
 def test_job_saves_and_stops_at_its_limit_of_hours_or_dollars(renter: Renter) -> None:
     """The limits are lowered while the jobs train, so that a busy computer cannot reach them before."""
-    renter.run("up", "--stack")
     hours_job, dollars_job, traffic_job = jobs = [
-        renter.launch("--max-price-total", "1.0", machines=1, epochs=ENDLESS - number) for number in range(3)
+        renter.launch("--max-price-total", "1.0", machines=1, epochs=ENDLESS) for _ in range(3)
     ]
     for job in jobs:
         renter.wait_for_steps(job)
     seconds = 30 * PATIENCE  # from now on, for each of the limits
     hours = (time.time() - first_launch(renter, hours_job) + seconds) / 3600
     renter.run("extend", hours_job.name, "--max-hours", f"{hours:.4f}")
-    hours = (time.time() - first_launch(renter, dollars_job) + seconds) / 3600
-    limits = ((cents / 100, rental_limit(dollars_job, dollars=cents / 100)) for cents in range(1, 100))
-    dollars = next(dollars for dollars, limit in limits if known(limit).hours >= hours)
-    renter.run("extend", dollars_job.name, "--max-price-total", f"{dollars:.2f}")
+    # 15 s more: a limit below a minute's price, the least that EC2 bills, would be refused. A cent would last minutes.
+    hours = (time.time() - first_launch(renter, dollars_job) + seconds + 15) / 3600
+    hundredths = range(1, 10_000)  # of a cent
+    index = bisect.bisect_left(
+        hundredths, hours, key=lambda number: known(rental_limit(dollars_job, dollars=number / 10_000)).hours
+    )
+    renter.run("extend", dollars_job.name, "--max-price-total", f"{hundredths[index] / 10_000:.4f}")
     for instance in renter.cloud.instances():
         if instance["tags"]["imgnet:job"] == traffic_job.spec.uid:
             renter.cloud.post("transfer", id=instance["id"], efs_written=20 * 10**9)  # $1.20

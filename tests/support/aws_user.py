@@ -53,6 +53,12 @@ class Renter:
         """Run the installed command with `-o json` and return its output, parsed."""
         return json.loads(self.run(*arguments, "-o", "json", **settings))
 
+    def create_stack(self) -> None:
+        """Create the stack, once. A supervisor would wait for others that create it at the same time."""
+        if not self.has_stack:
+            self.run("up", "--stack")
+            self.has_stack = True
+
     def launch_arguments(
         self, *options: str, machines: int = 2, epochs: int = 3, pace: tuple[int, float] | None = None
     ) -> tuple[str, ...]:
@@ -62,13 +68,8 @@ class Renter:
         return "launch", "-d", *OPTIONS, *types, "--machines", str(machines), *options, recipe
 
     def launch(self, *options: str, machines: int = 2, epochs: int = 3, pace: tuple[int, float] | None = None) -> Job:
-        """Launch a job and return it. Its supervisor has only just started.
-
-        The stack is created before: a supervisor would wait for others that create it at the same time.
-        """
-        if not self.has_stack:
-            self.run("up", "--stack")
-            self.has_stack = True
+        """Launch a job and return it. Its supervisor has only just started."""
+        self.create_stack()
         output = self.run(*self.launch_arguments(*options, machines=machines, epochs=epochs, pace=pace))
         return self.sandbox.job(int(re.findall(r"job-(\d+) launched", output)[0]))
 
