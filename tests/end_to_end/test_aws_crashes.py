@@ -51,17 +51,17 @@ class Lane(Renter):
         self.cli(*self.arguments, cwd=self.path / folder)
         return Job(self.path / folder / "runs/job-1")
 
-    def launch_and_kill(self, number: int, when: str, next_command: str) -> None:
+    def launch_and_kill(self, number: int, when: str, next_command: str, action: str = "") -> None:
         """Kill the caller of a call of a launch, run another command, and end the job.
 
-        `number` is the call's, from 1; `when` is "before" or "after" the call. Asserts that there are all machines or
-        none after the command, and none in the end.
+        `number` is the call's, from 1, among those of an action if one is given; `when` is "before" or "after" the
+        call. Asserts that there are all machines or none after the command, and none in the end.
         """
-        folder = f"{number}-{when}"
+        folder = f"{action}{number}-{when}"
         ids_before = self.all_instance_ids()
         kills_before = len(self.cloud.post("killed"))
         self.cloud.post("forget_past")
-        self.cloud.post("fault", kill=True, skip=number - 1, after=when == "after")
+        self.cloud.post("fault", action=action, kill=True, skip=number - 1, after=when == "after")
         job = self.launch_in(folder)
         self.wait_for(lambda: self.granted_ids(job) or len(self.cloud.post("killed")) > kills_before)
         self.wait_for(lambda: self.granted_ids(job) or not self.supervisor_pids())
@@ -99,49 +99,55 @@ class Lane(Renter):
 def lanes(tmp_path: Path, images: Path) -> Iterator[list[Lane]]:
     lanes = [Lane(Sandbox(tmp_path / f"sandbox{number}", images), CloudProcess()) for number in range(LANES)]
     yield lanes
-    leftovers = [command_line for lane in lanes for command_line in lane.sandbox.close()]
-    try:
-        for lane in lanes:
-            lane.cloud.assert_clean()
-    finally:
-        for lane in lanes:
-            lane.cloud.close()
+    with ThreadPoolExecutor() as pool:
+        leftovers = [line for lines in pool.map(lambda lane: lane.sandbox.close(), lanes) for line in lines]
+        try:
+            for lane in lanes:
+                lane.cloud.assert_clean()
+        finally:
+            closed = [pool.submit(lane.cloud.close) for lane in lanes]
+    for future in closed:
+        future.result()
     assert not leftovers
 
 
 def test_launch_killed_at_any_call_leaves_all_machines_or_none(lanes: list[Lane]) -> None:
     first_lane, *other_lanes = lanes
-    calls_with_stack = first_lane.run_undisturbed("empty")  # this launch creates the stack, the next one finds it
-    calls = first_lane.run_undisturbed("made")
-    assert calls.count("RunInstances") == 1 and len(calls) > 30, calls
-    assert "DescribeInstances" in calls[calls.index("RunInstances") :], calls
-    kills = [
-        (number, when)
-        for number, action in reversed([*enumerate(calls, 1)])  # `down` waits a minute for an answer that was lost
-        for when in (("before",) if action.startswith(READING_ACTIONS) else ("before", "after"))
-    ]
     cases: queue.SimpleQueue[tuple[int, str, str]] = queue.SimpleQueue()
-    for index, (number, when) in enumerate(kills):
-        cases.put((number, when, NEXT_COMMANDS[index % len(NEXT_COMMANDS)]))
     failures: list[str] = []
+    with ThreadPoolExecutor(max_workers=2 * LANES) as pool:
+        # The other lanes have no stack yet. Each begins with a kill in the middle of creating it.
+        begun = {
+            lane: pool.submit(lane.launch_and_kill, 1, "after", "launch", action)
+            for lane, action in zip(other_lanes, ("CreateVpc", "CreateFileSystem"), strict=True)
+        }
+        first_lane.run_undisturbed("empty")  # this launch creates the stack, the next one finds it
+        calls = first_lane.run_undisturbed("made")
+        assert calls.count("RunInstances") == 1 and len(calls) > 30, calls
+        assert "DescribeInstances" in calls[calls.index("RunInstances") :], calls
+        kills = [
+            (number, when)
+            for number, action in reversed([*enumerate(calls, 1)])  # `down` waits a minute for an answer that was lost
+            for when in (("before",) if action.startswith(READING_ACTIONS) else ("before", "after"))
+        ]
+        for index, (number, when) in enumerate(kills):
+            cases.put((number, when, NEXT_COMMANDS[index % len(NEXT_COMMANDS)]))
 
-    def work(lane: Lane, case: tuple[int, str, str] | None) -> None:
-        while True:
+        def work(lane: Lane) -> None:
+            case: tuple[int, str, str] | None = None
             try:
-                case = case or cases.get_nowait()
-                lane.launch_and_kill(*case)
+                if lane in begun:
+                    begun[lane].result()
+                while True:
+                    case = cases.get_nowait()
+                    lane.launch_and_kill(*case)
             except queue.Empty:
                 return
             except BaseException as error:  # pytest's own failures are no subclass of Exception
                 failures.append(f"killed {case}, {calls[case[0] - 1] if case else ''}: {error}")
-                return
-            case = None
 
-    with ThreadPoolExecutor() as pool:
-        pool.submit(work, first_lane, None)
-        # The other lanes have no stack yet. Each begins with a kill in the middle of creating it.
-        for lane, action in zip(other_lanes, ("CreateVpc", "CreateFileSystem"), strict=True):
-            pool.submit(work, lane, (calls_with_stack.index(action) + 1, "after", "launch"))
+        for lane in lanes:
+            pool.submit(work, lane)
     assert not failures, "\n\n".join(failures)
     assert cases.empty()
     unreached_calls = {number for lane in lanes for number in lane.unreached_calls}
