@@ -1,4 +1,7 @@
-"""A launch on rented machines that is killed at any of its calls to AWS: nobody pays twice, whatever is typed next."""
+"""A launch on rented machines that is killed at any of its calls to AWS: nobody pays twice, whatever is typed next.
+
+Of calls in a row that only read, every second one.
+"""
 
 import queue
 from collections.abc import Iterator
@@ -95,6 +98,12 @@ class Lane(Renter):
         assert len(new_instances) in (0, 2) and len(launch_ids) < 2, new_instances
 
 
+def is_among_reads(calls: list[str], number: int) -> bool:
+    """Whether a call reads, as the ones before and after it do. A kill before one of these leaves the same."""
+    around = calls[max(0, number - 2) : number + 1]
+    return len(around) == 3 and all(action.startswith(READING_ACTIONS) for action in around)
+
+
 @pytest.fixture
 def lanes(tmp_path: Path, images: Path) -> Iterator[list[Lane]]:
     lanes = [Lane(Sandbox(tmp_path / f"sandbox{number}", images), CloudProcess()) for number in range(LANES)]
@@ -128,6 +137,7 @@ def test_launch_killed_at_any_call_leaves_all_machines_or_none(lanes: list[Lane]
         kills = [
             (number, when)
             for number, action in reversed([*enumerate(calls, 1)])  # `down` waits a minute for an answer that was lost
+            if not (number % 2 and is_among_reads(calls, number))
             for when in (("before",) if action.startswith(READING_ACTIONS) else ("before", "after"))
         ]
         for index, (number, when) in enumerate(kills):
