@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 from support.aws_user import NEVER_SECONDS, Renter
+from support.command_server import STOP_VARIABLE
 from support.sandbox import ENDLESS
 
 from cluster.jobs.job import Job
@@ -103,7 +104,8 @@ def end_with(renter: Renter, command: str) -> Job:
     job = renter.launch("--save-seconds", "1", epochs=ENDLESS)
     renter.wait_for_steps(job)
     renter.cloud.post("fault", action="TerminateInstances", **EXPIRED)
-    result = renter.cli(command, *(("-y",) if command == "down" else ()), job.name)
+    short_wait = {STOP_VARIABLE: "5"}  # for the supervisor, which may not terminate the machines either
+    result = renter.cli(command, *(("-y",) if command == "down" else ()), job.name, env=short_wait)
     assert result.code != 0 and "Traceback" not in result.err, result
     expire(renter)
     return job

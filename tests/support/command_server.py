@@ -27,6 +27,8 @@ MAX_REQUEST_BYTES = 1 << 20
 PYTHON_VARIABLES = ("PYTHON", "LC_", "LANG", "LD_")
 # If a command has this variable, a stack's new resources settle in this time: no other process creates them meanwhile.
 SETTLE_VARIABLE = "TEST_SETTLE_SECONDS"
+# If a command has this variable, its `stop` waits so long for the job's end, then terminates the machines itself.
+STOP_VARIABLE = "TEST_STOP_SECONDS"
 TESTS = Path(__file__).resolve().parents[1]
 QUICK_START = str(TESTS / "support/quick_start")  # in PYTHONPATH it changes trainers only
 ENVIRONMENT = dict(os.environ)  # before a test changes it
@@ -185,6 +187,10 @@ def _run(request: dict[str, object], streams: Sequence[int]) -> NoReturn:
         from infra.aws.stack import resources
 
         resources.SETTLE_SECONDS = float(environment[SETTLE_VARIABLE])
+    if STOP_VARIABLE in environment:
+        from cluster.jobs import job
+
+        job.JOB_STOP_TIMEOUT_SECONDS = float(environment[STOP_VARIABLE])
     sys.argv = [str(Path(sys.executable).parent / "imgnet-cluster"), *arguments]
     sys.path[:] = [str(Path(sys.executable).parent), *(path for path in sys.path if path != str(TESTS))]
     sys.stdin, sys.stdout = open(0), open(1, "w")  # noqa: SIM115  # open until the process ends
