@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.aws_user import NEVER_SECONDS, TYPE, Renter
 from support.command_server import SETTLE_VARIABLE
-from support.sandbox import Sandbox
+from support.sandbox import ENDLESS, Sandbox
 from support.simcloud.fixture import IMAGE
 
 from cluster.jobs.job import Job
@@ -59,8 +59,8 @@ def test_ctrl_c_while_acquiring_detaches_and_stop_or_down_ends_the_job(renter: R
 
 
 def test_what_is_billed_is_told_after_ctrl_c_and_while_aws_refuses_the_credentials(renter: Renter) -> None:
-    renter.run("up", "--stack")
-    arguments = [argument for argument in renter.launch_arguments(epochs=100_000) if argument != "-d"]
+    renter.create_stack()
+    arguments = [argument for argument in renter.launch_arguments(epochs=ENDLESS) if argument != "-d"]
     launch = renter.sandbox.start(*arguments)
     job = renter.sandbox.job(1)
     renter.wait_for(lambda: renter.granted_ids(job))
