@@ -308,7 +308,8 @@ def test_jobs_of_two_folders_never_share_a_name(sandbox: Sandbox) -> None:
 
 def test_top_and_status_name_the_machine_that_the_others_wait_for(sandbox: Sandbox) -> None:
     """The trainer of machine 1 is stopped three quarters of the time."""
-    job = sandbox.launch(ENDLESS, "--machines", "2", "--procs", "1", "--no-standby", "--workers", "0")
+    options = ("--machines", "2", "--procs", "1", "--no-standby", "--workers", "0")
+    job = sandbox.launch(ENDLESS, *options, pace=(0, 0.05))  # a pause goes on while a trainer is stopped
     sandbox.wait_for_step(job)
     agent_pid = machine_statuses(job.run)["1"].pid
     (slow,) = [pid for pid in sandbox.trainer_pids() if sandbox.parent_pid(pid) == agent_pid]
