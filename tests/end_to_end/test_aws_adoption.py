@@ -44,7 +44,7 @@ class OtherComputer:
 
 
 def test_adopted_job_is_supervised_there_and_no_longer_here(renter: Renter) -> None:
-    renter.run("up", "--stack")
+    renter.create_stack()
     renter.cloud.post("set", policy=user_policy())
     limits = ("--max-price-total", "7", "--max-exchanges", "1")
     job = renter.launch("--save-seconds", "1", *limits, "--tag", "CostCenter=ml research", epochs=EPOCHS)

@@ -36,6 +36,7 @@ def launch_until_booting(renter: Renter) -> Job:
 
 
 def test_ctrl_c_while_acquiring_detaches_and_stop_or_down_ends_the_job(renter: Renter) -> None:
+    renter.create_stack()
     renter.cloud.post("limit_capacity", type=TYPE, zones=ZONES, places=0)
     for number, command in enumerate(("stop", "down"), 1):
         arguments = [argument for argument in renter.launch_arguments() if argument != "-d"]
