@@ -19,7 +19,7 @@ from support.waiting import wait_for
 from cluster.jobs.job import Job
 from train.weights.safetensors_file import read_safetensors
 
-EPOCHS = 20
+EPOCHS = 12
 PACE = (12, 1.0)  # for `Sandbox.write_recipe`: a job does not end before its faults
 OPTIONS = ("--procs", "1", "--log-ids", *exact_jobs.OPTIONS)
 
@@ -31,7 +31,7 @@ class SshUser:
         self.sandbox = sandbox
         self.bed = bed
         self.hosts_file = bed.write_hosts_toml(sandbox.path / "hosts.toml")
-        self.recipe = exact_jobs.write_recipe(sandbox, 4, epochs, None if epochs == ENDLESS else PACE)
+        self.recipe = exact_jobs.write_recipe(sandbox, len(bed.machines), epochs, None if epochs == ENDLESS else PACE)
 
     def launch(self, *options: str) -> Job:
         result = self.sandbox.cli("launch", "--ssh", self.hosts_file, "-d", "-y", *OPTIONS, *options, self.recipe)
@@ -49,24 +49,24 @@ def make_user(sandbox: Sandbox, testbed: Callable[..., Testbed]) -> Callable[...
 
 
 def test_power_cut_and_freeze_do_not_change_the_final_bits(make_user: Callable[..., SshUser]) -> None:
-    user = make_user(4)
-    job = user.launch("--machines", "4", "--lost-seconds", "3")
+    user = make_user(3)
+    job = user.launch("--machines", "3", "--lost-seconds", "3")
     machines = user.bed.machines
     wait_for_steps(job, 6)
     machines[0].power_off()
-    wait_for_steps(job, 6, "1", "2", "3", after_attempt=1)
+    wait_for_steps(job, 6, "1", "2", after_attempt=1)
     machines[0].boot()
-    wait_for_steps(job, 6, "0", "1", "2", "3", after_attempt=2)
-    machines[2].freeze()
-    wait_for_steps(job, 6, "0", "1", "3", after_attempt=3)
-    machines[2].thaw()
+    wait_for_steps(job, 6, "0", "1", "2", after_attempt=2)
+    machines[1].freeze()
+    wait_for_steps(job, 6, "0", "2", after_attempt=3)
+    machines[1].thaw()
     user.sandbox.train_fast()
     assert job.wait(120) == "done", describe(job)
     result = job.result
     assert result
     assert result.ids_wrong == [] and len(result.epochs) == EPOCHS and result.attempts >= 4
-    assert result.timeline[0].machines == ("0", "1", "2", "3")
-    assert set(result.setup) == {"0", "1", "2", "3"}
+    assert result.timeline[0].machines == ("0", "1", "2")
+    assert set(result.setup) == {"0", "1", "2"}
     assert result.setup["1"].keys() >= {"connecting", "code", "agent"}
 
     undisturbed = user.sandbox.cli("launch", "--local", *OPTIONS, user.recipe)
