@@ -74,8 +74,14 @@ def while_machines_boot(renter: Renter) -> Job:
     return job
 
 
+def while_it_trains(renter: Renter) -> Job:
+    job = renter.launch("--save-seconds", "1", epochs=ENDLESS)
+    renter.wait_for_steps(job)
+    expire(renter)
+    return job
+
+
 def while_a_lost_machine_is_replaced(renter: Renter) -> Job:
-    """The other machine trains on."""
     job = renter.launch("--save-seconds", "1", epochs=ENDLESS)
     renter.wait_for_steps(job)
     count = renter.calls().count("RunInstances")
@@ -111,6 +117,7 @@ MOMENTS = (
     between_request_and_answer,
     after_the_answer,
     while_machines_boot,
+    while_it_trains,
     while_a_lost_machine_is_replaced,
     during_stop,
     during_down,
