@@ -198,7 +198,10 @@ class ProxyProgram(socket.socket):
         super().__init__(fileno=own_end.detach())
         with other_end:
             self.process = subprocess.Popen(
-                ["sh", "-c", f"exec {command}"], stdin=other_end, stdout=other_end, stderr=subprocess.DEVNULL
+                ["sh", "-c", f"exec {command}"],
+                stdin=other_end.fileno(),
+                stdout=other_end.fileno(),
+                stderr=subprocess.DEVNULL,
             )
 
     def close(self) -> None:

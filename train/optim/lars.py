@@ -34,7 +34,7 @@ class Lars(LayerwiseOptimizer):
     ) -> None:
         """Apply one step of LARS, as the formulas of the module say, to the weights of a group in place."""
         decay, momentum, is_google = group["weight_decay"], group["momentum"], group["form"] == "google"
-        steps = torch._foreach_add(gradients, weights, alpha=decay)
+        steps: tuple[torch.Tensor, ...] | list[torch.Tensor] = torch._foreach_add(gradients, weights, alpha=decay)
         ratios: list[torch.Tensor] = []
         if group["adapt"]:
             lengths = tensor_norms(weights)

@@ -110,7 +110,7 @@ def test_images_fetched_once_from_the_shared_folder_are_counted_once_a_machine()
 
 
 def test_rehearsal_on_a_part_of_the_images_fetches_all_and_validates_on_its_part() -> None:
-    options = {"machines": 16, "data": "data/imagenet", "fetch": "~/.imgnet/data"}
+    options: dict[str, Any] = {"machines": 16, "data": "data/imagenet", "fetch": "~/.imgnet/data"}
     (whole, whole_rental, _), (part, part_rental, _) = rental_of(**options), rental_of(**options, scale=0.01)
     assert part_rental.traffic.dollars_once == pytest.approx(whole_rental.traffic.dollars_once)
     whole_terms, part_terms = whole.spec.forecast.terms, part.spec.forecast.terms
