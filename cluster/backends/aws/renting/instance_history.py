@@ -35,8 +35,10 @@ from infra.aws.market import billing
 from infra.aws.stack import key_pairs
 from infra.costs import JobCost, TrafficForecast
 from infra.errors import CloudError
+from train.tools import host
 
 REMOTE_PYTHON = f"{REMOTE_FOLDER}/python"
+LONGEST_SEARCH_SECONDS = 3600.0  # for the stack and the first machines; a search alone ends after 20 minutes
 
 
 class InstanceHistory(CloudProvider[Instance]):
@@ -155,8 +157,13 @@ class InstanceHistory(CloudProvider[Instance]):
 
         The cause is then another computer, a user of the AWS console, or the instances' own time limit. All of them
         want the job to end, so no new instances are rented. The instance that ended last decides, because EC2 may have
-        interrupted another one before that was never replaced.
+        interrupted another one before that was never replaced. A launch that has got no instance for an hour has ended
+        too: nobody expects machines, at a price of then, when a computer that was off looks at the job days later.
         """
+        if not self._launch_grants():
+            starts = self.journal.events(LaunchStarted)
+            is_late = bool(starts) and host.unix_time() > starts[-1].time + LONGEST_SEARCH_SECONDS
+            return "it had no machines an hour after its launch" if is_late else ""
         released_ids = {instance_id for event in self.journal.events(InstancesReleased) for instance_id in event.ids}
         released_ids |= {instance_id for event in self.journal.events(TerminationStarted) for instance_id in event.ids}
         last_ids = {machine.name: machine.id for grant in self._launch_grants() for machine in grant.machines}

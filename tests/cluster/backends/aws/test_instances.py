@@ -256,6 +256,8 @@ def test_limits_hold_when_the_clock_is_set_back_after_the_start_of_a_launch(make
     job_instances = make_instances(1, *earlier, start, *granted(1, NOW - 2 * HOUR, place(), "0"), ending)
     assert job_instances.first_machine_time == NOW - 2 * HOUR
     assert job_instances.external_termination_reason()
+    job_instances.journal.copy(LaunchStarted(time=NOW - 2 * HOUR, launch_id="third"))
+    assert "no machines" in job_instances.external_termination_reason()
 
 
 @pytest.mark.parametrize(("jump_hours", "hours", "is_over"), [(5.0, 3.0, False), (-5.0, 1.0, True)])
