@@ -313,8 +313,9 @@ class CommandProcesses(AttemptProcesses):
         if self.found_exit is None:
             self.found_exit = self._find_exit(exit_codes)
             if self.found_exit and self.checkpoints:
-                was_killed = bool(self.found_exit.reason)
-                self.checkpoints.finish(was_graceful=not was_killed)
+                # A signal may have ended rank 0 in the middle of a file. Python ends by SIGINT after its `finally`.
+                was_killed = any(code < 0 and code != -signal.SIGINT for code in exit_codes[:1] if code)
+                self.checkpoints.finish(was_graceful=not (self.found_exit.reason or was_killed))
         is_copied = self.checkpoints is None or self.checkpoints.has_ended
         return self.found_exit if is_copied else None
 

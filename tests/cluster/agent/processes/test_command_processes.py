@@ -15,6 +15,8 @@ from cluster.agent.processes import commands, guard
 from cluster.agent.processes.base import ProcessesExit
 from cluster.agent.processes.commands import MAX_REASON_CHARACTERS, CommandProcesses
 from cluster.connectors.local import PROJECT_ROOT
+from cluster.script import checkpoint_folder
+from cluster.script.snapshot import newest_version
 from cluster.state.attempts import Attempt
 from cluster.state.spec import UserProject
 from cluster.state.states import AgentPhase
@@ -25,6 +27,14 @@ from train.tools.agent_protocol import Fault
 Fixture = Any
 ATTEMPT = Attempt(number=2, members=("0.a", "1.b"), master_port=1234, reason="machine 2 lost")
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(1000)"
+SAVING = """\
+import os, signal, time
+{handler}
+with open(os.environ["IMGNET_CHECKPOINTS"] + "/model", "w") as file:
+    file.write("the first half")
+print("ready", flush=True)
+time.sleep(1000)
+"""
 
 
 @pytest.fixture
@@ -190,6 +200,28 @@ def test_command_that_ignores_the_signal_is_killed_after_the_grace(
     end = wait_for(lambda: processes.collect_exit(processes.exit_codes()))
     assert end.phase == AgentPhase.SAVED and "after SIGTERM, which it ignored" in end.reason
     assert processes.exit_codes() == [-9]
+
+
+@pytest.mark.parametrize(
+    ("handler", "save_signal", "is_copied"),
+    [
+        ("signal.signal(signal.SIGTERM, signal.SIG_DFL)", "TERM", False),
+        ("signal.signal(signal.SIGTERM, lambda *_: os._exit(1))", "TERM", True),
+        ("signal.signal(signal.SIGINT, signal.default_int_handler)", "INT", True),
+    ],
+)
+def test_last_files_are_copied_unless_the_save_signal_has_killed_rank_0(
+    make: Fixture, monkeypatch: pytest.MonkeyPatch, handler: str, save_signal: str, is_copied: bool
+) -> None:
+    for name in ("REST_SECONDS", "RESTLESS_SECONDS"):  # nothing is copied before the end
+        monkeypatch.setattr(checkpoint_folder, name, 1000.0)
+    argv = (sys.executable, "-S", "-c", SAVING.format(handler=handler))
+    processes = make("", argv=argv, save_signal=save_signal)
+    processes.start(ATTEMPT, 0)
+    wait_for(lambda: "ready" in log(processes, 0))
+    processes.request_save_and_exit()
+    assert wait_for_exit(processes) == ProcessesExit(AgentPhase.SAVED)
+    assert bool(newest_version(processes.shared)) == is_copied
 
 
 def test_stop_ends_a_process_that_went_to_the_background(make: Fixture) -> None:
