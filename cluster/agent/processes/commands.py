@@ -165,7 +165,8 @@ class CommandProcesses(AttemptProcesses):
                 rank = rank_environment["RANK"]
                 log_path = rank_log_file(self.work, attempt.number, int(rank))
                 write_heading(log_path, attempt)
-                environment = {**self.secrets, **shared_environment, **rank_environment, "ROLE_RANK": rank}
+                # What the user gives counts, also where we would choose a network interface or a number of threads.
+                environment = {**rank_environment, **shared_environment, **self.secrets, "ROLE_RANK": rank}
                 argv = self._container_argv(int(rank), folder, environment) if self.command.image else self.command.argv
                 self.processes.append(
                     process.start_process(argv, log_path, environment, folder=folder, without=AGENT_VARIABLES)

@@ -81,7 +81,9 @@ def test_ranks_get_the_variables_of_torchrun(make: Fixture, monkeypatch: pytest.
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(PROJECT_ROOT), "/own"]))
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
     monkeypatch.delenv("VIRTUAL_ENV", raising=False)
-    processes = make("env", procs=2, env={"OWN": "a b", "OMP_NUM_THREADS": "7"})
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
+    processes = make("env", procs=2, env={"OWN": "a b", "OMP_NUM_THREADS": "7", "NCCL_SOCKET_IFNAME": "ib0"})
+    processes.secrets = {"PYTHONUNBUFFERED": "of a file"}
     assert processes.start(ATTEMPT, 1).name == "rank-2.log"
     assert wait_for_exit(processes) == ProcessesExit(AgentPhase.FINISHED)
     text = log(processes, 3)
@@ -91,6 +93,7 @@ def test_ranks_get_the_variables_of_torchrun(make: Fixture, monkeypatch: pytest.
         **{"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1"},
         **{"GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1234", "OWN": "a b"},
         **{"TORCHELASTIC_RESTART_COUNT": "1", "OMP_NUM_THREADS": "7", "PYTHONPATH": "/own"},
+        **{"NCCL_SOCKET_IFNAME": "ib0", "PYTHONUNBUFFERED": "of a file"},
         "IMGNET_EVENTS": str(processes.work / "events"),
         "PYTHONSAFEPATH": None,  # Python would not search modules beside the script
     }
