@@ -74,6 +74,8 @@ class CommandProcesses(AttemptProcesses):
         self.pending_start: Callable[[], None] | None = None  # while the checkpoint folder is being restored
         self.found_exit: ProcessesExit | None = None  # which counts when the last copy of that folder is complete
         self.secrets: dict[str, str] | None = None
+        with contextlib.suppress(ClusterError, OSError):  # which is told when the command is to start
+            self._receive_secrets()  # at once: a spare may never start the command, and their file would stay
         self.pattern = re.compile(command.progress) if command.progress else None  # the launch has tried it
         self.progress: ScriptProgress | None = None
         self.looked_at = 0.0
@@ -159,14 +161,13 @@ class CommandProcesses(AttemptProcesses):
                 container.remove_containers(self.machine_label)
                 self.processes_started = True
             folder = self._copy_project()
-            if self.secrets is None:
-                self.secrets = secret_values.receive(self.command.secrets, self.work, self.spec.uid, self.spec.name)
+            secrets = self._receive_secrets()
             for rank_environment in rank_environments:
                 rank = rank_environment["RANK"]
                 log_path = rank_log_file(self.work, attempt.number, int(rank))
                 write_heading(log_path, attempt)
                 # What the user gives counts, also where we would choose a network interface or a number of threads.
-                environment = {**rank_environment, **shared_environment, **self.secrets, "ROLE_RANK": rank}
+                environment = {**rank_environment, **shared_environment, **secrets, "ROLE_RANK": rank}
                 argv = self._container_argv(int(rank), folder, environment) if self.command.image else self.command.argv
                 self.processes.append(
                     process.start_process(argv, log_path, environment, folder=folder, without=AGENT_VARIABLES)
@@ -178,6 +179,12 @@ class CommandProcesses(AttemptProcesses):
         if self.start_problem:
             with contextlib.suppress(OSError):
                 first_log.write_text(f"the command cannot be started: {self.start_problem}\n")
+
+    def _receive_secrets(self) -> dict[str, str]:
+        """Return the values of the command's secret variables. Raises `ClusterError`, `OSError`."""
+        if self.secrets is None:
+            self.secrets = secret_values.receive(self.command.secrets, self.work, self.spec.uid, self.spec.name)
+        return self.secrets
 
     @property
     def machine_label(self) -> str:

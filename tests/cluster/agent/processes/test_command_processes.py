@@ -15,7 +15,7 @@ from cluster.agent.processes import commands, guard
 from cluster.agent.processes.base import ProcessesExit
 from cluster.agent.processes.commands import MAX_REASON_CHARACTERS, CommandProcesses
 from cluster.connectors.local import PROJECT_ROOT
-from cluster.script import checkpoint_folder
+from cluster.script import checkpoint_folder, secret_values
 from cluster.script.snapshot import newest_version
 from cluster.state.attempts import Attempt
 from cluster.state.spec import UserProject
@@ -100,6 +100,19 @@ def test_ranks_get_the_variables_of_torchrun(make: Fixture, monkeypatch: pytest.
     assert {name: variables.get(name) for name in expected} == expected
     assert variables["PATH"].startswith(f"{Path(sys.executable).parent}:")
     assert Path(variables["IMGNET_CHECKPOINTS"]).is_dir()
+
+
+def test_secrets_stay_in_no_file_of_a_machine_that_never_starts_the_command(make: Fixture, tmp_path: Path) -> None:
+    processes = make('echo "$TOKEN"')
+    sent = processes.work / secret_values.SENT_FILE
+    sent.write_bytes(secret_values.sent_bytes({"TOKEN": "hunter2"}))
+    command = replace(processes.command, secrets=("TOKEN",))
+    folders = (processes.shared, processes.work, tmp_path / "temp", tmp_path / "source")
+    of_next_agent = CommandProcesses(processes.spec, command, *folders)
+    assert not sent.exists()
+    start_and_end(of_next_agent)
+    of_next_agent.stop(include_standby=True)
+    assert log(of_next_agent).splitlines()[-1] == "hunter2"
 
 
 def test_command_runs_in_this_machines_copy_of_the_project(make: Fixture, tmp_path: Path) -> None:
