@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from cluster.errors import BadInput
@@ -121,10 +121,14 @@ def run_argv(
     workdir: Path,
     mounts: Iterable[Path],
     read_only_mounts: Iterable[Path],
-    variables: Mapping[str, str],
+    variables: Collection[str],
+    given_variables: Collection[str],
     has_nvidia: bool,
 ) -> list[str]:
-    """Return the command line of `docker run` for one process. It has the names of the variables, and no value."""
+    """Return the command line of `docker run` for one process. It has the names of the variables, and no value.
+
+    `given_variables` are those of the user, which mean the image, not the machine.
+    """
     words = [DOCKER, "run", "--rm", "--init", "--name", name, "--label", f"{LABEL}={machine_label}"]
     words += ["--network", "host", "--ipc", "host", "--ulimit", "memlock=-1", "--ulimit", "stack=67108864"]
     words += ["--user", f"{os.getuid()}:{os.getgid()}", "--workdir", str(workdir), "--stop-timeout", "30"]
@@ -135,10 +139,11 @@ def run_argv(
     if has_nvidia:
         words += ["--runtime", NVIDIA_RUNTIME, "--gpus", "all"]
     for variable in sorted(variables):
-        if variable not in LEFT_OUT_VARIABLES:
+        if variable in given_variables or variable not in LEFT_OUT_VARIABLES:
             words += ["--env", variable]
     # An image knows neither name nor home folder of this user; libraries keep their caches there.
-    return [*words, "--env", "USER", "--env", f"HOME={workdir}", image, *argv]
+    words += [] if "HOME" in given_variables else ["--env", f"HOME={workdir}"]
+    return [*words, "--env", "USER", image, *argv]
 
 
 def running_containers(machine_label: str) -> list[str]:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from cluster.connectors.local import PROJECT_ROOT
+from cluster.connectors.local import GPUS_VARIABLE, PROJECT_ROOT
 from cluster.connectors.untrusted import one_line
 from cluster.errors import ClusterError
 from cluster.script import container, secret_values
@@ -210,7 +210,8 @@ class CommandProcesses(AttemptProcesses):
             workdir=folder.absolute(),
             mounts=[self.work.absolute(), Path(self.environment["TMPDIR"])],
             read_only_mounts=[Path(data)] if data and Path(data).exists() else [],
-            variables=environment,
+            variables={*environment, GPUS_VARIABLE},  # the machine's share of a computer that several jobs use
+            given_variables={*self.command.env, *self.command.secrets},
             has_nvidia=self.has_nvidia_runtime,
         )
 

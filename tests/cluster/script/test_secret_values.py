@@ -141,7 +141,8 @@ def argv(**changes: object) -> list[str]:
         "workdir": Path("/w/project"),
         "mounts": [Path("/w"), Path("/w")],
         "read_only_mounts": [Path("/data")],
-        "variables": {"TOKEN": "hunter2", "RANK": "3", "PATH": "/opt"},
+        "variables": ("TOKEN", "RANK", "PATH"),
+        "given_variables": ("TOKEN",),
         "has_nvidia": False,
     }
     return container.run_argv("img:1", ["python", "train.py"], **{**options, **changes})  # type: ignore[arg-type]
@@ -185,7 +186,9 @@ def test_container_has_the_folders_the_network_and_values_from_the_environment_o
     assert text.endswith("img:1 python train.py")
     assert text.count("--volume /w:/w ") == 1 and "--volume /data:/data:ro" in text
     assert "--network host --ipc host" in text and "--rm" in text and "--name imgnet-job-1-aa-0-3" in text
-    assert "--env RANK" in text and "--env PATH" not in text
+    assert "--env RANK" in text and "--env PATH" not in text and "--env HOME=/w/project " in text
+    of_user = " ".join(argv(variables=("PYTHONPATH", "HOME"), given_variables=("PYTHONPATH", "HOME")))
+    assert "--env HOME --env PYTHONPATH " in of_user and "HOME=" not in of_user
     assert "nvidia" not in text and "--runtime nvidia --gpus all" in " ".join(argv(has_nvidia=True))
     output = subprocess.run(words, env={**os.environ, "TOKEN": "hunter2"}, capture_output=True, text=True).stdout
     assert "TOKEN=hunter2" in output and "hunter2" not in text + docker()[-1]

@@ -156,6 +156,12 @@ def test_program_that_is_not_there_is_wrong_input(make: Fixture) -> None:
     assert reason in log(processes)
 
 
+def test_container_gets_the_variables_of_the_user_and_the_gpus_of_its_machine(make: Fixture, tmp_path: Path) -> None:
+    processes = make("", image="img:1", env={"PYTHONPATH": "lib"})
+    text = " ".join(processes._container_argv(0, tmp_path, {"PYTHONPATH": "lib"}))
+    assert "--env CUDA_VISIBLE_DEVICES --env PYTHONPATH " in text
+
+
 def test_working_folder_without_files_is_there(make: Fixture) -> None:
     processes = make("pwd")
     processes.spec = replace(processes.spec, user_project=UserProject(folder="/elsewhere", workdir="only/ignored"))
