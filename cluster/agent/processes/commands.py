@@ -101,8 +101,8 @@ class CommandProcesses(AttemptProcesses):
         paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
         if own_paths := [path for path in paths if Path(path) != PROJECT_ROOT]:
             variables["PYTHONPATH"] = os.pathsep.join(own_paths)
-        is_environment_active = self.spec.is_one_computer and any(name in os.environ for name in ACTIVE_ENVIRONMENTS)
-        if not is_environment_active:
+        has_users_shell = not (self.spec.hosts or self.spec.cloud)  # also on Slurm, which passes its variables on
+        if not (has_users_shell and any(name in os.environ for name in ACTIVE_ENVIRONMENTS)):
             programs = Path(sys.executable).parent
             variables["PATH"] = os.pathsep.join([str(programs), os.environ.get("PATH", os.defpath)])
         return variables | dict(self.command.env)

@@ -102,6 +102,23 @@ def test_ranks_get_the_variables_of_torchrun(make: Fixture, monkeypatch: pytest.
     assert Path(variables["IMGNET_CHECKPOINTS"]).is_dir()
 
 
+@pytest.mark.parametrize(
+    ("place", "is_active"),
+    [
+        ({}, True),
+        ({"is_one_computer": False, "backend": "slurm"}, True),
+        ({"is_one_computer": False, "cloud": {"zone": "a"}}, False),
+    ],
+)
+def test_environment_that_is_active_in_the_users_shell_counts_on_this_computer_and_on_slurm(
+    make: Fixture, monkeypatch: pytest.MonkeyPatch, place: dict[str, Any], is_active: bool
+) -> None:
+    monkeypatch.setenv("VIRTUAL_ENV", "/own")
+    processes = make("")
+    processes.spec = replace(processes.spec, **place)
+    assert ("PATH" not in processes._job_environment()) == is_active
+
+
 def test_secrets_stay_in_no_file_of_a_machine_that_never_starts_the_command(make: Fixture, tmp_path: Path) -> None:
     processes = make('echo "$TOKEN"')
     sent = processes.work / secret_values.SENT_FILE
