@@ -20,6 +20,8 @@ from uuid import uuid4
 from cluster.backends import registry
 from cluster.backends.planner import Plan
 from cluster.errors import BadInput, ClusterError
+from cluster.notifications.events import SupervisorView
+from cluster.notifications.notifier import Notifier
 from cluster.state.spec import MAX_MACHINES
 from train.tools import process_log
 from train.tools.errors import one_line_error
@@ -94,6 +96,7 @@ def start_queued_job(job: Job) -> None:
         return
     except (ClusterError, OSError) as error:
         job.fail(one_line_error(error))
+        Notifier(job.run).finish(SupervisorView())  # the job has no supervisor, which would tell users of the end
 
 
 def advance_queue(runs_folder: Path, queue_id: str) -> bool:

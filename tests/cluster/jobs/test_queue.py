@@ -193,10 +193,12 @@ def test_advance_queue_skips_stopped_and_resumed_jobs(backend: RecordingBackend,
         second.kill_machine("0")
 
 
-def test_advance_queue_failing_start_does_not_block_next(
-    backend: RecordingBackend, hand_made: Fixture, monkeypatch: pytest.MonkeyPatch
+def test_advance_queue_failing_start_is_told_and_does_not_block_next(
+    backend: RecordingBackend, hand_made: Fixture, sandbox: Fixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    told = sandbox.path / "told"
     first, damaged, third, fourth = backend.make_jobs(hand_made, 4)
+    first.run_folder.write_spec(replace(first.spec, notify=(f'echo "$IMGNET_EVENT_TEXT" >> {told}',)))
     damaged.run_folder.spec_path.write_text('{"queue": "q"}')
     errors = {"job-1": ClusterError("no tmux here"), "job-3": OSError(28, "No space left", "/disk")}
 
@@ -208,6 +210,7 @@ def test_advance_queue_failing_start_does_not_block_next(
     monkeypatch.setattr(LocalBackend, "launch", launch)
     backend.advance()
     assert (first.state, first.status().reason) == ("failed", "no tmux here")
+    assert "failed: no tmux here" in told.read_text()
     assert (third.state, third.status().reason) == ("failed", "/disk: No space left")
     assert backend.started == ["job-4"] and fourth.state == "running"
 
