@@ -35,12 +35,14 @@ from train.recipe.command import Command
 from train.tools import process
 from train.tools.agent_protocol import EVENTS_FOLDER, Fault, TrainerProgress, TrainerState, rank_log_file
 from train.tools.errors import PEER_FAILURE_MARKERS, find_gpu_failure, last_line
+from train.tools.files import write_atomic
 
 from . import guard
 from .base import OWNER_VARIABLE, AttemptProcesses, ProcessesExit, kill_process_groups, write_heading
 
 SAVE_GRACE_SECONDS = 25.0  # for a command to save and exit; less than the time that the end of a job waits for it
 PROJECT_FOLDER = "project"  # below the work folder
+PROJECT_LISTING = "project.names"  # the same: what was copied into that folder, separated by zeros
 CHECKPOINTS_FOLDER = "checkpoints"  # below the work folder
 PROGRESS_FILE = "progress"  # the same: the file IMGNET_PROGRESS
 PROGRESS_SECONDS = 0.5  # between two looks at what a command has told of its progress
@@ -255,7 +257,10 @@ class CommandProcesses(AttemptProcesses):
         copy.mkdir(parents=True, exist_ok=True)
         if self.source is None or self.spec.user_project is None:
             return copy
-        for path in [] if self.is_copied else sorted(self.source.rglob("*")):  # a folder comes before what is in it
+        paths = [] if self.is_copied else sorted(self.source.rglob("*"))  # a folder comes before what is in it
+        if not self.is_copied:
+            self._remove_deleted_files(copy, {os.fsencode(path.relative_to(self.source)) for path in paths})
+        for path in paths:
             target = copy / path.relative_to(self.source)
             is_folder = path.is_dir() and not path.is_symlink()
             # What the command has put in its place may be read-only, or a link to a file that is not ours.
@@ -271,6 +276,20 @@ class CommandProcesses(AttemptProcesses):
         folder = copy / self.spec.user_project.workdir
         folder.mkdir(parents=True, exist_ok=True)  # a folder without files does not travel
         return folder
+
+    def _remove_deleted_files(self, copy: Path, names: set[bytes]) -> None:
+        """Remove files of this machine's copy that an earlier agent has copied, and that the project has no longer.
+
+        Python would still import them. What the command has written stays. `names` are those of the project's files.
+        """
+        listing = self.work / PROJECT_LISTING
+        known = set(listing.read_bytes().split(b"\0")) if listing.exists() else set()
+        for name in known - names:
+            path = copy / os.fsdecode(name)
+            is_inside = path.parent.resolve().is_relative_to(copy.resolve())  # the command may have put a link there
+            if is_inside and (path.is_symlink() or path.is_file()):
+                path.unlink()
+        write_atomic(listing, b"\0".join(names))
 
     def request_save_and_exit(self) -> None:
         """Send the command's signal to each of its processes, once in each attempt."""

@@ -134,10 +134,13 @@ def test_secrets_stay_in_no_file_of_a_machine_that_never_starts_the_command(make
 
 def test_command_runs_in_this_machines_copy_of_the_project(make: Fixture, tmp_path: Path) -> None:
     processes = make("cat data.txt; pwd; echo mine >own.txt; echo changed >data.txt")
+    (tmp_path / "source/sub/random.py").touch()
     start_and_end(processes)
     folder = processes.work / "project/sub"
     assert log(processes).splitlines()[1:] == ["first", str(folder)]
     assert (tmp_path / "source/sub/data.txt").read_text() == "first\n"
+    assert (folder / "random.py").exists()
+    (tmp_path / "source/sub/random.py").unlink()  # a name that would hide a module of Python
     (tmp_path / "source/link").symlink_to("sub/data.txt")
     command = Command(argv=("sh", "-c", "cat data.txt own.txt ../link"))
     of_next_agent = (processes.spec, command, processes.shared, processes.work, tmp_path / "temp", tmp_path / "source")
@@ -145,6 +148,7 @@ def test_command_runs_in_this_machines_copy_of_the_project(make: Fixture, tmp_pa
     start_and_end(later)
     later.stop(include_standby=True)
     assert log(later).splitlines()[-3:] == ["first", "mine", "first"]
+    assert not (folder / "random.py").exists()
 
 
 @pytest.mark.parametrize(
