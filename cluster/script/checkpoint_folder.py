@@ -5,7 +5,8 @@
 One thread does all that takes long, so that the agent goes on with its heartbeats. A copy is taken when nothing in the
 folder has changed for `REST_SECONDS`. A folder that is not at rest for so long is copied every `RESTLESS_SECONDS` at
 a moment when no process of this user has a file of it open for writing: each file is whole then, but files that are
-saved one after the other may be of different steps.
+saved one after the other may be of different steps. A file that is open for longer than `LOG_SECONDS` is a log, for
+which no copy waits.
 """
 
 import contextlib
@@ -24,6 +25,7 @@ from .snapshot import FolderChanged, Tree
 POLL_SECONDS = 0.25
 REST_SECONDS = 2.0
 RESTLESS_SECONDS = 5.0
+LOG_SECONDS = 300.0
 RETRY_SECONDS = 10.0  # after a copy that failed, for example because the disk was full
 SCAN_SHARE = 0.1  # of the time may go into scans of a folder with many files
 FINAL_TRIES = 5  # of the copy after the end of an attempt
@@ -73,6 +75,7 @@ class CheckpointFolder:
         self._copied_tree: Tree = {}
         self._changed_at = 0.0  # by the clock: when a scan last found a change
         self._copied_at = 0.0
+        self._open_since: dict[str, float] = {}  # when each file that is open for writing was first seen so
         version = self.shared / resume if resume else None
         self._thread = threading.Thread(target=self._run, args=(version, previous), daemon=True)
         self._thread.start()
@@ -159,7 +162,10 @@ class CheckpointFolder:
         now = self.clock()
         if now - self._changed_at >= REST_SECONDS:
             return True
-        return now - self._copied_at >= RESTLESS_SECONDS and not is_being_written(self.folder)
+        if now - self._copied_at < RESTLESS_SECONDS:
+            return False
+        self._open_since = {path: self._open_since.get(path, now) for path in open_files(self.folder)}
+        return all(now - since >= LOG_SECONDS for since in self._open_since.values())
 
     def _copy(self) -> None:
         with contextlib.suppress(FolderChanged):
@@ -194,14 +200,16 @@ def _reason(error: Exception) -> str:
     return one_line_error(error) or type(error).__name__
 
 
-def is_being_written(folder: Path) -> bool:
-    """Whether a process of this user has a file below a folder open for writing. Linux only; else False."""
+def open_files(folder: Path) -> set[str]:
+    """Return the files below a folder that a process of this user has open for writing. Linux only; else none."""
     prefix = f"{folder.resolve()}/"
+    found: set[str] = set()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             for handle in (process / "fd").iterdir():
                 with contextlib.suppress(OSError):
                     # The permissions of the link say how the file was opened.
-                    if str(handle.readlink()).startswith(prefix) and handle.lstat().st_mode & stat.S_IWUSR:
-                        return True
-    return False
+                    path = str(handle.readlink())
+                    if path.startswith(prefix) and handle.lstat().st_mode & stat.S_IWUSR:
+                        found.add(path)
+    return found

@@ -9,7 +9,13 @@ import pytest
 from support.waiting import wait_for
 
 from cluster.script import checkpoint_folder, snapshot
-from cluster.script.checkpoint_folder import REST_SECONDS, RESTLESS_SECONDS, CheckpointFolder, FolderPhase
+from cluster.script.checkpoint_folder import (
+    LOG_SECONDS,
+    REST_SECONDS,
+    RESTLESS_SECONDS,
+    CheckpointFolder,
+    FolderPhase,
+)
 
 
 @pytest.fixture
@@ -258,6 +264,18 @@ def test_folder_that_never_rests_is_copied_when_no_file_is_open(bed: Bed) -> Non
         bed.now += RESTLESS_SECONDS
         assert not begun.is_copy_due() and not bed.copies()
     wait_for(lambda: bed.copies() == ["first"])
+
+
+def test_folder_that_never_rests_is_copied_although_a_log_in_it_stays_open(bed: Bed) -> None:
+    begun = bed.start()
+    bed.write("first")
+    with (bed.folder / "train.log").open("w"):
+        wait_for_scan(begun)
+        begun._changed_at = bed.now + RESTLESS_SECONDS + LOG_SECONDS  # it changes all the time
+        bed.now += RESTLESS_SECONDS
+        assert not begun.is_copy_due(), "the open file may be a checkpoint"
+        bed.now += LOG_SECONDS
+        wait_for(lambda: bed.copies() == ["first"])
 
 
 @pytest.mark.parametrize(
