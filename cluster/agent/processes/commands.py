@@ -175,7 +175,7 @@ class CommandProcesses(AttemptProcesses):
                     process.start_process(argv, log_path, environment, folder=folder, without=AGENT_VARIABLES)
                 )
         except OSError as error:
-            self.start_problem = f"{self.command.argv[0]}: {error.strerror or error}"
+            self.start_problem = f"{error.filename or self.command.argv[0]}: {error.strerror or error}"
         except ClusterError as error:
             self.start_problem = str(error)
         if self.start_problem:

@@ -1,12 +1,14 @@
 """Tests of the processes of a user's command: their variables, their folder, their end, and what they leave behind."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from support.waiting import wait_for
@@ -175,6 +177,12 @@ def test_program_that_is_not_there_is_wrong_input(make: Fixture) -> None:
     reason = "the command cannot be started: no-such-program: No such file or directory"
     assert start_and_end(processes) == ProcessesExit(AgentPhase.FAILED, reason, Fault.INPUT)
     assert reason in log(processes)
+
+
+def test_file_of_the_project_that_cannot_be_copied_is_named(make: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "copy", Mock(side_effect=OSError(28, "No space left on device", "project/data.txt")))
+    reason = "the command cannot be started: project/data.txt: No space left on device"
+    assert start_and_end(make("exit 0")).reason == reason
 
 
 def test_container_gets_the_variables_of_the_user_and_the_gpus_of_its_machine(make: Fixture, tmp_path: Path) -> None:
