@@ -52,7 +52,7 @@ def prepare_environment(
     is_elsewhere = bool(spec.hosts or spec.cloud)
     if not command or project is None or not spec.user_project or not (command.requirements or is_elsewhere):
         return "", False
-    # The work folder of such a machine is FOLDER/jobs/UID; its environments are in FOLDER/venv.
+    # The work folder of such a machine is FOLDER/jobs/UID-MACHINE; its environments are in FOLDER/venv.
     folder = work.absolute().parents[1] if is_elsewhere else cache_folder()
     workdir = project / spec.user_project.workdir
     words = [str(workdir), str(folder), str(result)]

@@ -1,7 +1,9 @@
 """Sets machines up over ssh before training: code, environment, checks, agent. Repeating a step does no harm.
 
-    <folder>/code/<hash>        the code                    <folder>/jobs/<uid>/    the agent's work folder
-    <folder>/venv/<key>         the environment             <shared>/<uid>/         the job's shared folder
+    <folder>/code/<hash>        the code              <folder>/jobs/<uid>-<machine>/    the agent's work folder
+    <folder>/venv/<key>         the environment       <shared>/<uid>/                   the job's shared folder
+
+<folder> may be the same on several machines, in a home that all of them mount.
 
 Long-running programs run in the job's tmux session on the machine. Its window "setup" shows the log of the set-up.
 """
@@ -113,7 +115,7 @@ class Provisioner:
         address = host.address or connector.route.host
         progress.update(name, lambda row: replace(row, address=address))
         with timed_step(progress, name, SetupStep.CONNECTING):
-            log = quote_path(f"{self.kept_folder(host.folder)}/jobs/{self.spec.uid}/{SETUP_LOG}")
+            log = quote_path(f"{self.kept_folder(host.folder)}/jobs/{self.spec.uid}-{name}/{SETUP_LOG}")
             code_folder = quote_path(f"{host.folder}/code")
             script = (
                 f'printf "%s\\n" "$HOME"; stat -c %s {log} 2>/dev/null || echo 0; ls -1 {code_folder} 2>/dev/null; :'
@@ -124,7 +126,7 @@ class Provisioner:
             home_line, log_size, *known_hashes = [*result.out.split(b"\n"), b""]
             home = untrusted.absolute_path(home_line)
         folder = host.folder.replace("~", home, 1) if host.folder.startswith("~") else host.folder
-        work = f"{self.kept_folder(folder)}/jobs/{self.spec.uid}"
+        work = f"{self.kept_folder(folder)}/jobs/{self.spec.uid}-{name}"
         progress.update(name, lambda row: replace(row, folder=folder, work=work, was_reached=True))
         run_path = progress.path.parent
         size = untrusted.file_size(log_size)

@@ -162,7 +162,7 @@ def test_killed_agent_is_replaced_by_one(job: Job, is_adopted_elsewhere: bool) -
 
 def test_kill_machine_with_notice_writes_notice_file(job: Job) -> None:
     job.fleet.kill_machine("1", 30)
-    notice = job.machines[1].home / ".imgnet" / "jobs" / job.uid / "notice"
+    notice = job.machines[1].home / ".imgnet" / "jobs" / f"{job.uid}-1" / "notice"
     assert json.loads(notice.read_text())["seconds"] == 30
 
 

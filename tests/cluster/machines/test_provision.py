@@ -108,6 +108,14 @@ def test_set_up_machines_twice_repeats_nothing(make_job: MakeJob) -> None:
     assert job.stub.calls(PYTHON_ENV) == ["0", "1"] and job.stub.calls(PROBE) == ["0", "0", "1", "1"]
 
 
+def test_machines_that_mount_one_home_have_an_agent_each(make_job: MakeJob, tmp_path: Path) -> None:
+    job = make_job(2)
+    for number in (0, 1):
+        job.change_host(number, folder=str(tmp_path / "home/.imgnet"))
+    job.new_fleet().set_up_machines()
+    wait_for(lambda: all((job.shared / f"status/{name}.json").exists() for name in "01"), 20)
+
+
 def test_replace_host_with_another_key_keeps_the_connection(make_job: MakeJob) -> None:
     job = make_job(2)
     fleet = job.new_fleet()
