@@ -22,7 +22,7 @@ from . import untrusted
 COMMAND_KEPT_MINUTES = 24 * 60
 END_GRACE_SECONDS = 3.0  # for a command to tidy up when it is ended
 # Exit codes of RUN_SCRIPT itself, from sysexits.h.
-EXIT_NO_FOLDER = 71  # the command's folder cannot be made, for example on a full disk; EX_OSERR
+EXIT_NO_FOLDER = 71  # the command's folder or input cannot be written, for example on a full disk; EX_OSERR
 EXIT_ENDED = 69  # the commands of this launch were ended; EX_UNAVAILABLE
 EXIT_INPUT_TRUNCATED = 75  # not all of the input arrived; EX_TEMPFAIL
 
@@ -39,7 +39,7 @@ e=${e:+$d/$e}
 d=$d/$g$i
 in=/dev/null
 if [ "$n" -gt 0 ]; then
-  head -c "$n" >"$t"
+  head -c "$n" >"$t" || { rm -f "$t"; exit 71; }
   [ "$(stat -c %s "$t")" = "$n" ] || { rm -f "$t"; exit 75; }
 fi
 if mkdir "$d" 2>/dev/null; then
