@@ -18,8 +18,10 @@ LIMIT_FILE = "/var/lib/imgnet-limit"
 
 LIMIT_SCRIPT = f"""#!/bin/sh
 # imgnet-limit SECONDS: power off that many seconds from now, a whole number. The new timer is started before old ones
-# are stopped.
+# are stopped. Two calls at once would stop each other's timer, so the second one waits.
 set -e
+exec 9</var/lib/
+flock -w 10 9 || :
 new=imgnet-limit-$$
 systemd-run --quiet --unit="$new" --on-active="$1" systemctl poweroff
 for timer in $(systemctl list-units --plain --no-legend 'imgnet-limit*.timer' | cut -d' ' -f1); do

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,16 @@ def test_limit_script_arms_before_it_stops_old_timers_and_not_its_own(machine: M
     assert stopped_timers(machine) == ["imgnet-limit.timer", "imgnet-limit-77.timer"]
     end, seconds = (machine.path / "var/lib/imgnet-limit").read_text().split()
     assert seconds == "3600" and before <= int(end) - 3600 <= time.time()
+
+
+def test_limit_scripts_at_once_leave_the_timer_of_one(machine: Machine) -> None:
+    timers = machine.path / "timers"
+    timers.mkdir()
+    machine.fake("systemd-run", f'touch "{timers}/${{2#--unit=}}.timer"; sleep 1')
+    machine.fake("systemctl", f'case $1 in list-units) ls "{timers}";; stop) rm -f "{timers}/$2";; esac')
+    with ThreadPoolExecutor() as pool:
+        both = [*pool.map(lambda seconds: machine.run(LIMIT_SCRIPT, seconds), ("600", "3600"))]
+    assert [completed.returncode for completed in both] == [0, 0] and len([*timers.iterdir()]) == 1
 
 
 def test_limit_script_keeps_old_timers_when_arming_fails(machine: Machine) -> None:
