@@ -81,7 +81,7 @@ class S3Prefix:
     def upload(self, file: Path, path: str, sha256: str = "") -> bool:
         """Upload a file, and return True; return False when the bucket has the same file already.
 
-        `sha256` is the file's hash where the caller knows it, as for large files; else it is computed here.
+        `sha256` is the hash that the file must have, "" for any; a file that the bucket has already is not read.
         Raises `CloudError`, `OSError`.
         """
         sha256 = sha256 or hashlib.sha256(file.read_bytes()).hexdigest()
@@ -93,6 +93,9 @@ class S3Prefix:
         except S3_ERRORS as error:
             if get_error_code(error) not in NOT_FOUND_CODES:
                 raise self._explain(error, path) from error
+        with file.open("rb") as content:  # a damaged file under this hash would never be sent again
+            if hashlib.file_digest(content, "sha256").hexdigest() != sha256:
+                raise CloudError(f"{file}: its bytes have changed (sha256); to list all: imgnet-cluster data verify")
         try:
             self.account.s3.upload_file(
                 str(file),

@@ -51,9 +51,13 @@ def test_upload_dataset_uploads_manifests_last(tmp_path: Path, front: AwsFronten
     assert len(keys) == 8 and not [key for key in keys if "manifest" in key]
 
 
-def test_upload_of_an_incomplete_set_is_refused(tmp_path: Path, front: AwsFrontend) -> None:
+def test_upload_of_a_damaged_or_incomplete_set_is_refused(tmp_path: Path, front: AwsFrontend) -> None:
     folder = make_set(tmp_path / "set")
-    (folder / "train/shard-00001.bin").unlink()
+    shard = folder / "train/shard-00001.bin"
+    shard.write_bytes(bytes(shard.stat().st_size))
+    with pytest.raises(ClusterError, match=r"shard-00001\.bin: its bytes have changed .* imgnet-cluster data verify"):
+        S3Source(SET_URL).upload(folder, ignore_progress)
+    shard.unlink()
     with pytest.raises(
         ClusterError, match=r"shard-00001\.bin: the file is incomplete; run: imgnet-cluster data verify"
     ):
