@@ -39,7 +39,10 @@ def copies_location(data_location: str, copies_root: str, short_side: int) -> st
     """Return the location of the copies that are resized to a short side in pixels. `copies_root` may be ""."""
     if not copies_root and not is_in_object_store(data_location):
         data_location = str(Path(data_location).expanduser().absolute())
-    root = copies_root.rstrip("/") if copies_root else data_location.rstrip("/") + "-sz"
+    root = (copies_root or data_location).rstrip("/")
+    if not copies_root:  # the name of a bucket with -sz would be that of another bucket, perhaps of a stranger
+        is_bucket = is_in_object_store(root) and "/" not in root.partition("://")[2]
+        root += "/-sz" if is_bucket else "-sz"
     return f"{root}/{short_side}"
 
 

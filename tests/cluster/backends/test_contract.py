@@ -138,6 +138,7 @@ def test_registered_object_store_is_opened_by_the_scheme_of_its_urls(register: A
     register("gs", "plug_in_package:Bucket", catalog.OBJECT_STORE_GROUP)
     assert data_fetch.open_source("gs://bucket/set").name == "gs://bucket/set"
     assert data_fetch.copies_location("gs://bucket/set/", "", 128) == "gs://bucket/set-sz/128"
+    assert data_fetch.copies_location("gs://bucket/", "", 128) == "gs://bucket/-sz/128", "no other bucket"
     with pytest.raises(BadInput, match=r"^az://bucket: not in an object store; a location looks like s3://my-bucket"):
         data_fetch.open_source("az://bucket")
 
