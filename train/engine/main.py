@@ -12,7 +12,6 @@ from train.recipe.files import RecipeError, import_folder, read_recipes, select_
 from train.recipe.schema import Recipe
 from train.tools.agent_protocol import MODULE_FOLDERS_VARIABLE, Fault, TrainerState
 from train.tools.errors import HandoverFailed, MachineTrouble, TrainingError, UnreadableCheckpoint, one_line_error
-from train.tools.files import FULL_DISK_ERRORS
 from train.tools.process import launch_ranks
 
 from .agent_channel import AgentChannel
@@ -91,8 +90,10 @@ def run_rank(options: RunOptions, recipe: Recipe, dataset: "Dataset | None" = No
             HandoverFailed: Fault.PEER,
             MachineTrouble: Fault.OWN,
             UnreadableCheckpoint: Fault.CHECKPOINT,
-            # A full disk may have room again: the next attempt begins when its file can be written.
-            OSError: Fault.OWN if getattr(error, "errno", None) in FULL_DISK_ERRORS else Fault.FINAL,
+            FileNotFoundError: Fault.FINAL,
+            PermissionError: Fault.FINAL,
+            # A full disk may have room again, a file server may answer again, and other machines may have memory.
+            OSError: Fault.OWN,
         }
         fault = next((fault for kind, fault in faults.items() if isinstance(error, kind)), Fault.INPUT)
         agent_channel.report_failure(message, fault)

@@ -1,5 +1,6 @@
 """AgentChannel: what a trainer reports to its agent, and the agent's request to stop."""
 
+import errno
 import json
 import os
 import signal
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from train.data.index.open import DataError
+from train.engine import main, run
 from train.engine.agent_channel import AgentChannel
 from train.recipe import Optim
 from train.tools.agent_protocol import TrainerProgress, TrainerState, module_folders_variable
@@ -69,6 +72,34 @@ def test_requests_of_the_agent(work_dir: Path, monkeypatch: pytest.MonkeyPatch) 
     channel.report_state(TrainerState.TRAINING)
     channel.report_failure("why")
     assert not channel.stop_requested() and not channel.save_requested() and list(work_dir.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [
+        (OSError(errno.ESTALE, "Stale file handle", "/shared/a.pt"), "own"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "own"),
+        (PermissionError(errno.EACCES, "Permission denied", "/shared/a.pt"), "final"),
+        (DataError("a.JPEG: not an image"), "input"),
+    ],
+    ids=["file server", "memory", "permission", "images"],
+)
+def test_errors_of_files_that_may_pass_are_tried_again(
+    work_dir: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, fault: str
+) -> None:
+    def end(code: int) -> None:
+        raise SystemExit(code)
+
+    def fail(*_: object) -> int:
+        raise error
+
+    anything: Any = None
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(run, "run_attempt", fail)
+    monkeypatch.setattr(os, "_exit", end)
+    with pytest.raises(SystemExit):
+        main.run_rank(anything, anything)
+    assert json.loads((work_dir / "failed-4.json").read_text())["fault"] == fault
 
 
 INSTALL_EXCEPTHOOK = """

@@ -239,7 +239,6 @@ def test_run_with_a_communication_hook_ends_near_the_run_without(runs: Any, tiny
 
 
 def test_run_that_finds_its_disk_full_may_be_tried_again(runs: Any, small_disk: Path, tmp_path: Path) -> None:
-    """Other errors of files end a job: they would occur again."""
     environment = {"IMGNET_WORK": str(tmp_path)}
     output = runs.end(small_disk, runs.start(small_disk, environment=environment), code=1)
     assert "No space left on device" in output and "Traceback" not in output
