@@ -23,7 +23,7 @@ from train.data.decode import BadImage, Box, ImageSize
 from train.data.index.open import DataError, Index
 from train.data.order.rng import random_boxes, random_position_boxes
 from train.data.order.work import BatchRequest, IndexKey
-from train.tools.errors import WorkerLost, one_line_error
+from train.tools.errors import MachineTrouble, WorkerLost, one_line_error
 from train.tools.process import die_with_parent, disable_malloc_trim
 
 from .batch_buffers import BatchBuffers
@@ -59,7 +59,7 @@ class BatchDecoder:
     def decode_batch(self, request: BatchRequest, out: torch.Tensor | None = None) -> Batch:
         """Decode, crop and resize the images of a request, into `out` if given.
 
-        Raises `DataError` when a file can no longer be read or decoded.
+        Raises `DataError` when a file is gone or can no longer be decoded, and `MachineTrouble` when it cannot be read.
         """
         index = self.indexes[request.split, request.copy]
         widths, heights = index.widths[request.ids], index.heights[request.ids]
@@ -87,12 +87,25 @@ class BatchDecoder:
         return random_position_boxes(self.seed, request.epoch, request.ids, widths, heights, aspect)
 
 
+def _read(index: Index, number: int) -> bytes:
+    """Return the bytes of an image. Raises `MachineTrouble` for an error that may pass, as of a file server."""
+    try:
+        return index.read(number)
+    except (OSError, DataError) as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__cause__
+        if cause is None or isinstance(cause, FileNotFoundError | PermissionError):
+            raise
+        raise MachineTrouble(f"{index.location(number)}: {cause.strerror}") from error
+
+
 def _decode_into(
     outs: Sequence[torch.Tensor], index: Index, number: int, size: ImageSize, crop: tuple[Box, bool] | None
 ) -> None:
     """Decode an image: the given crop (box, mirror); if it is None, the center crop, or the five squares of `outs`."""
     try:
-        data = index.read(number)
+        data = _read(index, number)
         if len(outs) > 1:
             five_crop(data, size, outs)
         elif crop is None:
@@ -129,21 +142,23 @@ class WorkerBatch:
         return self.to_batch().pin_memory()
 
 
-class _BatchDataset(Dataset[WorkerBatch | DataError]):
+class _BatchDataset(Dataset[WorkerBatch | DataError | MachineTrouble]):
     """The dataset that DataLoader's workers index with (request, slot) instead of an image ID."""
 
     def __init__(self, decoder: BatchDecoder, buffers: BatchBuffers) -> None:
         self.decoder = decoder
         self.buffers = buffers
 
-    def __getitem__(self, request_and_slot: tuple[BatchRequest, int | None]) -> WorkerBatch | DataError:
-        """Return the batch, or the `DataError` of a bad file: raised in a worker it would arrive inside a traceback."""
+    def __getitem__(
+        self, request_and_slot: tuple[BatchRequest, int | None]
+    ) -> WorkerBatch | DataError | MachineTrouble:
+        """Return the batch, or the error of a file: raised in a worker it would arrive inside a traceback."""
         request, slot = request_and_slot
         shape = request.batch_shape
         pixels = np.empty(shape, np.uint8) if slot is None else self.buffers.slot_array(slot, shape)
         try:
             batch = self.decoder.decode_batch(request, torch.from_numpy(pixels))
-        except DataError as error:
+        except (DataError, MachineTrouble) as error:
             return error
         return WorkerBatch(self.buffers.buffers_id, pixels if slot is None else slot, batch.labels, request)
 
@@ -167,8 +182,8 @@ def stream_batches(
     """Start the workers (0: decode in this process) and return the batches of the requests, in order, made ahead.
 
     `largest_batch_bytes` is the size of the run's largest square batch; the smaller it is, the more batches are made
-    ahead. Raises `DataError` at the batch with a file that can no longer be decoded, and `WorkerLost`, at any
-    statement of the trainer, when a worker is killed.
+    ahead. Raises `DataError` at the batch with a file that can no longer be decoded, `MachineTrouble` at one that
+    cannot be read, and `WorkerLost`, at any statement of the trainer, when a worker is killed.
     """
     if not workers:
         return (batch.pin_memory() if device.type == "cuda" else batch for batch in map(decoder.decode_batch, requests))
@@ -200,7 +215,7 @@ def stream_batches(
     return _unwrap_batches(worker_items)
 
 
-def _unwrap_batches(worker_items: Iterator[WorkerBatch | Batch | DataError]) -> Iterator[Batch]:
+def _unwrap_batches(worker_items: Iterator[WorkerBatch | Batch | DataError | MachineTrouble]) -> Iterator[Batch]:
     while True:
         try:
             item = next(worker_items)
@@ -208,7 +223,7 @@ def _unwrap_batches(worker_items: Iterator[WorkerBatch | Batch | DataError]) -> 
             return
         except RuntimeError as error:
             raise _worker_lost_error(error) from None
-        if isinstance(item, DataError):
+        if isinstance(item, DataError | MachineTrouble):
             try:
                 raise item
             finally:

@@ -1,5 +1,6 @@
 """Tests of the loader: batches as their requests ask for them, from any number of workers."""
 
+import errno
 import io
 import itertools
 import json
@@ -23,9 +24,10 @@ from train.data.loading.batch_buffers import BatchBuffers
 from train.data.loading.loader import PREFETCH_BYTES_PER_WORKER, Batch, BatchDecoder, WorkerBatch, stream_batches
 from train.data.order.rng import random_boxes, random_position_boxes
 from train.data.order.work import BatchRequest
+from train.data.packing.pack import pack_set
 from train.recipe import Phase
 from train.tools import process
-from train.tools.errors import WorkerLost
+from train.tools.errors import MachineTrouble, WorkerLost
 
 CPU = torch.device("cpu")
 LARGEST_BATCH_BYTES = 3 * 8 * 96 * 96
@@ -221,6 +223,28 @@ def test_stream_batches_names_broken_file_in_one_line(
     (messages,) = in_group(1, collect_errors)
     for number, message in zip((2, 3), messages, strict=True):
         assert message.startswith(f"{tmp_path}/train/{index.name(number)}: ") and "\n" not in message
+
+
+@pytest.mark.parametrize(("stored", "workers"), [("files", 0), ("files", 2), ("packed", 2)])
+def test_an_error_of_a_disk_or_a_file_server_is_none_of_the_images(
+    stored: str, workers: int, tiny_data: Path, tmp_path: Path, in_group: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    if stored == "packed":
+        pack_set(tiny_data, {None: tmp_path / "set"})
+    index = load_index(tmp_path / "set" if stored == "packed" else tiny_data, "train")
+    owner, name = (os, "pread") if stored == "packed" else (type(index), "read")
+    monkeypatch.setattr(owner, name, fail)
+    unreadable = BatchDecoder({("train", None): index}, 0)
+
+    def read(_: object) -> str:
+        with pytest.raises(MachineTrouble) as caught:
+            make_batches(unreadable, [BatchRequest("train", None, np.array([2]), (32, 32), 0, 0.5)], workers)
+        return str(caught.value)
+
+    assert in_group(1, read) == [f"{index.location(2)}: Input/output error"]
 
 
 def test_decode_batch_names_file_of_wrong_size(tiny_data: Path, tmp_path: Path) -> None:
