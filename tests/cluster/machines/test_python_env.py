@@ -1,6 +1,7 @@
 """The Python environment of a machine: the existing one, or a venv that is made once. Real venvs, no network."""
 
 import ast
+import errno
 import importlib.util
 import json
 import os
@@ -200,6 +201,19 @@ def test_ensure_environment_remakes_incomplete_venv(uv_only: Path, tmp_path: Pat
         (venv / "bin/python").unlink()
     assert python_env.ensure_environment(tmp_path, needs).why == "made" and not (venv / "rest").exists()
     assert python_env.ensure_environment(tmp_path, needs).why == "made by an earlier job"
+
+
+def test_venv_whose_python_cannot_be_started_now_stays(
+    uv_only: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    venv = Path(python_env.ensure_environment(tmp_path, ["imgnet-dummy>=1"]).python).parents[1]
+    monkeypatch.setattr(subprocess, "run", fail)
+    with pytest.raises(BlockingIOError):
+        python_env.ensure_environment(tmp_path, ["imgnet-dummy>=1"])
+    assert (venv / python_env.COMPLETE_MARKER).exists()
 
 
 def test_main_killed_leaves_no_installer_lock_or_venv(uv: Path, tmp_path: Path) -> None:
