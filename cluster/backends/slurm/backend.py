@@ -157,9 +157,11 @@ class SlurmBackend(SharedFolderBackend):
             queue = self.queue()
         except SlurmError:
             return not has_ended
+        is_ending = bool(self.run.folder.end_reason())
         return any(
             may_run_agent(job, [step for step in queue.steps_of(machine) if step.job_id == job.id], silence, has_ended)
             for job in queue.jobs_of(self._replacement_name(machine))
+            if job == queue.main or not (is_ending and job.is_waiting)  # a replacement that came now would do nothing
         )
 
     def waits_for(self) -> str:

@@ -210,6 +210,13 @@ def test_waiting_job_shows_the_reason_and_is_no_failure(program: Fixture, backen
         backend.attach_command("1")
 
 
+def test_job_that_is_over_does_not_wait_for_a_replacement(program: Fixture, backend: SlurmBackend) -> None:
+    program("squeue", f"echo '8|{UID}|COMPLETED|None|9:10|1:00|n[4-5]'; echo '9|{UID}.1|PENDING|Priority|0:00|1:00|'")
+    assert backend.agents_alive() and backend.dead_machines() == ["0"]
+    backend.run.folder.shared.joinpath("result.json").touch()
+    assert not backend.agents_alive()
+
+
 def test_job_that_slurm_ended_says_how(program: Fixture, backend: SlurmBackend) -> None:
     program("squeue", f"echo '3|{UID}|COMPLETED|None|1:00|1:00|'; echo '8|{UID}|PREEMPTED|None|0:09|1:00|n1'")
     assert not backend.agents_alive() and backend.explain_end() == "Slurm ended its job 8: preempted"
