@@ -143,9 +143,10 @@ class Agent:
             with contextlib.suppress(UnkillableProcess):
                 self.trainers.stop(include_standby=True)
             self.temp_folder.remove()
+        with contextlib.suppress(OSError):  # a file of a script may have no place there
+            self.log_shipper.ship_new_bytes()
         # On a full disk this fails. Whoever reads the status then finds that the agent's lock is free.
         with contextlib.suppress(OSError):
-            self.log_shipper.ship_new_bytes()
             self.enter_phase(AgentPhase.ENDED, end.fault)
             step = self.current.last_step if self.current.last_step >= 0 else self.status.step
             self.status = replace(self.status, ended=True, step=step)

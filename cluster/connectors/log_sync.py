@@ -29,10 +29,16 @@ class LogShipper:
         self.sent_offsets: dict[str, int] = {}
 
     def ship_new_bytes(self) -> None:
-        """Append what is new. Raises `OSError`; the next call continues from there."""
+        """Append what is new, of all files that allow it. Raises an `OSError`; the next call continues from there."""
+        last_error: OSError | None = None
         for path, size in ArrivalFolder(self.work_folder).sizes(LOG_FOLDERS).items():
             if not Path(path).name.startswith(".") and size > self.sent_offsets.get(path, -1):
-                self._append_new_bytes(path)
+                try:
+                    self._append_new_bytes(path)
+                except OSError as error:
+                    last_error = error
+        if last_error:
+            raise last_error
 
     def _append_new_bytes(self, path: str) -> None:
         # A full disk may take a part of the write. Forget the offset until all is written.
@@ -43,9 +49,10 @@ class LogShipper:
         ):
             offset = target.seek(0, os.SEEK_END)
             source.seek(offset)
-            data = source.read()
-            target.write(data)
-        self.sent_offsets[path] = offset + len(data)
+            while data := source.read(PART_BYTES):
+                target.write(data)
+                offset += len(data)
+        self.sent_offsets[path] = offset
 
 
 def pull_logs(shared_folder: Path, run_folder: Path) -> None:

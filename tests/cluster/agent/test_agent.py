@@ -236,6 +236,20 @@ def test_agent_second_in_same_work_folder_exits(agents: Fixture, hand_made: Fixt
     assert first.wait(120) == 0
 
 
+def test_agent_with_a_file_that_cannot_be_shipped_says_how_it_ended(agents: Fixture, hand_made: Fixture) -> None:
+    run = hand_made()
+    (run.run_folder.shared / "events/run").mkdir(parents=True)
+    events = run.run_folder.work_folder() / "events"
+    events.mkdir()
+    (events / "run").write_text("of a script that had a folder there before")
+    agent = agents.start(run, SAVE_WHEN_ASKED)
+    agents.wait_for_step(run)
+    run.write_shared("stop", "{}")
+    assert agent.wait(120) == 0
+    status = json.loads(run.run_folder.status_path().read_text())
+    assert (status["ended"], status["state"]) == (True, "stopped")
+
+
 GO_ON_AFTER_SAVE = (
     TRAIN + "until(report.save_requested); (report.folder / 'save').unlink()\n"
     "report.report_state('training', step=12, steps=16); until(report.stop_requested)\n"

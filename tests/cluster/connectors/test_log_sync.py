@@ -159,6 +159,17 @@ def test_pull_logs_keeps_a_part_of_the_disk_free(
 # --- from a machine's own disk to the shared folder ---------------------------------------------------------------
 
 
+def test_log_shipper_goes_on_beside_a_file_that_it_cannot_ship(work_folder: Path, shared: Path) -> None:
+    """A script has put a file where a folder was."""
+    (work_folder / "events").mkdir()
+    append(work_folder / "events/run", b"1")
+    (shared / "events/run").mkdir(parents=True)
+    append(work_folder / "logs/000001/rank-0.log", b"2")
+    with pytest.raises(OSError, match="events/run"):
+        LogShipper(work_folder, shared).ship_new_bytes()
+    assert (shared / "logs/000001/rank-0.log").read_bytes() == b"2"
+
+
 def test_log_shipper_replaced_by_another_ships_each_byte_of_synced_folders_once(
     work_folder: Path, shared: Path
 ) -> None:
