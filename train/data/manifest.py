@@ -17,6 +17,7 @@ SPLITS = ("train", "val")
 MANIFEST_FILE = "manifest.json"
 INDEX_FILE = "index.npy"
 NAMES_FILE = "names.txt"
+PACK_LOCK_FILE = ".pack.lock"  # beside train/ and val/ of a set that was packed here
 FORMAT = "imgnet-cluster packed"
 VERSION = 2  # of the packed format: manifest, index.npy and shards
 

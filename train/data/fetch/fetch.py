@@ -20,7 +20,15 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from train.data.manifest import MANIFEST_FILE, SPLITS, FetchError, FileEntry, Manifest, ManifestError
+from train.data.manifest import (
+    MANIFEST_FILE,
+    PACK_LOCK_FILE,
+    SPLITS,
+    FetchError,
+    FileEntry,
+    Manifest,
+    ManifestError,
+)
 from train.tools.errors import one_line_error
 from train.tools.files import FULL_DISK_ERRORS, locked, write_atomic
 from train.tools.process_log import Progress, no_progress
@@ -113,6 +121,7 @@ class SplitFetch:
         self.earlier_files = earlier.files_to_fetch(not earlier.has_images) if earlier else {}
         self.missing_files = {name: entry for name, entry in self.files.items() if not self._has_file(name, entry)}
         self.is_complete = not self.missing_files and finished in (manifest, self.target_manifest)
+        self.replaces_other = finished not in (None, manifest, self.target_manifest)
 
     def _has_file(self, name: str, entry: FileEntry) -> bool:
         path = self.folder / name
@@ -126,8 +135,13 @@ class SplitFetch:
     def prepare_folder(self) -> None:
         """Create the folder. Remove incomplete files, and files of other versions of the source.
 
-        With the index only, shards of an earlier fetch go too: a reader needs all of them or none. Raises `FetchError`.
+        With the index only, shards of an earlier fetch go too: a reader needs all of them or none. Raises `FetchError`,
+        also for another set that was packed here: it may be the only copy of its images.
         """
+        if self.replaces_other and (self.folder.parent / PACK_LOCK_FILE).exists():
+            raise FetchError(
+                f"{self.folder}: has another set, which was packed here; fetch into another folder, or remove that set"
+            )
         self.folder.mkdir(parents=True, exist_ok=True)
         subfolder = next((entry.name for entry in os.scandir(self.folder) if entry.is_dir()), None)
         if subfolder is not None:

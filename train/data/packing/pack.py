@@ -22,6 +22,7 @@ from train.data.index import folder as index_folder
 from train.data.index import packed
 from train.data.index.base import DataError
 from train.data.index.open import empty_classes
+from train.data.manifest import PACK_LOCK_FILE
 from train.data.threads import map_in_threads
 from train.data.validation_split import notes_on_empty_classes
 from train.tools.files import locked
@@ -89,7 +90,7 @@ def pack_set(
     with ExitStack() as locks:
         for root in sorted({*targets.values()}):
             root.mkdir(parents=True, exist_ok=True)
-            locks.enter_context(locked(root / ".pack.lock"))  # a second call waits, and then finds everything packed
+            locks.enter_context(locked(root / PACK_LOCK_FILE))  # a second call waits, and then finds everything packed
         writers_by_split = [
             [
                 SplitWriter(root / split_source.split, split_source, short_side, shard_bytes, overwrite)

@@ -212,6 +212,12 @@ def test_fetch_sets_between_wrong_folders_raises_and_creates_nothing(tmp_path: P
     (tmp_path / "mine/train/n01440764").mkdir(parents=True)
     with pytest.raises(FetchError, match=r"mine/train: is not a packed set, it has n01440764/; fetch into another"):
         fetch_one(source, tmp_path / "mine")
+    other = make_set(tmp_path / "packed", seed=5)
+    (other / ".pack.lock").touch()
+    before = content(other)
+    with pytest.raises(FetchError, match=r"packed/train: has another set, which was packed here; fetch into another"):
+        fetch_one(source, other)
+    assert content(other) == before
     with pytest.raises(FetchError, match=r"nowhere: there is no such folder"):
         fetch_one(FolderSource(tmp_path / "nowhere"), target)
     (tmp_path / "files/train/a").mkdir(parents=True)
