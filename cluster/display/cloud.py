@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from cluster.backends.rentals import CapacityBlockRow, LaunchFinding, OfferRow, RentalLimit, RentalPlan, RentedJob
 from cluster.jobs.billing import CostReport
 from cluster.report.tables import cost_table
+from train.metrics.text import three_digits
 
 from .tables import print_table, print_wrapped
 
@@ -20,9 +21,8 @@ def format_dollars(value: float | None, digits: int = 2) -> str:
 def format_hours(hours: float) -> str:
     """Return a duration as text: in hours from two hours on, else in minutes."""
     if hours >= 2:
-        return f"{hours:.3g} hours"
-    minutes = 60 * hours
-    return f"{minutes:.3g} minutes"
+        return f"{three_digits(hours)} hours"
+    return f"{three_digits(60 * hours)} minutes"
 
 
 def print_field(name: str, text: str) -> None:

@@ -6,17 +6,11 @@ from itertools import groupby
 from cluster.planning.candidates import Candidate
 from cluster.report.tables import format_error
 from train.forecast import TERMS, TermComparison, longest_term
+from train.metrics.text import three_digits
 
 from .cloud import format_dollars
 from .plan import show_plan
 from .tables import print_table, print_wrapped
-
-
-def format_minutes(minutes: float | None) -> str:
-    """Return minutes with three significant digits, "" for None."""
-    if minutes is None:
-        return ""
-    return f"{minutes:.0f}" if minutes >= 100 else f"{minutes:.3g}"
 
 
 def show_forecasts(candidates: Sequence[Candidate], notes: Sequence[str]) -> None:
@@ -38,7 +32,7 @@ def show_candidates(candidates: Sequence[Candidate]) -> None:
     rows = []
     for candidate in candidates:
         target_cells = [
-            format_minutes(candidate.minutes_to_target),
+            three_digits(candidate.minutes_to_target),
             format_dollars(candidate.dollars(candidate.minutes_to_target)),
         ]
         efficiency = candidate.scaling_efficiency
@@ -47,8 +41,8 @@ def show_candidates(candidates: Sequence[Candidate]) -> None:
                 candidate.machine_type.name,
                 candidate.machines,
                 candidate.plan.spec.procs * candidate.machines,
-                format_minutes(candidate.minutes),
-                format_minutes(candidate.forecast.terms["start"] / 60 if candidate.forecast else None),
+                three_digits(candidate.minutes),
+                three_digits(candidate.forecast.terms["start"] / 60 if candidate.forecast else None),
                 format_dollars(candidate.dollars(candidate.minutes)),
                 *(target_cells if has_target else []),
                 "" if efficiency is None else f"{100 * efficiency:.0f} %",
@@ -91,9 +85,9 @@ def show_phases(candidate: Candidate) -> None:
     cost = f", {dollars} on demand" if candidate.machine_type.on_demand_price != 0 else ""
     target = ""
     if candidate.epochs_to_target:
-        target = f"; to the target {format_minutes(candidate.minutes_to_target)} minutes"
+        target = f"; to the target {three_digits(candidate.minutes_to_target)} minutes"
     longest = f"longest: {longest_term(run_forecast.terms)}"
-    print_wrapped(f"forecast on {machines}: {format_minutes(candidate.minutes)} minutes{cost}{target}; {longest}")
+    print_wrapped(f"forecast on {machines}: {three_digits(candidate.minutes)} minutes{cost}{target}; {longest}")
     rows = [
         (
             f"{phase.start}-{phase.end}",
@@ -113,7 +107,7 @@ def show_choice(candidate: Candidate, command: str) -> None:
     """Print the chosen candidate, and the command that launches it."""
     machines = f"{candidate.machines} x {candidate.machine_type.name}"
     dollars = format_dollars(candidate.dollars(candidate.minutes))
-    print(f"choice: {machines}, {format_minutes(candidate.minutes)} minutes, {dollars}")
+    print(f"choice: {machines}, {three_digits(candidate.minutes)} minutes, {dollars}")
     print(f"  {command}")
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from cluster.plots import figures
 from cluster.plots.figures import SERIES_COLORS
 from train.metrics.records import EpochRow
-from train.metrics.text import PART_TITLES
+from train.metrics.text import PART_TITLES, three_digits
 
 from .facts import JobFacts
 from .steps import StepPoint
@@ -285,7 +285,7 @@ def forecast_note(facts: JobFacts) -> str:
     source_note = f" (constants: {forecast.source})" if forecast and forecast.source else ""
     total = next((row for row in facts.forecast_comparison if row.term == "all"), None)
     if not total:
-        return f"{forecast.minutes:.3g} minutes in total{source_note}" if forecast else ""
+        return f"{three_digits(forecast.minutes)} minutes in total{source_note}" if forecast else ""
     unit, seconds_per_unit = time_unit(max(total.forecast, total.actual))
     predicted, actual = total.forecast / seconds_per_unit, total.actual / seconds_per_unit
     error_note = f" ({error})" if (error := format_error(total)) else ""

@@ -64,6 +64,13 @@ def format_duration(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
 
 
+def three_digits(value: float | None) -> str:
+    """Return a number with at least three significant digits, never as 1.2e+03; "" for None."""
+    if value is None:
+        return ""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def format_lr_range(endpoints: Sequence[float], peak_lr: float = 0.0) -> str:
     """Return the first and last learning rate as "0.1 to 0.2"; one number when they are equal.
 

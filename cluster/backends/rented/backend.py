@@ -17,6 +17,7 @@ from cluster.machines.fleet import Fleet
 from cluster.state.spec import JobSpec
 from infra.costs import JobCost
 from infra.errors import CloudError
+from train.metrics.text import three_digits
 from train.tools.files import write_atomic
 from train.tools.records import read_record
 from train.tools.text_files import to_json_bytes
@@ -182,13 +183,13 @@ class RentedBackend(RemoteBackend, Generic[MachineT]):
         max_hours, grace_seconds = limited_spec.max_hours or 0.0, limited_spec.poweroff_grace or 0.0
         if hours is not None and max_hours < hours:
             reason = limited_spec.limit_name or "--max-price-total"
-            raise BadInput(f"--max-hours {hours:g}: {reason} allows only {max_hours:.3g} hours")
+            raise BadInput(f"--max-hours {hours:g}: {reason} allows only {three_digits(max_hours)} hours")
         now = self.run.clock()
         seconds_left = 3600 * max_hours - (now - (provider.first_machine_time or now))
         if seconds_left <= 0:
             cause = f", all that {limited_spec.limit_name} allows" if limited_spec.limit_name else ""
             raise BadInput(
-                f"{spec.name} has been running for more than {max_hours:.3g} hours{cause}; to stop it: "
+                f"{spec.name} has been running for more than {three_digits(max_hours)} hours{cause}; to stop it: "
                 f"imgnet-cluster stop {spec.name}"
             )
         problems = []

@@ -17,6 +17,8 @@ Fixture = Any
 def test_format_of_durations_and_of_ranges_of_rates() -> None:
     durations = {59.4: "0:59", 59.6: "1:00", 3599.9: "1:00:00", 86400: "24:00:00"}
     assert {seconds: text.format_duration(seconds) for seconds in durations} == durations
+    minutes = {0.01234: "0.0123", 99.4: "99.4", 1222.7: "1223", None: ""}
+    assert {value: text.three_digits(value) for value in minutes} == minutes
     ranges = {(0.1, 0.1): "0.1", (0.0, 0.0): "0", (3.84, 0.0336): "3.84 to 0.0336"}
     assert {rates: text.format_lr_range(rates) for rates in ranges} == ranges
 

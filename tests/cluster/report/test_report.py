@@ -201,9 +201,9 @@ def test_render_report_hostile_names_stay_text(hand_made: Fixture, tmp_path: Pat
 
 
 def test_render_report_of_a_job_that_begins_has_what_there_is(hand_made: Fixture) -> None:
-    run = hand_made(forecast={"minutes": 3.0, "terms": {"compute": 60.0}, "source": "presets", "start": {}})
+    run = hand_made(forecast={"minutes": 1740.0, "terms": {"compute": 60.0}, "source": "presets", "start": {}})
     page = reports.render_report([run.job])
-    assert chart_titles(page) == ["Forecast"] and "3 minutes in total (constants: presets)" in page
+    assert chart_titles(page) == ["Forecast"] and "1740 minutes in total (constants: presets)" in page
     assert "Training has not started yet." in page and "There are none: no trainer" in page
     assert ">0-2<" in page  # the planned schedule
     home(run, "metrics/000001.jsonl", step(1, BEGIN), step(2, BEGIN + 1), epoch(1, BEGIN + 2, top1=None, top5=None))

@@ -33,6 +33,7 @@ from infra.aws.stack import security_group, stack
 from infra.aws.stack.stack import Stack
 from infra.aws.tags import parse_user_tags
 from train.forecast import Forecast, forecast
+from train.metrics.text import three_digits
 from train.recipe.schedule import Schedule, scaled_image_count
 
 from . import image_location, plan_page
@@ -118,7 +119,8 @@ def plan_rental(
     minutes = rest_forecast.minutes if rest_forecast else None
     if minutes is not None and max_hours < minutes / 60:
         notes.append(
-            f"the limit ends the job after {60 * max_hours:.3g} minutes, but the forecast is {minutes:.3g} minutes"
+            f"the limit ends the job after {three_digits(60 * max_hours)} minutes, "
+            f"but the forecast is {three_digits(minutes)} minutes"
         )
     rate = rental_spec.machine_dollars_per_hour(machine_count, first_place)
     on_demand = ON_DEMAND_PRICES.get(first_place.type)

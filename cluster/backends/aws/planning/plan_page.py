@@ -8,6 +8,7 @@ from infra.aws.instances import amis
 from infra.aws.launch_request import Internet, Place
 from infra.aws.market.instance_types import InstanceType
 from train.forecast import Forecast
+from train.metrics.text import three_digits
 
 EXTRA_COSTS = ("what stays in the shared file system (EFS): about $0.30 per GB and month until it is deleted",)
 
@@ -27,7 +28,7 @@ def other_choices(rental_spec: RentalSpec, machine_count: int, forecasts: Mappin
         rate = rental_spec.machine_dollars_per_hour(machine_count, place)
         parts = ["unknown price" if rate is None else f"${rate:,.2f} an hour"]
         if run_forecast := forecasts.get(place.type):
-            parts.append(f"about {run_forecast.minutes:.3g} minutes")
+            parts.append(f"about {three_digits(run_forecast.minutes)} minutes")
             parts += [f"${rate * run_forecast.minutes / 60:,.2f}"] if rate is not None else []
         lines[choice] = f"{choice}: {', '.join(parts)}"
     return tuple(lines.values())[1:]

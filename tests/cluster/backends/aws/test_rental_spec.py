@@ -1,5 +1,6 @@
 """RentalSpec and the rental plan: limits that hold together, the order of places, equal launches, images, terms."""
 
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from cluster.errors import BadInput, ClusterError
 from cluster.jobs import submit
 from cluster.jobs.submit import request_fingerprint
 from cluster.planning.launch_options import make_launch_options
+from cluster.planning.resolve import load_recipes
 from cluster.state.spec import MAX_MACHINES, RentalFacts
 from infra.aws.instances import amis
 from infra.aws.launch_request import Internet, Place
@@ -175,6 +177,16 @@ def test_types_of_the_user_alone_are_tried_in_the_users_order_and_each_has_its_p
     planned = offline_plan(types=["p5.48xlarge", "p4d.24xlarge", "p4d.24xlarge"], market="on-demand", machines=2)
     places = RentalSpec.from_json(planned.spec.cloud).places
     assert [(place.type, place.price) for place in places] == [("p5.48xlarge", 55.04), ("p4d.24xlarge", 21.957642)]
+
+
+def test_forecast_of_a_day_is_told_in_whole_minutes() -> None:
+    (recipe,) = load_recipes("recipes/resnet50_18min.py")
+    options = make_launch_options("aws", types=["g4dn.xlarge", "g4dn.2xlarge"], machines=1, max_hours=18)
+    planned = submit.plan(recipe, options, offline=True)
+    (note,) = [note for note in planned.notes if note.startswith("the limit ends")]
+    assert re.fullmatch(r"the limit ends the job after 1080 minutes, but the forecast is 1\d{3} minutes", note)
+    assert planned.rental_plan
+    assert re.search(r", about 1\d{3} minutes", planned.rental_plan.other_choices[0])
 
 
 def test_on_demand_spares_cost_the_price_of_their_zone_and_a_place_without_one_is_dropped() -> None:
