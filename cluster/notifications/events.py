@@ -145,7 +145,7 @@ def _describe_end(run: Run, result: JobResult) -> str:
 
 def _machine_events(run: Run, view: SupervisorView, launch_id: str, told: Set[str]) -> Iterator[Event]:
     """Yield the losses of machines that trained, and their returns. Keys are the ids of agents, which are used once."""
-    if run.spec.cloud and launch_id in timeline.moved_launch_ids(run.folder):
+    if run.spec.cloud and launch_id in timeline.moved_launches(run.folder):
         key = f"moved {launch_id}"
         text = "all machines were lost; new ones take their place"
         yield Event(kind=EventKind.MACHINE_LOST, keys=(key,), text=text, machines=run.spec.machine_names)

@@ -247,9 +247,9 @@ def _running_job_status(
         state = JobState.RUNNING
     reason = agent_status.reason
     if newest and newest.launch_id == run_folder.launch_id:
-        moved_launches = timeline.moved_launch_ids(run_folder)
         # Else it is the start of a launch, or of a resume by the user.
-        follows_a_loss = newest.reason != AttemptReason.START or newest.launch_id in moved_launches
+        is_moved = newest.launch_id in timeline.moved_launches(run_folder)
+        follows_a_loss = newest.reason != AttemptReason.START or is_moved
         if follows_a_loss and state == JobState.RUNNING and agent_status.state not in RECOVERED_STATES:
             state = JobState.RECOVERING
         reason = reason or (newest.reason if follows_a_loss else "")

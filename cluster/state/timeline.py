@@ -49,9 +49,9 @@ class AttemptRow:
 def attempt_rows(run_folder: RunFolder) -> list[AttemptRow]:
     """Return a row for each attempt."""
     rows: list[AttemptRow] = []
-    moved_launches = moved_launch_ids(run_folder)
+    moved = moved_launches(run_folder)
     previous_launch = ""
-    last_trained_launch = ""
+    last_trained_launch = ""  # of the user
     last_step_time: float | None = None  # of the last step so far, made in that launch
     position = 0  # the steps that are done: after an attempt without a step, those of the checkpoint it resumed from
     for attempt in run_folder.attempts.all():
@@ -66,11 +66,11 @@ def attempt_rows(run_folder: RunFolder) -> list[AttemptRow]:
         )
         if last_step_time is not None and attempt.members:
             row = replace(row, steps_lost=max(0, position - attempt.first_step))
-            if ends and attempt.launch_id in (last_trained_launch, *moved_launches):
+            if ends and moved.get(attempt.launch_id, attempt.launch_id) == last_trained_launch:
                 pause = ends.first.time - last_step_time
                 with_jump = "; ".join(filter(None, (row.reason, CLOCK_JUMPED)))
                 row = replace(row, pause=pause) if pause >= 0 else replace(row, reason=with_jump)
-        if attempt.launch_id in moved_launches and attempt.launch_id != previous_launch:
+        if attempt.launch_id in moved and attempt.launch_id != previous_launch:
             row = replace(row, reason=AttemptReason.MOVED)
         elif rows and row.reason == AttemptReason.START:
             row = replace(row, reason=AttemptReason.RESUME)
@@ -78,7 +78,7 @@ def attempt_rows(run_folder: RunFolder) -> list[AttemptRow]:
             position = attempt.first_step
         if ends:
             position, last_step_time = ends.last.step, ends.last.time
-            last_trained_launch = attempt.launch_id
+            last_trained_launch = moved.get(attempt.launch_id, attempt.launch_id)
         previous_launch = attempt.launch_id
         rows.append(row)
     return rows
@@ -101,10 +101,19 @@ def describe_members(names: Sequence[str]) -> str:
     return f"machine{'s' * (len(names) > 1)} {' '.join('-'.join(ends) for ends in ranges)}" if ranges else ""
 
 
-def moved_launch_ids(run_folder: RunFolder) -> list[str]:
-    """Return the IDs of launches that no user asked for: all rented machines were lost, and new ones took over."""
-    rows = read_json_lines(run_folder.path / "cloud.jsonl", "what", "launch_id")
-    return [str(row["launch_id"]) for row in rows if row["what"] == "LaunchMoved"]
+def moved_launches(run_folder: RunFolder) -> dict[str, str]:
+    """Return the IDs of launches that no user asked for, each with the ID of the user's launch that it continues.
+
+    All rented machines were lost, and new ones took over.
+    """
+    user_launch_ids: dict[str, str] = {}
+    user_launch_id = ""
+    for row in read_json_lines(run_folder.path / "cloud.jsonl", "what", "launch_id"):
+        if row["what"] == "LaunchMoved":
+            user_launch_ids[str(row["launch_id"])] = user_launch_id
+        else:
+            user_launch_id = str(row["launch_id"])
+    return user_launch_ids
 
 
 def lost_intervals(run_folder: RunFolder) -> list[tuple[float, float]]:
@@ -116,20 +125,20 @@ def lost_intervals(run_folder: RunFolder) -> list[tuple[float, float]]:
     intervals: list[tuple[float, float]] = []
     previous: StepEnds | None = None
     previous_path = Path()
-    last_trained_launch = ""
-    moved_launches = moved_launch_ids(run_folder)
+    last_trained_launch = ""  # of the user
+    moved = moved_launches(run_folder)
     for attempt in run_folder.attempts.all():
         path = metrics_file(run_folder.path, attempt.number)
         ends = first_and_last_step(path) if attempt.members else None
         if previous and ends:
             last_kept = last_step_until(previous_path, attempt.first_step) or previous.first
-            is_same_launch = attempt.launch_id in (last_trained_launch, *moved_launches)
+            is_same_launch = moved.get(attempt.launch_id, attempt.launch_id) == last_trained_launch
             end = ends.first.time if is_same_launch else previous.last.time
             if end >= last_kept.time:  # the clocks of two machines may differ
                 intervals.append((last_kept.time, end))
         if ends:
             previous, previous_path = ends, path
-            last_trained_launch = attempt.launch_id
+            last_trained_launch = moved.get(attempt.launch_id, attempt.launch_id)
     return intervals
 
 

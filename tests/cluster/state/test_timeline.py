@@ -4,11 +4,14 @@ import random
 from typing import Any
 
 import pytest
+from support import aws_journal
 from support.train_records import epoch_line, step_line
 
 from cluster.jobs.job import Job
 from cluster.state import timeline
 from cluster.state.result import LEFT_OUT, MAX_RESULT_BYTES, write_result
+from cluster.state.states import AttemptReason
+from infra.aws.journal_events import LaunchMoved, LaunchStarted
 from train.metrics import step_search
 from train.metrics.records import EpochRow, RowT, StepRow, read_metrics_file
 from train.metrics.time_table import TimePart
@@ -65,6 +68,28 @@ def test_clocks_that_contradict_and_the_time_between_launches_give_no_pause(hand
     ]
     # Steps 25 to 30 were done again; the last known time before them is that of step 17.
     assert timeline.lost_intervals(run.run_folder) == [(400.0, 413.0), (30_005.0, 30_008.0)]
+
+
+def test_time_between_a_stop_and_a_resume_that_moves_before_its_first_step_is_no_pause(hand_made: Fixture) -> None:
+    run = hand_made()
+    for number, launch_id, first_step, times in (
+        (1, "started", 0, ((1, 100.0), (20, 119.0))),
+        (2, "resumed", 20, ()),
+        (3, "moved", 20, ((21, 36_000.0), (30, 36_009.0))),
+        (4, "moved again", 30, ((31, 36_100.0),)),
+    ):
+        run.write_attempt(number, f"0.{number}", reason="start", launch_id=launch_id, resume_step=first_step)
+        write_steps(run, number, *times)
+    aws_journal.write_journal(
+        run.run_folder.path / "cloud.jsonl",
+        *(LaunchStarted(launch_id=launch_id) for launch_id in ("started", "resumed")),
+        *(LaunchMoved(launch_id=launch_id) for launch_id in ("moved", "moved again")),
+    )
+    run.copy_logs()
+    rows = timeline.attempt_rows(run.run_folder)
+    assert [row.pause for row in rows] == [None, None, None, 91.0]
+    assert [row.reason for row in rows] == ["start", "resume", *[AttemptReason.MOVED] * 2]
+    assert timeline.lost_seconds(run.run_folder) == 91.0
 
 
 # --- a long history: each file is read once, and the results are those of a full reading ------------------------------
