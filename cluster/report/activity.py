@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 
 from cluster.state.run_folder import Run, RunFolder
 from cluster.state.states import MachineState
-from cluster.state.timeline import FINAL_AGENT_STATES, AttemptRow, state_changes
+from cluster.state.timeline import FINAL_AGENT_STATES, AttemptRow, moved_launches, state_changes
 
 
 class Activity(StrEnum):
@@ -101,19 +101,31 @@ class WorkClock:
         return self.busy_intervals[0][0]
 
 
-def machine_losses(timeline: Sequence[AttemptRow], spans_by_machine: SpansByMachine) -> list[tuple[str, float]]:
-    """Return (machine, moment) of each loss: a machine that the next attempt goes on without.
+def machine_losses(run_folder: RunFolder, spans_by_machine: SpansByMachine) -> list[tuple[str, float]]:
+    """Return (machine, moment) of each loss: of an agent without which the next attempt of the launch goes on.
 
-    The moment is when the machine was last alive.
+    A new agent may have the place of the lost one already. The moment is when the machine was last alive.
     """
-    ends_by_machine = {
-        name: sorted(end for kind, _, end in spans if kind != Activity.LOST) for name, spans in spans_by_machine.items()
-    }
+    lost_times: dict[str, list[float]] = {}
+    other_ends: dict[str, list[float]] = {}
+    for name, spans in spans_by_machine.items():
+        lost_times[name] = sorted(begin for kind, begin, _ in spans if kind == Activity.LOST)
+        other_ends[name] = sorted(end for kind, _, end in spans if kind != Activity.LOST)
+    moved = moved_launches(run_folder)
+    attempts = [attempt for attempt in run_folder.attempts.all() if attempt.members]
     losses = []
-    for attempt, next_attempt in pairwise(timeline):
-        lost_names = [name for name in attempt.machines if name not in next_attempt.machines]
-        for name in lost_names if next_attempt.machines else ():  # the row of the job's end has none
-            ends = ends_by_machine.get(name, [])
-            count = bisect_right(ends, next_attempt.at + 1)  # of the times at which it was seen before
-            losses.append((name, ends[count - 1] if count else next_attempt.at))
+    for attempt, next_attempt in pairwise(attempts):
+        launch_id, next_launch_id = (moved.get(each.launch_id, each.launch_id) for each in (attempt, next_attempt))
+        for member, name in zip(attempt.members, attempt.machine_names, strict=True):
+            if next_launch_id == launch_id and member not in next_attempt.members:
+                moment = _last_until(next_attempt.time + 1, lost_times.get(name, []))
+                if moment < attempt.time - 1:
+                    moment = _last_until(next_attempt.time + 1, other_ends.get(name, []))
+                losses.append((name, moment or next_attempt.time))
     return losses
+
+
+def _last_until(moment: float, times: Sequence[float]) -> float:
+    """Return the last of some ascending times that is not after a moment, 0 when there is none."""
+    count = bisect_right(times, moment)
+    return times[count - 1] if count else 0.0

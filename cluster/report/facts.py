@@ -95,7 +95,7 @@ def _collect_facts(job: Job) -> JobFacts:
             name: [(kind, clock.seconds_at(begin), clock.seconds_at(end)) for kind, begin, end in spans]
             for name, spans in activity.items()
         },
-        losses=[(name, clock.seconds_at(moment)) for name, moment in machine_losses(timeline, activity)],
+        losses=[(name, clock.seconds_at(moment)) for name, moment in machine_losses(job.run_folder, activity)],
         forecast=result.forecast if result and result.forecast else spec.forecast,
         forecast_comparison=(result and result.against) or (),
         cost=cost,

@@ -53,7 +53,7 @@ def machines_chart(facts: JobFacts) -> Chart | None:
     axes.set_yticks(range(len(names)), names)
     axes.grid(visible=False, axis="y")
     axes.margins(x=0.01)
-    starts = [(row.attempt, row.at / seconds_per_unit) for row in facts.timeline]
+    starts = [(row.attempt, row.at / seconds_per_unit) for row in facts.timeline if row.machines]
     figures.draw_lines(
         axes,
         [((moment, 0.0), (moment, 1.0)) for _, moment in starts],
@@ -73,7 +73,7 @@ def machines_chart(facts: JobFacts) -> Chart | None:
         legend.append(LegendEntry(Activity.LOST, LOST_COLOR, "dotted"))
     if losses:
         legend.append(LegendEntry("moment of the loss", LOST_COLOR, "cross"))
-    if facts.timeline:
+    if starts:
         legend.append(LegendEntry("start of an attempt", MUTED_COLOR, "dashed"))
     title = "Machines over time"
     return Chart(title, figure_to_svg(figure, title, facts.job), legend)

@@ -113,6 +113,21 @@ def test_collect_facts_machine_lost_for_good_is_lost_to_the_end(hand_made: Fixtu
     assert facts.activity["2"] == [("waiting", 0.0, 49.0)]  # the spare was never a member
 
 
+def test_machine_that_is_replaced_before_the_next_attempt_was_lost_and_one_that_was_resumed_was_not(
+    hand_made: Fixture,
+) -> None:
+    run = hand_made()
+    agent(run, "0", ("setup", 0), ("training", 4), ("gone", 13), ("setup", 30), ("training", 41), ("failed", 50))
+    run.write_attempt(1, "0.a", time=BEGIN + 3)
+    run.write_attempt(2, "0.b", time=BEGIN + 40)
+    run.write_attempt(3, end_state="failed", time=BEGIN + 46)
+    run.write_attempt(4, "0.c", time=BEGIN + 900, launch_id="of a resume")
+    done(run, state="failed")
+    assert report_facts.collect_facts(run.job).losses == [("0", 13.0)]
+    labels = re.findall(r"> (\d)</text>", reports.render_report([run.job]))
+    assert labels == ["1", "2", "4"], "the row of the end is no start of an attempt"
+
+
 def test_step_points_keep_end_and_mean() -> None:
     rows = [
         StepRow(
