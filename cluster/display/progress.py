@@ -12,6 +12,7 @@ from cluster.script.snapshot import newest_version
 from cluster.state.job_result import JobResult
 from cluster.state.states import JobState, MachineState
 from cluster.state.status import JobStatus
+from train.metrics.records import EpochRow
 from train.metrics.text import epoch_header, epoch_line, format_duration
 from train.recipe.history import best_epoch
 from train.recipe.target import describe_outcome
@@ -51,7 +52,7 @@ def follow(job: Job, others: Sequence[Job] = ()) -> int:
         disable=not out.is_terminal,
     )
     output = CommandOutput(job) if job.spec.own_command else None
-    shown_epochs = 0
+    shown_epochs: set[tuple[int, int]] = set()
     activity = trouble = ""
     # When training was first seen to run, and at which step: the remaining time is estimated from there.
     training_start: float | None = None
@@ -63,7 +64,7 @@ def follow(job: Job, others: Sequence[Job] = ()) -> int:
             trouble = _refresh(job, trouble, out)
             has_ended = job.has_ended
             status = job.status()
-            epoch_rows = job.epochs()
+            epoch_lines = new_epoch_lines(job.epochs(), shown_epochs)
             if not has_shown_machines and status.doing == MachineState.TRAINING:
                 has_shown_machines = True
                 machines = job.machine_details()
@@ -71,12 +72,7 @@ def follow(job: Job, others: Sequence[Job] = ()) -> int:
                     bar.stop()  # else the table would begin behind the bar
                     show_machines(machines)
                     bar.start()
-            for row in epoch_rows[shown_epochs:]:
-                if shown_epochs == 0:
-                    out.print(epoch_header())
-                out.print(epoch_line(row))
-                shown_epochs += 1
-            for line in output.new_lines(has_ended) if output else ():
+            for line in (*epoch_lines, *(output.new_lines(has_ended) if output else ())):
                 out.print(line)
             if status.doing != activity and not has_ended:
                 activity = status.doing
@@ -111,6 +107,17 @@ def _refresh(job: Job, shown_trouble: str, out: "Console") -> str:
             out.print(f"{time.strftime('%H:%M:%S')} {error}")
         return str(error)
     return ""
+
+
+def new_epoch_lines(rows: Sequence[EpochRow], shown: set[tuple[int, int]]) -> list[str]:
+    """Return the lines of the epochs that are not `shown`, and add these epochs to it, as attempt and epoch.
+
+    An epoch that a later attempt has done again gets another line, because only its last numbers count.
+    """
+    new_rows = [row for row in rows if (row.attempt, row.epoch) not in shown]
+    header = [epoch_header()] if new_rows and not shown else []
+    shown.update((row.attempt, row.epoch) for row in new_rows)
+    return [*header, *map(epoch_line, new_rows)]
 
 
 class CommandOutput:

@@ -4,11 +4,14 @@ import re
 import time
 from typing import Any
 
-from cluster.display import status
+from support.train_records import EPOCH_FIELDS
+
+from cluster.display import progress, status
 from cluster.state.states import JobState
 from cluster.state.status import JobStatus
 from cluster.state.timeline import AttemptRow
 from train.metrics import text
+from train.metrics.records import EpochRow
 from train.recipe import Command
 
 Fixture = Any
@@ -21,6 +24,19 @@ def test_format_of_durations_and_of_ranges_of_rates() -> None:
     assert {value: text.three_digits(value) for value in minutes} == minutes
     ranges = {(0.1, 0.1): "0.1", (0.0, 0.0): "0", (3.84, 0.0336): "3.84 to 0.0336"}
     assert {rates: text.format_lr_range(rates) for rates in ranges} == ranges
+
+
+def test_epoch_that_was_done_again_after_a_loss_has_another_line() -> None:
+    def rows(*places: tuple[int, int]) -> list[EpochRow]:
+        at = {"time": 0.0, "step": 1, "images": 8}
+        return [EpochRow(**{**EPOCH_FIELDS, **at, "attempt": attempt, "epoch": epoch}) for attempt, epoch in places]
+
+    shown: set[tuple[int, int]] = set()
+    header, *lines = progress.new_epoch_lines(rows((1, 1), (1, 2)), shown)
+    assert header == text.epoch_header() and [line.split()[0] for line in lines] == ["1", "2"]
+    assert progress.new_epoch_lines(rows((1, 1), (1, 2)), shown) == []
+    lines = progress.new_epoch_lines(rows((1, 1), (2, 2), (2, 3)), shown)
+    assert [line.split()[0] for line in lines] == ["2", "3"]
 
 
 def test_show_status_formats_large_and_small_numbers(capsys: Any) -> None:
