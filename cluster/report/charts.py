@@ -213,7 +213,7 @@ def cost_chart(all_facts: Sequence[JobFacts]) -> Chart | None:
         points = [(seconds / seconds_per_unit, dollars) for seconds, dollars in facts.dollars_over_time]
         if points:
             curves.append(Curve(LegendEntry(facts.job, _series_color(index)), points))
-    note = f"{unit} since the launch of the first machine; machines, disks and addresses"
+    note = f"{unit} since the launch of the first machine"
     return _curve_chart("Cost over time", unit, {"dollars": curves}, bottom=0, note=note)
 
 

@@ -116,7 +116,9 @@ def cost_table(cost: JobCost) -> Table:
         for machine in cost.machines
     ]
     unknown_note = f"; without {', '.join(cost.unknown)}, whose price is unknown" if cost.unknown else ""
-    return make_table(columns, rows, f"Dollars by machine: {cost.dollars:.4f} in total{unknown_note}")
+    others = cost.dollars - sum(machine.total_dollars for machine in cost.machines)
+    others_note = f", {others:.4f} of them for traffic and what belongs to no machine" if others >= 0.00005 else ""
+    return make_table(columns, rows, f"Dollars by machine: {cost.dollars:.4f} in total{others_note}{unknown_note}")
 
 
 def schedule_table(rows: Sequence[PhaseRow], missing_copies: Sequence[int] = ()) -> Table:

@@ -28,6 +28,7 @@ from cluster.report import facts as report_facts
 from cluster.report import sample_images
 from cluster.report.activity import Activity, WorkClock
 from cluster.report.steps import step_points
+from cluster.report.tables import cost_table
 from infra.aws.journal_events import InstanceEnded
 from infra.aws.launch_request import Place
 from train.data.index.open import load_index
@@ -281,6 +282,9 @@ def test_render_report_rented_job_shows_cost_over_time(hand_made: Fixture) -> No
     assert facts.cost.dollars == pytest.approx(1.003, abs=0.001)
     assert facts.dollars_over_time[0][1] < facts.dollars_over_time[-1][1]
     assert facts.dollars_over_time[-1] == (1000.0, pytest.approx(facts.cost.dollars))
+    assert cost_table(facts.cost).caption.endswith(" in total")
+    note = " in total, 0.5000 of them for traffic and what belongs to no machine"
+    assert cost_table(replace(facts.cost, nat_dollars=0.5)).caption.endswith(note)
     page = reports.render_report([run.job])
     assert "Cost over time" in chart_titles(page) and "g5.xlarge" in page and "$1.00" in page
 
