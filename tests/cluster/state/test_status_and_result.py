@@ -259,6 +259,12 @@ def test_add_job_times_start_fits_into_total_seconds(hand_made: Fixture) -> None
     assert running.start == {"data": 2.0, "rendezvous": 3.0, "first step": 4.0}
     ended = job_status.add_job_times(run.job.run, table, total_seconds=20.0)
     assert ended.start == {"data": 2.0, "rendezvous": 3.0, "first step": 3.0}
+    for attempt, time_of_step in ((1, 10.0), (2, 400.0)):  # no agent lived for most of the time between them
+        run.write_attempt(attempt, f"0.{attempt}", resume_step=attempt - 1)
+        run.write_metrics(attempt, {**step(8 * attempt), "step": attempt, "time": time_of_step})
+    run.copy_logs()
+    recovered = job_status.add_job_times(run.job.run, table, total_seconds=20.0)
+    assert (recovered.pauses, recovered.start) == (390.0, running.start)
 
 
 def test_machine_that_is_not_set_up_any_more_is_at_no_step(hand_made: Fixture) -> None:
