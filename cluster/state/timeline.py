@@ -120,7 +120,8 @@ def lost_intervals(run_folder: RunFolder) -> list[tuple[float, float]]:
     """Return begin and end (seconds since 1970) of each time that a change of attempt cost.
 
     Such a time holds the steps that were done again and, within a launch, the pause before them. The trainers do not
-    know these times: their own clock goes on from the checkpoint that they were given.
+    know these times: their own clock goes on from the checkpoint that they were given. That of an epoch's end holds
+    the validation too.
     """
     intervals: list[tuple[float, float]] = []
     previous: StepEnds | None = None

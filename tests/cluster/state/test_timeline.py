@@ -92,6 +92,16 @@ def test_time_between_a_stop_and_a_resume_that_moves_before_its_first_step_is_no
     assert timeline.lost_seconds(run.run_folder) == 91.0
 
 
+def test_validation_before_the_checkpoint_that_is_resumed_is_not_lost(hand_made: Fixture) -> None:
+    run = hand_made()
+    run.write_attempt(1, "0.a", reason="start")
+    run.write_metrics(1, step_line(1, 100.0), step_line(8, 107.0), epoch_line(8, 167.0), step_line(12, 172.0))
+    run.write_attempt(2, "0.b", reason="killed", resume_step=8)
+    write_steps(run, 2, (9, 200.0), (16, 207.0))
+    run.copy_logs()
+    assert timeline.lost_intervals(run.run_folder) == [(167.0, 200.0)]
+
+
 # --- a long history: each file is read once, and the results are those of a full reading ------------------------------
 
 
@@ -125,13 +135,14 @@ def effective_rows(run: Any, row_type: type[RowT]) -> list[RowT]:
 def lost_intervals(run: Any) -> list[tuple[float, float]]:
     """Return the lost intervals of a run of one launch by their definition, from all lines."""
     intervals = []
-    previous: list[StepRow] = []
+    previous: list[StepRow | EpochRow] = []
     for attempt in run.run_folder.attempts.all():
-        rows = list(read_metrics_file(metrics_file(run.run_folder.path, attempt.number), StepRow))
+        path = metrics_file(run.run_folder.path, attempt.number)
+        rows = list(read_metrics_file(path, StepRow))
         if previous and rows:
             begin = max((row.time for row in previous if row.step <= attempt.first_step), default=previous[0].time)
             intervals.append((begin, rows[0].time))
-        previous = rows or previous
+        previous = [*rows, *read_metrics_file(path, EpochRow)] if rows else previous
     return intervals
 
 

@@ -9,7 +9,7 @@ import pytest
 from support.train_records import epoch_line, step_line
 
 from train.metrics import step_search
-from train.metrics.records import StepRow, read_metrics_file
+from train.metrics.records import EpochRow, StepRow, read_metrics_file
 
 MAX_READ_BYTES = 150_000  # for the ends of a file and one search: 8 kB for each halving of 24 MB down to 2 kB
 
@@ -29,12 +29,13 @@ def write_metrics(path: Path, steps: int, seed: int = 0) -> None:
 
 
 def assert_equals_full_reading(path: Path, steps: list[int]) -> None:
-    """Compare the ends and the last row until each step with what reading all rows gives."""
+    """Compare the ends and the last row until each step, that of an epoch's end too, with what all rows give."""
     rows = [(row.step, row.images, row.time) for row in read_metrics_file(path, StepRow)]
     ends = step_search.first_and_last_step(path)
     assert ends and [tuple(vars(end).values()) for end in (ends.first, ends.last)] == [rows[0], rows[-1]]
+    rows += [(row.step, row.images, row.time) for row in read_metrics_file(path, EpochRow)]
     for step in steps:
-        expected = next((row for row in reversed(rows) if row[0] <= step), None)
+        expected = max((row for row in rows if row[0] <= step), default=None)
         found = step_search.last_step_until(path, step)
         assert (found and tuple(vars(found).values())) == expected, step
 
