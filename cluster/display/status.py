@@ -11,7 +11,7 @@ from cluster.state.timeline import AttemptRow
 from train.metrics.text import START_TITLES, format_duration, time_table_lines
 from train.tools.records import encode
 
-from .tables import DAMAGED, print_state, print_table, print_wrapped
+from .tables import DAMAGED, format_cell, print_state, print_table, print_wrapped
 from .terminal import cut_text
 
 MAX_REASON_CHARACTERS = 140
@@ -85,13 +85,11 @@ def show_status(
 
 
 def _format_status_value(name: str, value: object) -> str:
-    if not isinstance(value, float):
-        return f"{value}"
-    if name == "seconds":
+    if isinstance(value, float) and name == "seconds":
         return format_duration(value)
-    if name == "goodput":
+    if isinstance(value, float) and name == "goodput":
         return f"{100 * value:.1f} %"
-    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
+    return format_cell(value)
 
 
 def show_machines(machines: Mapping[str, MachineRow]) -> None:

@@ -187,7 +187,9 @@ def print_wrapped(line: str, indent: int = 0) -> None:
 
 
 def format_cell(value: object) -> str:
-    """Return a value as text: "" for None, four significant digits for a float."""
+    """Return a value as text: "" for None, four significant digits for a float, all before the point of a large one."""
     if value is None:
         return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
