@@ -1,7 +1,7 @@
 """Lines of text about a run: its epochs, its steps, its settings, its wall time. Imports no torch.
 
 The trainer's log and the command that follows a job print the same lines. A line of an epoch or of the wall-time table
-has at most 79 characters, for a terminal of 80.
+has at most 79 characters, for a terminal of 80, unless a number is huge.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,11 +43,14 @@ def epoch_line(epoch: EpochResult) -> str:
 
 
 def _format_cell(value: float | None, width: int, form: str) -> str:
-    """Return a number of an epoch as text. A number that would touch the column before it loses its decimals."""
+    """Return a number of an epoch as text. One that would touch the column before it loses its decimals.
+
+    If it still would, its column is wider.
+    """
     if value is None:
         return "-"
     text = format(value, form)
-    return text if len(text) < width else f"{value:.0f}"
+    return text if len(text) < width else f" {value:.0f}"
 
 
 def step_line(step: int, total_steps: int, epoch: int, values: Mapping[str, float]) -> str:

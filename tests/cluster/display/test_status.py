@@ -4,7 +4,7 @@ import re
 import time
 from typing import Any
 
-from support.train_records import EPOCH_FIELDS
+from support.train_records import EPOCH_FIELDS, make_epoch
 
 from cluster.display import progress, status, tables
 from cluster.state.states import JobState
@@ -26,6 +26,12 @@ def test_format_of_durations_and_of_ranges_of_rates() -> None:
     assert {value: text.three_digits(value) for value in minutes} == minutes
     ranges = {(0.1, 0.1): "0.1", (0.0, 0.0): "0", (3.84, 0.0336): "3.84 to 0.0336"}
     assert {rates: text.format_lr_range(rates) for rates in ranges} == ranges
+
+
+def test_numbers_of_an_epoch_of_days_that_diverges_stay_apart() -> None:
+    epoch = make_epoch(top5=12.5, seconds=100_800.0, train_loss=1_234_567.0)
+    cells = text.epoch_line(epoch).split()
+    assert len(cells) == len(text.EPOCH_COLUMNS) and {"100800", "1234567"} <= set(cells)
 
 
 def test_epoch_that_was_done_again_after_a_loss_has_another_line() -> None:
