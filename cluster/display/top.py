@@ -29,13 +29,13 @@ Machines = Mapping[str, MachineRow]  # by name
 ReadStatuses = Callable[[], tuple[JobStatus, Machines]]
 
 TOP_COLUMNS = (
-    *("machine", "state", "attempt", "step", "img/s", "loss", "GPU %", "min %", "GPU GB", "°C", "CPU %", "RAM GB"),
+    *("machine", "state", "attempt", "step", "loss", "GPU %", "min %", "GPU GB", "°C", "CPU %", "RAM GB"),
     *("in Gbit/s", "out Gbit/s", "last status", "slowest"),
 )
 COLUMNS_OF_SOME_JOBS = ("slowest", "GPU %", "min %", "GPU GB", "°C")  # left out where no machine has an entry
 # The order in which a narrow terminal loses columns. The column "machine" always stays.
 COLUMN_DROP_ORDER = (
-    *("RAM GB", "CPU %", "°C", "attempt", "GPU GB", "min %", "out Gbit/s", "in Gbit/s", "loss", "img/s", "step"),
+    *("RAM GB", "CPU %", "°C", "attempt", "GPU GB", "min %", "out Gbit/s", "in Gbit/s", "loss", "step"),
     *("GPU %", "slowest", "last status", "state"),
 )
 UNCUT_WIDTH_CHARACTERS = 1000  # of output that does not go to a terminal, so that nothing is cut
@@ -109,7 +109,6 @@ def _load_cells(machine: MachineRow) -> dict[str, str]:
     return {
         "attempt": format_cell(status and status.attempt),
         "step": format_of_total(numbers.step, numbers.steps),
-        "img/s": format_known(numbers.images_per_second, "{:.0f}"),
         "loss": format_known(numbers.loss, "{:.3f}"),
         "GPU %": format_known(fmean(utilizations) if utilizations else None, "{:.0f}"),
         "min %": format_known(min(utilizations, default=None), "{:.0f}"),

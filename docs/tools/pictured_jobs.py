@@ -103,7 +103,6 @@ def machine_row(number: int) -> MachineRow:
         attempt=2,
         step=RUNNING.step,
         steps=RUNNING.steps,
-        images_per_second=(RUNNING.images_per_second or 0.0) / 3,
         loss=1.613 + number / 1000,
         busy=(0.93, *[0.71] * 7) if number == 3 else (0.71,) * 8,
         use=MachineLoad(

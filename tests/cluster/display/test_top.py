@@ -39,7 +39,7 @@ def machine(**more: Any) -> MachineRow:
     """A machine with a status as its agent writes it; without `more`, one without a status."""
     values: dict[str, Any] = {
         "state": MachineState.TRAINING, "phase": AgentPhase.RUNNING, "attempt": 2, "step": 120, "steps": 4500,
-        "images_per_second": 21000.4, "loss": 3.21, "use": LOAD, "busy": (0.7, 0.7), "time": 1.0, **more,
+        "images_per_second": 330123.4, "loss": 3.21, "use": LOAD, "busy": (0.7, 0.7), "time": 1.0, **more,
     }  # fmt: skip
     status = MachineStatus(id="0.a", **values)
     return MachineRow(host="", state=status.state, reason=status.reason, status=status, notes=(), seconds={})
@@ -144,7 +144,7 @@ def test_show_top_off_a_terminal_prints_one_uncut_table(capsys: pytest.CaptureFi
     assert lines[0] == "job-3 running  step 120/4500  epoch 2/16  330123 img/s  top-1 63.46 %  after 10:13"
     assert lines[2].split() == " ".join(TOP_COLUMNS[:-1]).split()
     assert lines[4].split() == [
-        *("gpu-0", "training", "2", "120/4500", "21000", "3.210", "94", "91", "70.3", "71", "34", "120/1152"),
+        *("gpu-0", "training", "2", "120/4500", "3.210", "94", "91", "70.3", "71", "34", "120/1152"),
         *("40.21", "41.00"),
     ]
     assert lines[6] == f"gpu-1: {reason}" and "\x1b" not in "".join(lines) and len(lines) == 7
