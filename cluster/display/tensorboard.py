@@ -57,14 +57,14 @@ def link_event_folders(links_folder: Path, job_list: Sequence[Job]) -> None:
         if (job.path / EVENTS_FOLDER).is_dir():
             with contextlib.suppress(FileExistsError):
                 (links_folder / job.name).symlink_to(job.path / EVENTS_FOLDER)
-            with contextlib.suppress(OSError):  # the curves are shown on a full disk, too
+            with contextlib.suppress(ClusterError, OSError):  # a damaged job and a full disk hide no curves
                 write_settings(job)
 
 
 def write_settings(job: Job) -> None:
     """Write the arguments of a job's command beside its events, once, as TensorBoard's HParams plugin reads them.
 
-    A recipe's trainer has written its own. Raises `OSError`.
+    A recipe's trainer has written its own. Raises `OSError`, and `ClusterError` when the job is damaged.
     """
     folder = job.path / EVENTS_FOLDER
     if job.spec.own_command is None or any(folder.glob(f"*{SETTINGS_SUFFIX}")):
