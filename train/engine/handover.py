@@ -180,6 +180,7 @@ def keep_state(trainer: Trainer) -> KeptState:
     The metrics of the steps since the last sums over all processes are estimated from those of this process.
     """
     trainer.running_statistics.abandon_step()
+    trainer.time_breakdown.abandon_step()
     trainer.epoch_totals += estimate_totals(trainer)
     return KeptState(trainer.state(), (trainer.epoch_index, trainer.step), trainer.steps_done)
 

@@ -169,6 +169,21 @@ class TimeBreakdown:
     def flush(self) -> None:
         """Turn the marks since the last call into seconds. On a GPU, wait until it has passed them."""
         self._mark()
+        self._read_marks()
+
+    def abandon_step(self) -> None:
+        """Count nothing after the end of the last training step: a failure has met what followed, which is done again.
+
+        The job counts that time as lost. To be called on the CPU only, once, before the state is taken.
+        """
+        while self._marks and not self._marks[-1].label.startswith("train"):
+            self._marks.pop()
+        self._read_marks()
+        if self.first_step_time is not None and isinstance(self._last_mark_time, float):
+            self.first_step_time += time.perf_counter() - self._last_mark_time
+        self._last_mark_time = None
+
+    def _read_marks(self) -> None:
         if self._marks and isinstance(self._marks[-1].time, torch.cuda.Event):
             self._marks[-1].time.synchronize()
         for mark in self._marks:

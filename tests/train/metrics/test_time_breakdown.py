@@ -114,6 +114,24 @@ def test_parts_add_up_to_the_wall_time_after_a_resume(clock: Any) -> None:
     assert len(first.measured.seconds_by_shape["train 8 32"]) == 5  # the lists in the state are copies
 
 
+@pytest.mark.parametrize("kind", ["train", "val"])
+def test_time_after_the_last_step_is_not_counted_when_a_failure_has_met_what_follows(clock: Any, kind: str) -> None:
+    times = TimeBreakdown(CPU)
+    times.begin_epoch(1)
+    for _ in range(2):
+        run_step(times, clock, "train", (8, 32), 0.0, 1.0)
+    if kind == "val":
+        run_step(times, clock, "val", (8, 32), 0.0, 3.0)
+    times.begin_step(kind)
+    with times.measure(TimePart.WAITS):
+        clock.now += 0.5
+    clock.now += 5.0  # until the agent has ended the wait for a process that is gone
+    times.abandon_step()
+    state = times.state()
+    assert state.wall_seconds == pytest.approx(2.0) == sum(state.part_seconds_by_epoch[1].values())
+    assert state.seconds_by_shape == {"train 8 32": [1.0, 1.0]}
+
+
 def test_flush_on_a_gpu_reads_events_with_one_synchronization(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fake GPU has its own clock, and still works on its steps when the host has gone on."""
     synchronized: list[float] = []
