@@ -424,6 +424,7 @@ class Trainer:
             "identity": resume_check.run_fingerprint(self.recipe, self.schedule),
             "epoch": self.epoch_index,
             "step": self.step,
+            "precision": self.recipe.precision,  # no part of the identity
             "network": encode(self.description),
             "model": self.model.state_dict(),
             "average": self.average.state_dict(),
@@ -470,8 +471,7 @@ class Trainer:
         """What the network is at this position."""
         validated = self.history[-1] if self.history and not self.step else None
         position = (self.epoch_index, self.steps_done, validated)
-        normalization = vars(self.preprocessor.normalization)
-        return NetworkDescription.of_run(self.recipe, self.classes, *position, **normalization)
+        return NetworkDescription.of_run(self.recipe, self.classes, *position, **vars(self.preprocessor.normalization))
 
     @property
     def is_distributed(self) -> bool:

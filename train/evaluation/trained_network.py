@@ -111,8 +111,9 @@ def _open_checkpoint(path: Path) -> TrainedNetwork:
     state = checkpoint_io.load_checkpoint(path)
     try:
         recipe_json = state["identity"]["recipe"]
-        # A checkpoint keeps no target, but a phase with validate="near" requires one.
-        recipe = Recipe.from_json({**recipe_json, "target": recipe_json.get("target") or 100.0})
+        # A checkpoint keeps no target, but a phase with validate="near" requires one. Older ones keep no precision.
+        recipe_json |= {"target": recipe_json.get("target") or 100.0, "precision": state.get("precision", "auto")}
+        recipe = Recipe.from_json(recipe_json)
         description = decode(NetworkDescription, state["network"], path)
         weights = network_weights(state)
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from support.known import known
-from support.trainer_in_process import SINGLE_PROCESS
+from support.trainer_in_process import SINGLE_PROCESS, open_trainer
 
 from train.data.index.open import load_index
 from train.data.loading.dataset import open_val_indexes
@@ -224,12 +224,14 @@ class FixedSizeNet(torch.nn.Module):
     ("precision", "used"), [("auto", "auto"), ("fp16", "fp16"), ("fp32", "fp32"), ("bf16", "auto")]
 )
 def test_evaluation_computes_in_the_precision_of_the_training(
-    precision: str, used: str, tiny: Any, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
+    precision: str, used: str, tiny: Any, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a GPU, top-1 in bfloat16 is not that of the run's own validation in float32."""
+    trainer, _ = open_trainer(tiny(phases=PHASES, precision=precision), tiny_data, tmp_path)
+    checkpoint_io.write_checkpoint(tmp_path, 0, trainer.state())
+    recipe = open_trained(tmp_path / "step-00000000.pt").recipe
     given: dict[str, Any] = {}
     monkeypatch.setattr(runner, "BatchPreprocessor", lambda _, **named: given.update(named))
-    recipe = tiny(phases=PHASES, precision=precision)
     runner.Evaluator(
         eval_options(), recipe, SINGLE_PROCESS, FixedSizeNet(), open_val_indexes(recipe, tiny_data, tiny_data), 0
     )
