@@ -11,7 +11,8 @@ class TrackerRun(TrackedRun):
     """The run of a job, found by a tag. Its step is the number of images seen, as in TensorBoard.
 
     MLflow keeps all values of a step, so that those that are measured again after a loss are left out here. How far an
-    earlier attempt came is looked up for each scalar: it may have logged the last step of an epoch and no validation.
+    earlier attempt came is looked up for steps and for validations: it may have logged the last step of an epoch and no
+    validation. The first scalar tells, because all scalars of a row are logged at once.
     """
 
     def __init__(self, request: TrackerRequest) -> None:
@@ -25,7 +26,7 @@ class TrackerRun(TrackedRun):
         experiment = mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT)
         found = self.client.search_runs([experiment.experiment_id], f"tags.`{RUN_ID_TAG}` = '{request.run_id}'")
         self.is_resumed = bool(found)
-        self.last_images: dict[str, int] = {}  # of earlier attempts, by scalar
+        self.last_images: dict[str, int] = {}  # of earlier attempts, by the first scalar of a row
         if found:
             self.run_id = found[0].info.run_id
             self.client.update_run(self.run_id, status="RUNNING")
@@ -38,14 +39,11 @@ class TrackerRun(TrackedRun):
 
     def log(self, images: int, time: float, values: dict[str, float]) -> None:
         """Log scalars at x = `images`."""
+        if not values or images <= self.last_images_before(next(iter(values))):
+            return
         moment = int(1000 * time)
-        metrics = [
-            self.make_metric(name, value, moment, images)
-            for name, value in values.items()
-            if images > self.last_images_before(name)
-        ]
-        if metrics:
-            self.client.log_batch(self.run_id, metrics=metrics)
+        metrics = [self.make_metric(name, value, moment, images) for name, value in values.items()]
+        self.client.log_batch(self.run_id, metrics=metrics)
 
     def last_images_before(self, name: str) -> int:
         """Return up to which number of images earlier attempts have logged a scalar, -1 where none has."""

@@ -70,6 +70,7 @@ class MlflowClient:
         return [SimpleNamespace(info=SimpleNamespace(run_id="r1"))] if named else []
 
     def get_metric_history(self, run, name):
+        note(call="history", name=name)
         return [SimpleNamespace(step=step) for row in calls("log") for key, _, step in row["metrics"] if key == name]
 
     def create_run(self, experiment, tags, run_name):
@@ -189,6 +190,8 @@ def test_validation_before_which_an_attempt_was_lost_is_logged_by_the_next(out: 
         ["accuracy/val_top1", 30.0, 16], ["accuracy/val_top1", 40.0, 32],
     ]  # fmt: skip
     assert [images for name, _, images in logged if name == "loss/train"] == [16, 32]
+    looked_up = [row["name"] for row in calls(out, "history")]
+    assert looked_up == ["loss/train", "accuracy/val_top1"], "a history is as long as the run"
 
 
 def test_tracker_that_hangs_is_killed(
