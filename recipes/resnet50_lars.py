@@ -18,8 +18,8 @@ norm after pool5 (also 3.2).
 Rates of ResNet-50 are those of Google's reference, tensorflow/tpu models/official/resnet/lars_util.py at 11a028b: for
 32,768 images 34.0 after 12 epochs, above it 41.0 after 16, from 0, trust 0.001, decay 1e-4 (resnet_config.py), momentum
 0.9. Later versions say 32.0 after 14, and 31.2 after 25. Its optimizer, TensorFlow's, has another form than the paper:
-resnet50_lars_32k takes that form, `lars_form="google"`; the others have the paper's. Their loss contains weight decay
-(resnet_main.py), also of the classifier's bias, which does not decay here. AlexNet at 32k: borisgin/nvcaffe,
+resnet50_lars_32k takes that form, `lars_form="google"`; the others have the paper's. Google's loss contains weight
+decay (resnet_main.py), also of the classifier's bias, which does not decay here. AlexNet at 32k: borisgin/nvcaffe,
 models/alexnet_bn, solver_32k.prototxt: from 1 to 32 in 10 epochs of 100, decay 5e-4, trust 0.001.
 
 Uncertain: the rates of Jia et al., which we have not read. For AlexNet at 64k, 32 x sqrt(2) = 45.25 is a guess by the

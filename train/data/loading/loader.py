@@ -115,7 +115,7 @@ def _decode_into(
     except (BadImage, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise DataError(
-            f"{index.location(number)}: {reason}; the file has changed since it was indexed; run it again"
+            f"{index.location(number)}: {reason}; the file has changed since it was indexed; run the command again"
         ) from error
 
 
