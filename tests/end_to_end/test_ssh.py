@@ -19,7 +19,7 @@ from support.waiting import wait_for
 from cluster.jobs.job import Job
 from train.weights.safetensors_file import read_safetensors
 
-EPOCHS = 12
+EPOCHS = 16
 PACE = (12, 1.0)  # for `Sandbox.write_recipe`: a job does not end before its faults
 OPTIONS = ("--procs", "1", "--log-ids", *exact_jobs.OPTIONS)
 
