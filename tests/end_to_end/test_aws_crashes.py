@@ -99,7 +99,10 @@ class Lane(Renter):
 
 
 def is_among_reads(calls: list[str], number: int) -> bool:
-    """Whether a call reads, as the ones before and after it do. A kill before one of these leaves the same."""
+    """Whether a call reads, as those before and after it do. A kill before any of the three leaves the same cloud.
+
+    Only the files that this computer writes between two calls may differ.
+    """
     around = calls[max(0, number - 2) : number + 1]
     return len(around) == 3 and all(action.startswith(READING_ACTIONS) for action in around)
 
