@@ -34,11 +34,12 @@ from infra.aws.launch_request import Internet, Place
 from infra.aws.market import billing
 from infra.aws.stack import key_pairs
 from infra.costs import JobCost, TrafficForecast
-from infra.errors import CloudError
+from infra.errors import CloudError, NoMachines
 from train.tools import host
 
 REMOTE_PYTHON = f"{REMOTE_FOLDER}/python"
 LONGEST_SEARCH_SECONDS = 3600.0  # for the stack and the first machines; a search alone ends after 20 minutes
+NO_MACHINES_IN_TIME = "it had no machines an hour after its launch"
 
 
 class InstanceHistory(CloudProvider[Instance]):
@@ -142,6 +143,22 @@ class InstanceHistory(CloudProvider[Instance]):
         return bool(last_events) and isinstance(last_events[0], TerminationStarted)
 
     @property
+    def is_too_late(self) -> bool:
+        """Whether this launch has got no instance for an hour.
+
+        Nobody expects machines, at a price of then, when a computer that was off looks at the job days later. Nor may a
+        request that EC2 has not carried out be sent again: after a day EC2 does not know it, and would rent by it.
+        """
+        starts = self.journal.events(LaunchStarted)
+        is_late = bool(starts) and host.unix_time() > starts[-1].time + LONGEST_SEARCH_SECONDS
+        return is_late and not self._launch_grants()
+
+    def require_launch_in_time(self) -> None:
+        """Raise `NoMachines` when this launch is too late."""
+        if self.is_too_late:
+            raise NoMachines(f"{NO_MACHINES_IN_TIME}; to continue: imgnet-cluster resume {self.spec.name}")
+
+    @property
     def exchanged_ids(self) -> set[str]:
         """The instances of this launch that were terminated because they are broken."""
         ids: set[str] = set()
@@ -157,13 +174,10 @@ class InstanceHistory(CloudProvider[Instance]):
 
         The cause is then another computer, a user of the AWS console, or the instances' own time limit. All of them
         want the job to end, so no new instances are rented. The instance that ended last decides, because EC2 may have
-        interrupted another one before that was never replaced. A launch that has got no instance for an hour has ended
-        too: nobody expects machines, at a price of then, when a computer that was off looks at the job days later.
+        interrupted another one before that was never replaced. A launch that is too late has ended too.
         """
-        if not self._launch_grants():
-            starts = self.journal.events(LaunchStarted)
-            is_late = bool(starts) and host.unix_time() > starts[-1].time + LONGEST_SEARCH_SECONDS
-            return "it had no machines an hour after its launch" if is_late else ""
+        if self.is_too_late:
+            return NO_MACHINES_IN_TIME
         released_ids = {instance_id for event in self.journal.events(InstancesReleased) for instance_id in event.ids}
         released_ids |= {instance_id for event in self.journal.events(TerminationStarted) for instance_id in event.ids}
         last_ids = {machine.name: machine.id for grant in self._launch_grants() for machine in grant.machines}

@@ -210,10 +210,11 @@ class JobInstances(InstanceHistory):
     # --- renting ------------------------------------------------------------------------------------------------------
 
     def finish_open_requests(self) -> None:
-        """Send requests again whose answer a crash lost. EC2 knows them, so no instance is rented twice."""
+        """Send requests again whose answer a crash lost. EC2 knows them for a day, so no instance is rented twice."""
         self.check_account()
         self.require_ownership()
-        if self.gang.open_requests():
+        may_send = not self.is_too_late or any(instance.is_billed for instance in self.gang.list_instances())
+        if may_send and self.gang.open_requests():
             self._ensure_stack(self.account)
             self.gang.finish_open_requests()
 
@@ -231,6 +232,7 @@ class JobInstances(InstanceHistory):
             self.account = self.account.in_region(region)
             self.gang = self._make_gang(self.account)
             region_stack = self._ensure_stack(self.account)
+            self.require_launch_in_time()  # this computer may have slept meanwhile
             places = [
                 place
                 for place in self.rental_spec.places

@@ -260,6 +260,23 @@ def test_limits_hold_when_the_clock_is_set_back_after_the_start_of_a_launch(make
     assert "no machines" in job_instances.external_termination_reason()
 
 
+def test_launch_that_is_too_late_sends_no_request(make_instances: Any) -> None:
+    """EC2 forgets the token of a request after a day, and then rents by a request that is sent again."""
+    start = LaunchStarted(time=NOW - 2 * HOUR, launch_id="first")
+    job_instances = make_instances(1, start, launch_request(1, place(), ["0"], NOW - 2 * HOUR))
+    job_instances._ensure_stack = lambda account: SimpleNamespace(subnets=[])
+    job_instances.fake_gang.open_requests = lambda: [{"number": 1}]
+    finish = job_instances.fake_gang.finish_open_requests = Mock()
+    with pytest.raises(NoMachines, match="no machines an hour after its launch; to continue"):
+        job_instances.rent_all()
+    with pytest.raises(EndedExternally, match="no machines an hour after its launch; to continue"):
+        find_or_rent(job_instances)
+    finish.assert_not_called()
+    job_instances.fake_gang.list_instances = lambda: [SimpleNamespace(id="i-10", name="", is_billed=True)]
+    job_instances.finish_open_requests()
+    finish.assert_called_once_with()
+
+
 @pytest.mark.parametrize(("jump_hours", "hours", "is_over"), [(5.0, 3.0, False), (-5.0, 1.0, True)])
 @pytest.mark.parametrize("is_limit_of_price", [False, True])
 def test_no_limit_follows_the_wall_clock(
