@@ -35,6 +35,7 @@ from infra.aws.stack import claims
 from infra.aws.stack.claims import Claim
 from infra.costs import Traffic, TrafficForecast
 from infra.errors import AdoptedElsewhere, CloudError, NoMachines
+from train.tools import host
 from train.tools.records import encode
 from train.tools.text_files import to_json_bytes
 
@@ -275,6 +276,17 @@ def test_launch_that_is_too_late_sends_no_request(make_instances: Any) -> None:
     job_instances.fake_gang.list_instances = lambda: [SimpleNamespace(id="i-10", name="", is_billed=True)]
     job_instances.finish_open_requests()
     finish.assert_called_once_with()
+
+
+def test_launch_is_in_time_although_the_virtual_machine_of_its_queue_was_paused(
+    make_instances: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The seconds since the boot do not count the pause. The supervisor starts later, with the right time."""
+    job_instances = make_instances(1)
+    monkeypatch.setattr(host, "steady_clock", host.SteadyClock(host.SteadyClock.wall_offset() - 9 * HOUR))
+    job_instances.record_launch("first")
+    monkeypatch.setattr(host, "steady_clock", host.SteadyClock())
+    assert job_instances.has_launch("first") and not job_instances.is_too_late
 
 
 @pytest.mark.parametrize(("jump_hours", "hours", "is_over"), [(5.0, 3.0, False), (-5.0, 1.0, True)])
