@@ -161,6 +161,7 @@ class CheckpointFolder:
             return False
         now = self.clock()
         if now - self._changed_at >= REST_SECONDS:
+            self._open_since = {}
             return True
         if now - self._copied_at < RESTLESS_SECONDS:
             return False

@@ -80,9 +80,9 @@ class JobInstances(InstanceHistory):
     # --- state --------------------------------------------------------------------------------------------------------
 
     def record_launch(self, launch_id: str) -> None:
-        """Record the start of a launch, by the wall clock: that of a queue's process may have stood still for hours."""
+        """Record the start of a launch, by the later clock: that of a queue's process may have stood still."""
         if not self.has_launch(launch_id):  # a restarted supervisor repeats the call
-            self.journal.copy(LaunchStarted(time=time.time(), launch_id=launch_id))
+            self.journal.copy(LaunchStarted(time=max(time.time(), host.unix_time()), launch_id=launch_id))
 
     def record_move(self, launch_id: str) -> None:
         """Record that the launch continues on other instances, under a new launch ID."""
