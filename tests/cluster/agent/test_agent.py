@@ -189,22 +189,28 @@ def test_agents_of_two_machines_survive_loss_of_the_first(agents: Fixture, hand_
 
 
 def test_trainers_that_keep_their_state_go_on_as_the_same_processes(agents: Fixture, hand_made: Fixture) -> None:
-    """Their peer hangs, so they wait in a collective: the agent asks them to abort it. One has finished a step more."""
+    """Their peer is lost, so they wait in a collective: the agent asks them to abort it. One has finished a step more.
+
+    They make progress until the peer is lost: an agent that the computer holds up before counts as no loss.
+    """
     run = hand_made(
         machines=2, procs=2, lost_seconds=1.0, heartbeat_timeout_seconds=1.0, heartbeat_seconds=0.2, in_place=True
     )
+    train_on = "while not (out / 'lost').exists():\n    report.ticks += 1; time.sleep(0.05)\n"
+    train_on += "    report.report_state('training', ticks=report.ticks)\n"
     keep = "until(report.abort_requested); report.report_kept_state(8 + rank % 2, has_saved=False, reason='it hangs')\n"
     go_on = "until(report.read_next_request); request = report.read_next_request()\n"
     note = "(out / f'next-{rank}').write_text(json.dumps([os.getpid(), request.argv, request.environment]))\n"
     begin = "os.environ.update(request.environment); report.begin_attempt(); report.report_state('training', step=10)\n"
     trainer = "report.keeps_state = True\n" + TRAIN + "(out / f'pid-{rank}').write_text(str(os.getpid()))\n"
-    trainer += keep + go_on + note + begin + "until(lambda: len(list(out.glob('next-*'))) == 2)\n" + PUBLISH
+    trainer += train_on + keep + go_on + note + begin + "until(lambda: len(list(out.glob('next-*'))) == 2)\n" + PUBLISH
     first_agent, second_agent = (agents.start(run, trainer, name) for name in ("0", "1"))
     shared = run.run_folder.shared
     agents.place.wait_for(lambda: len(list(shared.glob("pid-*"))) == 4)
     agents.wait_for_step(run)
     first_agent.kill()
-    assert second_agent.wait(30) == 0 and not agents.trainers()
+    run.write_shared("lost", "")
+    assert second_agent.wait(120) == 0 and not agents.trainers()
     first, second = (read_shared(run, f"attempts/00000{number}.json") for number in (1, 2))
     assert (second["live_step"], second["reason"]) == (9, "machine 0 lost")
     for local_rank in range(2):
