@@ -158,10 +158,10 @@ class Fleet:
             self._usable_machines(), lambda name: self._prepare_machine(name, code.result, with_checks)
         )
         if self.setup_progress.record.is_adopted:
-            self.setup_progress.update_record(lambda record: replace(record, is_adopted=False))
             # The agents of an adopted job are running already, perhaps also on machines that do not answer.
             for name in self.setup_progress.failure_reasons:
                 self.setup_progress.set_failure_reason(name, "")
+            self.setup_progress.update_record(lambda record: replace(record, is_adopted=False))
             return self.setup_progress.mark_ready()
         self._require_enough_machines()
         ssh_config.result()

@@ -23,6 +23,8 @@ from cluster.connectors.ssh import Unreachable
 from cluster.connectors.untrusted import ArrivalFolder
 from cluster.machines import fleet as module
 from cluster.machines import mirror
+from cluster.machines.setup_progress import SetupProgress
+from cluster.state.supervisor_records import SetupRecord
 
 Job = Any  # a `FleetJob` of conftest.py
 
@@ -158,6 +160,26 @@ def test_killed_agent_is_replaced_by_one(job: Job, is_adopted_elsewhere: bool) -
     calls = job.stub.calls("cluster.agent")
     assert calls.count("0") == 1 and (is_adopted_elsewhere or calls.count("1") == 2)
     assert [bool(job.fleet.setup_progress.rows[name].restarted) for name in "01"] == [False, True]
+
+
+def test_adopted_job_leaves_no_record_by_which_it_would_be_launched_anew(
+    make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each record may be the last before the supervisor is killed: the next one goes on from there."""
+    job = make_job(1)
+    records: list[SetupRecord] = []
+    fleet = job.new_fleet(is_adopted=True)
+    write = SetupProgress._write
+
+    def note_and_write(progress: SetupProgress) -> None:
+        records.append(progress.record)
+        write(progress)
+
+    monkeypatch.setattr(SetupProgress, "_write", note_and_write)
+    job.machines[0].unplug()
+    fleet.set_up_machines()
+    assert any(record.machines["0"].reason for record in records), "its machine does not answer"
+    assert not any(record.is_adopted == record.is_ready for record in records)
 
 
 def test_kill_machine_with_notice_writes_notice_file(job: Job) -> None:
