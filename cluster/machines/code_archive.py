@@ -22,11 +22,11 @@ UPLOAD_TIMEOUT_SECONDS = 600.0
 
 PackedCode = tuple[bytes, str]  # the archive and its hash
 # $1: temporary folder; $2: final folder. If another job placed the same code meanwhile, the final folder exists, and
-# that is success too.
+# that is success too. The files get the time of their arrival (-m): a scratch disk is cleaned of old ones.
 UNPACK_SCRIPT = """
 trap 'rm -rf "$1"' EXIT
 trap 'exit 1' HUP INT TERM
-mkdir -p "$1" && tar -xzf - -C "$1" --no-same-owner || exit 1
+mkdir -p "$1" && tar -xzmf - -C "$1" --no-same-owner || exit 1
 find "$1" -type f -exec sync {} + 2>/dev/null
 mv -T "$1" "$2" 2>/dev/null || test -d "$2"
 """

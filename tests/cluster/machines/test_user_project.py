@@ -438,6 +438,8 @@ def test_upload_code_places_tree_once_also_by_concurrent_calls(checkout: Path, t
     assert os.access(path / "train/run", os.X_OK) and not os.access(path / "pyproject.toml", os.X_OK)
     assert (path / "train/link.py").readlink() == Path("__init__.py")
     assert (path / "pyproject.toml").read_text() == PYPROJECT
+    begin = (checkout / "pyproject.toml").stat().st_mtime
+    assert (path / "pyproject.toml").stat().st_mtime >= begin - 1, "a scratch disk is cleaned of old files"
     assert [path.name for path in path.parent.iterdir()] == [name]
 
 
