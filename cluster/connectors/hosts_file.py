@@ -66,7 +66,7 @@ VALUE_RULES = {
     "host_key": (r"[^- ]\S* +AAAA.*", 'a key type and a key, such as host_key = "ssh-ed25519 AAAA..."'),
 }
 MACHINE_KEYS = tuple(field.name for field in fields(Host) if field.name != "jump_host_key")
-HOST_AND_PORT_PATTERN = re.compile(r"(\[(?P<bracketed>[^\]]+)\]|(?P<host>[^:]+)):(?P<port>\d{1,5})")
+HOST_AND_PORT_PATTERN = re.compile(r"(\[(?P<bracketed>[^\]]+)\]|(?P<host>[^:]+))(:(?P<port>\d{1,5}))?")
 Values = Mapping[str, Any]  # Any: what `_validate_value` returned
 INHERITED_KEYS = tuple(key for key in MACHINE_KEYS if key not in ("host", "address", "host_key"))
 
@@ -122,9 +122,12 @@ def _split_port(table: dict[str, object], key_prefix: str) -> dict[str, object]:
     match = HOST_AND_PORT_PATTERN.fullmatch(host) if isinstance(host, str) else None
     if not match:
         return table
+    table = {**table, "host": match["bracketed"] or match["host"]}
+    if not match["port"]:
+        return table
     if "port" in table:
         raise ValueError(f"{key_prefix}port: is given twice, in host = {host!r} too; leave one of them out")
-    return {**table, "host": match["bracketed"] or match["host"], "port": int(match["port"])}
+    return {**table, "port": int(match["port"])}
 
 
 def _reject_unknown_keys(table: Mapping[str, object], known_keys: tuple[str, ...], key_prefix: str) -> None:

@@ -20,7 +20,7 @@ folder = "~/work"
 machines = [
     {host = "gpu1", address = "10.0.0.11", host_key = "ssh-ed25519 AAAAC3"},
     {host = "gpu2", user = "other", port = 22, folder = "/scratch/imgnet"},
-    "gpu3:24", {host = "[fd00::1]:23"}, "fd00::2",
+    "gpu3:24", {host = "[fd00::1]:23"}, "fd00::2", "[fd00::3]",
 ]
 """
 
@@ -46,6 +46,7 @@ def test_read_hosts_keys_of_a_machine_override_top_level_keys(tmp_path: Path) ->
         {"host": "gpu3", "port": 24},
         {"host": "fd00::1", "port": 23},
         {"host": "fd00::2"},
+        {"host": "fd00::3"},
     ]
     machines = tuple(Host(**{**common, **values}) for values in own)
     assert parse_text(tmp_path, COMPLETE_FILE) == Hosts("/mnt/shared/imgnet", machines)
