@@ -39,9 +39,9 @@ def wait_until_ready(
 
     The key that the machine boots with is no secret: its boot script contains it. `list_machines` returns the job's
     live machines by name. Called for several machines at once, each in a thread. Raises `BootFailed` when the boot
-    failed, took too long, or left a machine that accepts the login and nothing else; `SetupFailed` when the machine is
-    gone, or the job is to stop or cannot get enough machines any more; `ClusterError` when the new host key cannot be
-    read.
+    failed, took too long, or left a machine that accepts the login and nothing else, and when the answer with the new
+    host key was lost: nothing else tells that key. Raises `SetupFailed` when the machine is gone, or the job is to stop
+    or cannot get enough machines any more; `ClusterError` when the new host key cannot be read.
     """
     start = last_usable = time.monotonic()
     cloud_name = provider.cloud_name
@@ -73,7 +73,10 @@ def wait_until_ready(
         time.sleep(BOOT_POLL_SECONDS)
     fleet.setup_progress.set_step(name, SetupStep.BOOTING, time.monotonic() - start)
     if not provider.has_own_host_key(machine):
-        response = fleet.connectors[name].run(["sudo", "-n", "imgnet-hostkey"], timeout=60)
+        try:
+            response = fleet.connectors[name].run(["sudo", "-n", "imgnet-hostkey"], timeout=60)
+        except SSHRefused as error:  # it has the new key, and the connection was lost with the answer
+            raise BootFailed(f"its new host key is not known: {error}") from error
         provider.record_host_key(machine, response.out.decode().strip())
 
 

@@ -124,3 +124,14 @@ def test_boot_that_fails_ends_the_wait(
     with pytest.raises(error, match=f"^{message}$") as failure:
         machine.wait(**options)
     assert failure.type is error and machine.seconds == seconds and machine.commands == []
+
+
+def test_machine_whose_new_host_key_is_lost_may_be_exchanged(
+    machine_with: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection was lost after the change of the key: the next login meets another key than that of the boot."""
+    machine = machine_with(lambda now: READY)
+    monkeypatch.setattr(machine, "run", lambda argv, **_: raise_(SSHRefused("its host key has CHANGED")))
+    with pytest.raises(BootFailed, match=r"^its new host key is not known: its host key has CHANGED$"):
+        machine.wait()
+    assert machine.recorded_key == ""
