@@ -180,15 +180,15 @@ def keep_state(trainer: Trainer) -> KeptState:
     The metrics of the steps since the last sums over all processes are estimated from those of this process.
     """
     trainer.running_statistics.abandon_step()
-    trainer.time_breakdown.abandon_step()
-    trainer.epoch_totals += estimate_totals(trainer)
+    end = trainer.time_breakdown.abandon_step()
+    trainer.epoch_totals += estimate_totals(trainer, end)
     return KeptState(trainer.state(), (trainer.epoch_index, trainer.step), trainer.steps_done)
 
 
-def estimate_totals(trainer: Trainer) -> StepTotals:
+def estimate_totals(trainer: Trainer, end: float) -> StepTotals:
     """Return the sums over the last steps and all processes, as if the others had had the losses and hits of this one.
 
-    The sums of a process that is gone are gone with it.
+    The sums of a process that is gone are gone with it. `end` is when the last step ended, by `time.perf_counter`.
     """
     count = trainer.meter.steps
     if not count:
@@ -199,7 +199,7 @@ def estimate_totals(trainer: Trainer) -> StepTotals:
     own_images = sum(own_image_count(trainer, epoch, step) for step in steps)
     scale = images / own_images if own_images else 0.0
     top1, top5 = (min(scale * hits, images) for hits in trainer.meter.correct[:count].sum(0).tolist())
-    seconds = time.perf_counter() - trainer.interval_start
+    seconds = end - trainer.interval_start
     trainer_loss = scale * float(trainer.meter.losses[:count].sum())
     return StepTotals(trainer_loss, top1, top5, images, seconds)
 

@@ -171,17 +171,21 @@ class TimeBreakdown:
         self._mark()
         self._read_marks()
 
-    def abandon_step(self) -> None:
+    def abandon_step(self) -> float:
         """Count nothing after the end of the last training step: a failure has met what followed, which is done again.
 
-        The job counts that time as lost. To be called on the CPU only, once, before the state is taken.
+        The job counts that time as lost. Returns when that step ended, by `time.perf_counter`; of steps that were
+        flushed, when that was. To be called on the CPU only, once, before the state is taken.
         """
         while self._marks and not self._marks[-1].label.startswith("train"):
             self._marks.pop()
         self._read_marks()
-        if self.first_step_time is not None and isinstance(self._last_mark_time, float):
-            self.first_step_time += time.perf_counter() - self._last_mark_time
+        now = time.perf_counter()
+        end = self._last_mark_time if isinstance(self._last_mark_time, float) else now
+        if self.first_step_time is not None:
+            self.first_step_time += now - end
         self._last_mark_time = None
+        return end
 
     def _read_marks(self) -> None:
         if self._marks and isinstance(self._marks[-1].time, torch.cuda.Event):

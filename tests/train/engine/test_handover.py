@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ from train.distributed.process_group import ProcessGroup, join_process_group
 from train.distributed.rendezvous import wait_for_listener
 from train.engine import handover
 from train.engine.agent_channel import AgentChannel
-from train.engine.handover import Handover, KeptState, estimate_totals
+from train.engine.handover import Handover, KeptState, keep_state
 from train.tools.agent_protocol import TrainerState
 from train.tools.errors import HandoverFailed
 from train.tools.process import free_port
@@ -131,12 +132,16 @@ def test_nothing_is_kept(
 
 
 def test_metrics_of_steps_that_no_process_has_summed_are_estimated(tmp_path: Path) -> None:
-    """With one process the estimate is exact; what a failed step has added is no part of it."""
+    """With one process the estimate is exact; what a failed step has added is no part of it, nor the wait in it."""
     run = Run(tmp_path)
+    run.trainer.interval_start = time.perf_counter()
     run.run_steps(3)
+    seconds = time.perf_counter() - run.trainer.interval_start
     losses, hits = run.trainer.meter.losses.sum().item(), run.trainer.meter.correct.sum(0).tolist()
     run.fail_in_step("sum of statistics")
-    totals = estimate_totals(run.trainer)
+    keep_state(run.trainer)
+    totals = run.trainer.epoch_totals
+    assert 0 < totals.seconds <= seconds
     assert totals.loss == pytest.approx(losses) and totals.images == 24 and [totals.top1, totals.top5] == hits
 
 
