@@ -20,6 +20,7 @@ from train.tools.files import write_atomic
 from .hosts_file import Host
 
 MAX_JUMP_HOSTS = 8
+SSH_CONFIG_SECONDS = 60.0  # for OpenSSH to read its configuration, which may run commands (Match exec)
 # OpenSSH notices a dead machine within 5 s x 3 = 15 s.
 SERVER_ALIVE_SECONDS = 5
 SERVER_ALIVE_COUNT = 3
@@ -131,7 +132,19 @@ def _openssh_options(host: Host) -> dict[str, list[str]]:
     argv += ["-p", str(host.port)] if host.port else []
     argv += ["-l", host.user] if host.user else []
     require_openssh("ssh")
-    completed = subprocess.run([*argv, "--", host.host], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    try:
+        completed = subprocess.run(
+            [*argv, "--", host.host],
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=SSH_CONFIG_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        raise ClusterError(
+            f"ssh has not read its configuration for {host.host} in {SSH_CONFIG_SECONDS:.0f} s; a command in it may "
+            f"hang (Match exec); try: ssh -G {shlex.quote(host.host)}"
+        ) from None
     if completed.returncode:
         first_line = (completed.stderr.strip().splitlines() or [f"code {completed.returncode}"])[0]
         raise ClusterError(

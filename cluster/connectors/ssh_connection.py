@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import paramiko
 
 CONNECT_SECONDS = 10.0
+AGENT_SECONDS = 30.0  # for ssh-agent to name its keys; one that is forwarded over a dead connection never does
 KEEPALIVE_SECONDS = 5.0  # between two keep-alive requests
 KEEPALIVE_TIMEOUT_SECONDS = 10.0  # without an answer to one, the other side is dead or cut off
 SOCKET_POLL_SECONDS = 1.0  # how often paramiko's thread wakes up; by default ten times a second
@@ -352,9 +353,11 @@ def _agent_keys(route: Route) -> "Iterator[Sequence[paramiko.PKey]]":
     with contextlib.ExitStack() as stack:
         if route.agent_socket:
             connection = stack.enter_context(socket.socket(socket.AF_UNIX))
+            connection.settimeout(AGENT_SECONDS)
             with contextlib.suppress(OSError, paramiko.SSHException):
                 connection.connect(route.agent_socket)
                 agent._connect(connection)
+            connection.settimeout(None)  # before it signs, it may ask its user
         named = [
             _read_public_key(path) or _read_public_key(path.with_name(f"{path.name}.pub")) for path in route.key_files
         ]

@@ -19,7 +19,7 @@ import pytest
 from support.ssh_machines import Testbed, command_line, testbed
 from support.waiting import wait_for
 
-from cluster.connectors import ssh, ssh_channel, ssh_connection, untrusted
+from cluster.connectors import ssh, ssh_channel, ssh_config, ssh_connection, untrusted
 from cluster.connectors import ssh_scripts as sh
 from cluster.connectors.hosts_file import Host, Hosts, read_hosts
 from cluster.connectors.ssh import CommandFailed, SSHConnector, SSHRefused, Unreachable
@@ -515,6 +515,15 @@ def test_missing_openssh_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         resolve_route(Host(host="127.0.0.1"))
 
 
+def test_ssh_configuration_that_hangs_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ssh").write_text("#!/bin/sh\nexec sleep 600\n")
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(ssh_config, "SSH_CONFIG_SECONDS", 0.1)
+    with pytest.raises(ClusterError, match=r"^ssh has not read its configuration for gpu in 0 s; .*try: ssh -G gpu$"):
+        resolve_route(Host(host="gpu"))
+
+
 def test_connect_accepts_host_key_of_known_hosts_unless_it_is_revoked(shared_bed: Testbed, home: Path) -> None:
     path = shared_bed.known_hosts(home / ".ssh/known_hosts")
     subprocess.run(["ssh-keygen", "-H", "-f", str(path)], check=True, capture_output=True)  # hashes the names
@@ -722,6 +731,18 @@ def test_keys_of_an_agent_are_offered_as_openssh_offers_them(
     argv = openssh_argv(tmp_path / "job/ssh_config", 0, ["true"], tty=False)
     completed = subprocess.run([*argv[:1], "-o", "BatchMode=yes", *argv[1:]], capture_output=True)
     assert (completed.returncode == 0) == is_let_in, "the job's own configuration, for `attach` and `ssh`"
+
+
+def test_agent_that_answers_nothing_has_no_keys(
+    shared_bed: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is forwarded from a computer that sleeps: the socket takes connections."""
+    monkeypatch.setattr(ssh_connection, "AGENT_SECONDS", 0.1)
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "agent"))
+        silent.listen()
+        assert "there is no key to log in with" in refusal_line(host(shared_bed, key=None))
 
 
 # --- OpenSSH on a terminal ----------------------------------------------------------------------------------------
