@@ -269,7 +269,8 @@ class Agent:
             phase=self.phase,
             attempt=self.current.attempt,
             statuses=self.peers.statuses,
-            status_ages=self.peers.ages(now),
+            # A spare that cannot read the shared folder does not know whether the members are silent.
+            status_ages=self.peers.ages(self.peers.read_at if self.phase == AgentPhase.SPARE else now),
             seen_changing=self.peers.seen_changing,
             seconds_without_progress=now - self.current.last_progress_time,
             seconds_in_phase=now - self.phase_since,

@@ -213,6 +213,7 @@ class PeerStatuses:
         self.last_texts: dict[str, bytes] = {}
         self.statuses: dict[str, MachineStatus] = {}  # by id; at most one for each machine name
         self.changed_at: dict[str, float] = {}
+        self.read_at = 0.0  # when a file could last be read
         # IDs whose status changed while this agent watched. Any other file may be of a machine that died long ago.
         self.seen_changing: set[str] = set()
 
@@ -223,7 +224,9 @@ class PeerStatuses:
         """
         for name in self.machine_names:
             with contextlib.suppress(OSError):
-                self.take(name, read_file(self.status_folder / f"{name}.json", MAX_STATUS_BYTES), now)
+                text = read_file(self.status_folder / f"{name}.json", MAX_STATUS_BYTES)
+                self.read_at = now
+                self.take(name, text, now)
 
     def take(self, name: str, text: bytes, now: float) -> None:
         """Take over the status of a machine from the text of its file, if that has changed and is of this launch."""
