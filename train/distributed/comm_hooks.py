@@ -18,7 +18,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 Future = torch.futures.Future[torch.Tensor]
 Hook = Callable[[Any, Bucket], Future]  # Any: the state is what the hook was registered with
 
-FP16_GRADIENT_SCALE = 1024.0  # factor on gradients while they are float16: the loss scale of 2018 (facts/seeds.md 1.2)
+FP16_GRADIENT_SCALE = 1024.0  # factor on gradients while they are float16: the loss scale of diux-dev/imagenet18 (2018)
 FP16_CLIP_VALUE = 60_000.0  # float16 ends at 65,504; the rest leaves room for the rounding errors of all processes
 # Rank of the matrices that stand for a layer's gradients; Vogels et al. 2019 use 1 to 4. With 1 and 2, torch divides by
 # the norm of a column, so a layer whose gradients are once all zero (a block behind a zero gamma) stays NaN for good.

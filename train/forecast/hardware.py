@@ -25,9 +25,9 @@ FLOAT32_SHARE_WITH_TF32 = 0.380
 NVLINK_GBIT = 1000.0  # assumed, not measured
 PCIE_GBIT = 80.0  # assumed, not measured
 # Planning figures for plain PyTorch, not measured here: 50 to 60 % of what the memory's bandwidth allows at 444 MB an
-# image (facts/training.md 6.2). H200: H100's times their ratio in MLPerf v4.0 (7983 / 7184). A10G, L4, T4: bandwidth
-# (600, 300, 320 GB/s) / 444 MB x 0.55. P100: fp32, Goyal et al. 2017's 29 hours on eight. CPU: one process on two
-# cores, fitted to our CIFAR-10 run (LOG.md).
+# image (11.1 million outputs of its convolutions, of 2 bytes, passed some 20 times). H200: H100's times their ratio in
+# MLPerf v4.0 (7983 / 7184). A10G, L4, T4: bandwidth (600, 300, 320 GB/s) / 444 MB x 0.55. P100: fp32, Goyal et al.
+# 2017's 29 hours on eight. CPU: one process on two cores, fitted to our CIFAR-10 run (LOG.md).
 DEVICES = {
     "P100": DeviceSpec(140, NVLINK_GBIT),
     "V100": DeviceSpec(1000, NVLINK_GBIT),
@@ -73,13 +73,14 @@ class NetworkSpec:
     hop_seconds: float
 
 
-TCP_NETWORK = NetworkSpec(0.5, 60e-6)  # facts/training.md 6.4
+TCP_NETWORK = NetworkSpec(0.5, 60e-6)  # 0.5: of 25 Gbit/s, from the log of imagenet18 on 8 machines; 60 us: assumed
 RDMA_NETWORK = NetworkSpec(0.65, 20e-6)  # past the kernel: EFA on EC2, InfiniBand, RoCE
 RDMA_MIN_GBIT = 100  # machines with a network of this speed or more are taken to have one
 
 # Microseconds of one core for an ImageNet image by (copy, size): read, decode, crop, resize with antialiasing. Measured
-# on 2.3 GHz cores with photographs (facts/loading.md 2, simplejpeg and torch). A larger size costs the nearest measured
-# size's time and 0.9 us for each thousand additional pixels, as between 128, 224 and 288 there.
+# on 2026-11-21 with simplejpeg 1.9 and torch 2.13 on a 2.3 GHz Xeon (best of 3 passes over 398 photographs). A larger
+# size costs the nearest measured size's time and 0.9 us for each thousand additional pixels, as between 128, 224 and
+# 288 there.
 DECODE_MICROSECONDS = {
     (160, 128): 282.0,
     (160, 224): 359.0,
@@ -90,10 +91,10 @@ DECODE_MICROSECONDS = {
     (None, 224): 1650.0,
 }
 RESIZE_MICROSECONDS = 0.9e-3  # of one pixel
-VCPU_CORE_SHARE = 0.45  # of such a core that a vCPU gives: 40 to 50 %, assumed (facts/loading.md 8)
+VCPU_CORE_SHARE = 0.45  # of such a core that a vCPU gives: 40 to 50 %, assumed
 
-# Bytes of an image by copy: ImageNet is 16.8 GB at 160 pixels, 63 GB at 352 (quality 90), 140 GB at full size
-# (facts/loading.md 6).
+# Bytes of an image by copy: ImageNet is 16.8 GB at 160 pixels, 63 GB at 352 (quality 90), 140 GB at full size, by its
+# number of images times the mean of 400 of them.
 IMAGE_BYTES = {160: 13_100, 352: 49_000, None: 109_000}
 IMAGE_BYTES_EXPONENT = 1.67  # bytes grow with this power of the short side, as between 160 and 352
 RECTANGLE_PIXEL_RATIO = 1.33  # pixels of a whole image over those of its centre square, ImageNet's mean

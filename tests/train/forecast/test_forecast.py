@@ -1,4 +1,4 @@
-"""The arithmetic of the forecast against hand calculations (facts/training.md 6), and constants from a run's epochs.
+"""The arithmetic of the forecast against hand calculations, and constants from a run's epochs.
 
 tests/docs/test_generated_pages.py compares whole forecasts, with validation and fixed costs, with published runs.
 """

@@ -111,7 +111,7 @@ class TouchOnUnpickle:
 
 @pytest.mark.parametrize("writer", [torch.save, lambda value, path: path.write_bytes(pickle.dumps(value))])
 def test_load_pretrained_executes_nothing(writer: Any, tmp_path: Path) -> None:
-    """The 2018 trainer unpickled what it had downloaded (facts/seeds.md 1.9, 6)."""
+    """The trainer of 2018 (diux-dev/imagenet18) unpickled what it had downloaded."""
     writer({"model": TouchOnUnpickle(tmp_path / "touched")}, tmp_path / "w.pt")
     with pytest.raises(TrainingError, match=r"w\.pt holds more than tensors, and code .* never executed here"):
         load_file(str(tmp_path / "w.pt"))

@@ -47,7 +47,7 @@ def test_custom_optimizer_gets_groups_and_settings(mine: Any) -> None:
     (None, "mine has no function build"),
 ])  # fmt: skip
 def test_custom_optimizer_unusable_is_a_one_line_error(mine: Any, build: Any, message: str) -> None:
-    """The trainer of 2018 lost every second parameter (facts/seeds.md 1.9)."""
+    """The trainer of 2018 (diux-dev/imagenet18) lost every second parameter."""
     mine.build = build
     with pytest.raises(TrainingError, match="optim, name: " + message) as caught:
         factory.build_optimizer(make_net(), Optim(name="mine:build"))

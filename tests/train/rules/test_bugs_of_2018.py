@@ -1,4 +1,4 @@
-"""The eight bugs of the 2018 trainer (facts/seeds.md 1.9), each with a test that fails if the bug comes back.
+"""The eight bugs of the trainer of 2018 (diux-dev/imagenet18), each with a test that fails if the bug comes back.
 
 The test of bug 2, a resume with other weights, is test_resume.py. That a process which crashes exits with 1 and reports
 why (bug 4): tests/train/engine/test_agent_channel.py. That a machine which powers off is terminated (bug 5):
