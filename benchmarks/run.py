@@ -141,9 +141,8 @@ def sections_of_other_scripts(old_results: str) -> Iterator[str]:
         yield f"\n{section[0]}"
     if "<!-- training/gpu.py -->" not in old_results:
         yield (
-            "\n<!-- training/gpu.py -->\n## On a GPU\n\nNot measured yet: no machine with a GPU was available. "
-            "`make gpu-bench` measures on such a machine, and `benchmarks/training/gpu.py --report` writes this "
-            "section.\n"
+            "\n<!-- training/gpu.py -->\n## On a GPU\n\nNot measured yet: `make gpu-bench` measures on a machine with "
+            "a GPU, and `benchmarks/training/gpu.py --report` writes this section.\n"
             "<!-- end of training/gpu.py -->"
         )
 
