@@ -127,11 +127,12 @@ def down(
     """Terminate JOB at once, with all its rented machines.
 
     Nothing is saved, so it asks first if JOB trains; `imgnet-cluster stop JOB` saves a checkpoint. Returns when
-    AWS reports that everything is terminated. Exit code 1 if anything is left. JOB may have been launched from another
-    computer: give its name or uid, as `imgnet-cluster ls --cloud` shows it.
+    AWS reports that everything is terminated. Exit code 1 if anything is left there; machines of --ssh and --slurm
+    that do not answer are named. JOB may have been launched from another computer: give its name or uid, as
+    `imgnet-cluster ls --cloud` shows it.
     """
     from cluster.display.terminal import shown_on_stderr
-    from cluster.jobs import billing, store
+    from cluster.jobs import store
     from cluster.planning.config_file import read_config
 
     if sum((bool(job), all_jobs, stack)) != 1:
@@ -163,10 +164,22 @@ def down(
     had_ended = local_job.has_ended
     if not (yes or had_ended or local_job.is_waiting):
         _confirm_loss(local_job)
-    billing.terminate_job(local_job)
+    if _terminate(local_job):
+        return
     if had_ended and not local_job.spec.cloud:
-        return click.echo(f"{local_job.name} is {local_job.state}: nothing of it was running, and nothing is billed")
+        return click.echo(f"{local_job.name} is {local_job.state}: nothing of it is running, and nothing is billed")
     click.echo(f"{local_job.name} is gone")
+
+
+def _terminate(job: "Job") -> list[str]:
+    """Terminate a job of this folder, and say which machines did not answer. Returns these. Raises `ClusterError`."""
+    from cluster.display.progress import describe_silent_machines
+    from cluster.jobs import billing
+
+    silent_machines = billing.terminate_job(job)
+    if silent_machines:
+        click.echo(describe_silent_machines(job.name, silent_machines))
+    return silent_machines
 
 
 def _confirm_loss(job: "Job") -> None:
@@ -234,7 +247,7 @@ def _down_all(cloud: "CloudAdministration", regions: Sequence[str], dry_run: boo
         confirm_or_abort(f"terminate {', '.join(names)}, without saving?", assume_yes)
         for job in unfinished_jobs:
             try:
-                billing.terminate_job(job)
+                _terminate(job)
             except (ClusterError, OSError) as error:
                 remaining.append(str(error))
         for name in tagged_uids:  # asked again: a machine may have been replaced meanwhile

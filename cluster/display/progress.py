@@ -12,6 +12,7 @@ from cluster.script.snapshot import newest_version
 from cluster.state.job_result import JobResult
 from cluster.state.states import JobState, MachineState
 from cluster.state.status import JobStatus
+from cluster.state.timeline import describe_members
 from train.metrics.records import EpochRow
 from train.metrics.text import epoch_header, epoch_line, format_duration
 from train.recipe.history import best_epoch
@@ -207,11 +208,8 @@ def show_outcome(job: Job) -> None:
         print(describe_outcome(result.target))
     if len(result.timeline) > 1:
         show_timeline(result.timeline)
-    for name in result.did_not_answer:
-        print(
-            f"machine {name} did not answer at the end, so processes may still be running there; "
-            f"when it answers again, check: imgnet-cluster ssh {job.name} --machine {name}"
-        )
+    if result.did_not_answer:
+        print(describe_silent_machines(job.name, result.did_not_answer))
     if result.state == JobState.FAILED and job.spec.own_command:
         _print_log_of_failed_rank(job)
     if result.ids_wrong is not None:
@@ -221,6 +219,14 @@ def show_outcome(job: Job) -> None:
     elif result.state == JobState.DONE:
         _print_network(job, result)
     print_commands_after(job, result)
+
+
+def describe_silent_machines(job_name: str, names: Sequence[str]) -> str:
+    """Return which machines did not answer when a job was ended, and what to do about them."""
+    return (
+        f"{describe_members(names)} of {job_name} did not answer at the end, so processes may still be running there; "
+        f"to end them when there is an answer again: imgnet-cluster down {job_name}"
+    )
 
 
 def _print_log_of_failed_rank(job: Job) -> None:

@@ -44,13 +44,15 @@ def unfinished_jobs() -> list[Job]:
     return waiting_jobs + found_jobs
 
 
-def terminate_job(job: Job) -> None:
+def terminate_job(job: Job) -> list[str]:
     """Terminate a job and all its rented machines at once, also what remains of a job that has ended.
 
-    Returns when nothing of it is left. Raises `ClusterError` with what could not be terminated.
+    Returns when nothing of it is left, but on the machines that did not answer: those are returned. None of them is
+    rented. Raises `ClusterError` with what could not be terminated.
     """
     if job.is_waiting:
-        return job.stop()
+        job.stop()
+        return []
     if not job.has_ended:
         with contextlib.suppress(OSError):  # a full disk must not prevent the termination of machines that cost money
             write_atomic(job.run_folder.shared / "stop", to_json_bytes({"time": time.time(), "reason": DOWN_REASON}))
@@ -63,6 +65,7 @@ def terminate_job(job: Job) -> None:
                 result.write_result(job.run, job.backend, silent_machines, DOWN_REASON, JobState.STOPPED)
         except OSError as error:
             raise ClusterError(f"{job.name}: its machines are gone; its result cannot be written: {error}") from error
+    return silent_machines
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -219,7 +219,7 @@ def test_logs_of_a_machine_is_that_of_its_first_process(sandbox: Fixture, hand_m
 
 def test_down_of_a_job_here_that_has_ended_says_that_nothing_ran(finished: Fixture) -> None:
     ran = finished.cli("down", "job-1")
-    assert (ran.code, ran.out) == (0, "job-1 is done: nothing of it was running, and nothing is billed\n")
+    assert (ran.code, ran.out) == (0, "job-1 is done: nothing of it is running, and nothing is billed\n")
 
 
 def test_status_of_a_finished_job_names_the_job_for_the_next_forecast(finished: Fixture) -> None:

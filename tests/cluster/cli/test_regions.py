@@ -67,6 +67,18 @@ def run(*words: str) -> Result:
     return CliRunner().invoke(cli, words)
 
 
+def record_ends(monkeypatch: pytest.MonkeyPatch, silent_machines: Sequence[str] = ()) -> list[str]:
+    """Return the names of the jobs that are terminated from now on, of which some machines do not answer."""
+    ended: list[str] = []
+
+    def terminate_job(job: Any) -> Sequence[str]:
+        ended.append(job.name)
+        return silent_machines
+
+    monkeypatch.setattr(billing, "terminate_job", terminate_job)
+    return ended
+
+
 def make_ended_job(hand_made: Fixture, name: str = "job-1") -> None:
     """Make a job of this folder that was in eu-west-1."""
     job = hand_made(name, backend="aws", cloud={"places": [{"region": "eu-west-1"}]})
@@ -108,8 +120,7 @@ def test_job_of_another_folder_is_ended_in_the_region_where_it_is_and_only_after
 def test_down_all_ends_the_jobs_of_this_folder_also_where_the_cloud_cannot_be_asked(
     cloud: FakeCloud, hand_made: Fixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended: list[str] = []
-    monkeypatch.setattr(billing, "terminate_job", lambda job: ended.append(job.name))
+    ended = record_ends(monkeypatch)
     hand_made()
     cloud.refusal = NoCloudAccess("AWS: no credentials")
     down = run("down", "--all", "-y")
@@ -124,9 +135,8 @@ def test_down_all_ends_the_jobs_of_this_folder_also_where_the_cloud_cannot_be_as
 def test_down_of_a_job_that_trains_says_what_is_lost_and_needs_a_yes(
     sandbox: Sandbox, hand_made: Fixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended: list[str] = []
     monkeypatch.chdir(sandbox.path)
-    monkeypatch.setattr(billing, "terminate_job", lambda job: ended.append(job.name))
+    ended = record_ends(monkeypatch)
     job = hand_made()
     job.write_status("training", step=120, steps=400)
     with job.hold_agent_lock():
@@ -142,6 +152,18 @@ def test_down_of_a_job_that_trains_says_what_is_lost_and_needs_a_yes(
     acquiring = hand_made("job-3", backend="aws", cloud={"places": []})
     monkeypatch.setattr(type(acquiring.job), "status", lambda _: SimpleNamespace(step=None, state=JobState.ACQUIRING))
     assert run("down", "job-3").exit_code == 0 and ended[-1] == "job-3"  # nothing was trained: no question
+
+
+@pytest.mark.parametrize("words", [("job-1",), ("--all",)])
+def test_down_names_machines_that_did_not_answer(
+    cloud: FakeCloud, hand_made: Fixture, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    record_ends(monkeypatch, silent_machines=("0", "1", "3"))
+    hand_made()
+    cloud.refusal = NoCloudAccess("AWS: no credentials")
+    down = run("down", "-y", *words)
+    told = "machines 0-1 3 of job-1 did not answer at the end, so processes may still be running there; to end them"
+    assert down.exit_code == 0 and told in down.output and "job-1 is gone" not in down.output, down.output
 
 
 def test_cloud_is_opened_without_the_other_backends(monkeypatch: pytest.MonkeyPatch) -> None:
