@@ -486,8 +486,7 @@ def adopt(uid: str | None, hosts: str | None, region: str | None, backend: str |
     if hosts:
         job = adoption.adopt(hosts, uid)
     elif uid:
-        cloud = open_cloud(backend)
-        job = adoption.adopt_rented(cloud, cloud.resolve_regions([region] if region else [])[0], uid)
+        job = adoption.adopt_rented(open_cloud(backend), [region] if region else [], uid)
     else:
         raise BadInput(
             "which job? pass --ssh hosts.toml for your own machines, or the UID of a job that `ls --cloud` lists"

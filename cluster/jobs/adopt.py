@@ -5,7 +5,7 @@ The facts about the job are on its machines and, for rented machines, in the acc
 
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,14 +85,15 @@ def adopt(hosts_file: str | Path, uid: str | None = None) -> Job:
     return _create_job(adopted_spec, launch_id, lambda run_path: None)
 
 
-def adopt_rented(cloud: CloudAdministration, region: str, uid: str) -> Job:
+def adopt_rented(cloud: CloudAdministration, regions: Sequence[str], uid: str) -> Job:
     """Create a run folder for a job on rented machines, and supervise it here instead of on the other computer.
 
-    The cloud's account says what the job may rent and spend. Raises `NoSuchJob`, `BadInput`, `ClusterError`.
+    `regions` has the job's region, or nothing for the configured one. The cloud's account says what the job may rent
+    and spend. Raises `NoSuchJob`, `BadInput`, `ClusterError`.
     """
     _require_uid(uid)
     _require_new(uid)
-    adoption = cloud.begin_adoption(region, uid)
+    adoption = cloud.begin_adoption(cloud.resolve_regions(regions)[0], uid)
     name, host = next(iter(adoption.hosts.items()))
     with SSHConnector(host, f"machine {name} ({host.host})") as connector:
         spec, launch_id = _read_description(connector, adoption.shared, uid)

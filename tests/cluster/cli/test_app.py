@@ -86,6 +86,7 @@ RECIPES = {
         (["launch", "--local", "--copies", "/nowhere", "RECIPE"], 2, ["/nowhere: there is no such folder"]),
         (["launch", "--local", "--parallel", "0", "RECIPE"], 2, ["--parallel"]),
         (["down"], 2, ["give exactly one of: a job, --all, --stack"]),
+        (["adopt", "foo"], 2, ["'foo' is not the name of a job on its machines"]),
         *(([command, "-o", "json"], 2, ["-o names the file to write"]) for command in ("record", "report", "export")),
         *(
             ([command, "job-7"], 102, ["job-7: there is no such job in", "IMGNET_RUNS", "ls --everywhere"])
