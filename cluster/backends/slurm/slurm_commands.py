@@ -10,6 +10,7 @@ from cluster.errors import ClusterError
 
 PROGRAMS = ("sbatch", "squeue", "srun", "scancel", "scontrol", "sinfo")
 COMMAND_TIMEOUT_SECONDS = 30.0
+NO_CONFIGURATION = "Could not establish a configuration source"  # each says so where it has none
 PROBE_TIMEOUT_SECONDS = 10.0  # for a node that runs a step of our job to start another one
 WAITING_STATES = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SUSPENDED", "STOPPED")
 DROPPED_PREFIXES = ("SLURM_", "SRUN_", "SQUEUE_", "SINFO_", "SCANCEL_")  # of variables
@@ -89,6 +90,8 @@ def run(*argv: str, input: str = "", timeout: float = COMMAND_TIMEOUT_SECONDS) -
         raise SlurmError(f"{argv[0]}: {error.strerror}; run this on a login node of the Slurm cluster") from error
     if completed.returncode:
         reason = " ".join((completed.stderr or completed.stdout).split()) or f"ended with code {completed.returncode}"
+        if NO_CONFIGURATION in reason:
+            raise SlurmError(f"{argv[0]} knows no cluster here; run this on a login node of the Slurm cluster")
         raise SlurmError(f"{argv[0]}: {reason.removeprefix(f'{argv[0]}: error: ')}")
     return completed.stdout
 

@@ -72,6 +72,10 @@ def test_command_that_fails_or_hangs_is_one_line(program: Fixture) -> None:
     program("sbatch", "echo 'sbatch: error: Batch job submission failed:' >&2; echo 'no account' >&2; exit 1")
     with pytest.raises(SlurmError, match=r"^sbatch: Batch job submission failed: no account$"):
         slurm_commands.submit([], "")
+    lookup = "sinfo: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host"
+    program("sinfo", f"echo '{lookup}\nsinfo: fatal: Could not establish a configuration source' >&2; exit 1")
+    with pytest.raises(SlurmError, match=r"^sinfo knows no cluster here; run this on a login node of the .*cluster$"):
+        check_partition(SlurmOptions(), 1)
     program("squeue", "exec sleep 600")
     with pytest.raises(SlurmError, match=r"^squeue: no answer in 0 s$"):
         slurm_commands.run("squeue", timeout=0.2)
