@@ -85,7 +85,9 @@ class SelftestSession:
         """Plan a job, with its part of what is left of the limit. Raises `ClusterError`."""
         dollars_left = self.max_dollars - self.spent_dollars
         if dollars_left <= 0:
-            raise ClusterError(f"the limit of ${self.max_dollars:g} is spent")
+            raise ClusterError(
+                f"the limit of ${self.max_dollars:g} is spent; type the command again with a larger --max-price-total"
+            )
         options = make_launch_options(
             self.cloud.backend,
             types=[self.type_of(request)],

@@ -14,7 +14,7 @@ from cluster.errors import ClusterError
 from cluster.jobs import billing, store
 from cluster.selftest import selftest
 from cluster.selftest.report import Observation, SelftestReport, StepState, remove_private, write_report
-from cluster.selftest.session import STATE_FILE, SelftestSession
+from cluster.selftest.session import STATE_FILE, JobRequest, SelftestSession
 from cluster.selftest.steps import Step
 from train.tools.records import decode
 
@@ -116,6 +116,14 @@ def test_jobs_of_a_failed_part_are_terminated_before_the_next_part(
     monkeypatch.setattr(SelftestSession, "jobs", jobs)
     run_steps(step(launches, part("next", log)), last=step())
     assert log == ["terminated", "next"]
+
+
+def test_a_job_beyond_the_limit_is_refused_with_the_option_that_sets_it(
+    session: SelftestSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SelftestSession, "spent_dollars", 10.0)
+    with pytest.raises(ClusterError, match=r"^the limit of \$10 is spent; .* with a larger --max-price-total$"):
+        session.plan(JobRequest(title="one more", minutes=1, dollar_share=0.1))
 
 
 def test_stack_is_removed_only_if_there_was_none_before(session: SelftestSession) -> None:
