@@ -124,22 +124,28 @@ def lost_intervals(run_folder: RunFolder) -> list[tuple[float, float]]:
     the validation too.
     """
     intervals: list[tuple[float, float]] = []
-    previous: StepEnds | None = None
-    previous_path = Path()
+    kept: list[tuple[Path, StepEnds, float]] = []  # attempts of which steps count, and until when
     last_trained_launch = ""  # of the user
     moved = moved_launches(run_folder)
     for attempt in run_folder.attempts.all():
         path = metrics_file(run_folder.path, attempt.number)
         ends = first_and_last_step(path) if attempt.members else None
-        if previous and ends:
-            last_kept = last_step_until(previous_path, attempt.first_step) or previous.first
-            is_same_launch = moved.get(attempt.launch_id, attempt.launch_id) == last_trained_launch
-            end = ends.first.time if is_same_launch else previous.last.time
-            if end >= last_kept.time:  # the clocks of two machines may differ
-                intervals.append((last_kept.time, end))
-        if ends:
-            previous, previous_path = ends, path
-            last_trained_launch = moved.get(attempt.launch_id, attempt.launch_id)
+        if not ends:
+            continue
+        is_same_launch = moved.get(attempt.launch_id, attempt.launch_id) == last_trained_launch
+        lost_until = ends.first.time if is_same_launch else 0.0
+        while kept:
+            previous_path, previous, kept_until = kept.pop()
+            last_kept = last_step_until(previous_path, attempt.first_step)
+            begin, end = (last_kept or previous.first).time, lost_until or kept_until
+            if end > begin:  # the clocks of two machines may differ
+                intervals.append((begin, end))
+            lost_until = 0.0
+            if last_kept:  # else no step of it counts any more: the checkpoint is of an earlier attempt
+                kept.append((previous_path, previous, min(begin, kept_until)))
+                break
+        kept.append((path, ends, ends.last.time))
+        last_trained_launch = moved.get(attempt.launch_id, attempt.launch_id)
     return intervals
 
 

@@ -102,6 +102,24 @@ def test_validation_before_the_checkpoint_that_is_resumed_is_not_lost(hand_made:
     assert timeline.lost_intervals(run.run_folder) == [(167.0, 200.0)]
 
 
+def test_steps_before_the_last_attempt_but_one_are_lost_once_when_its_checkpoint_cannot_be_read(
+    hand_made: Fixture,
+) -> None:
+    run = hand_made()
+    for number, first_step, times in (
+        (1, 0, ((1, 100.0), (8, 107.0), (16, 115.0), (20, 119.0))),
+        (2, 16, ((17, 130.0), (24, 137.0))),
+        (3, 8, ((9, 150.0), (12, 153.0))),
+        (4, 8, ((9, 170.0),)),
+    ):
+        run.write_attempt(number, f"0.{number}", reason="killed", resume_step=first_step)
+        write_steps(run, number, *times)
+    run.copy_logs()
+    assert sorted(timeline.lost_intervals(run.run_folder)) == [
+        (107.0, 115.0), (115.0, 130.0), (130.0, 150.0), (150.0, 170.0)
+    ]  # fmt: skip
+
+
 # --- a long history: each file is read once, and the results are those of a full reading ------------------------------
 
 
