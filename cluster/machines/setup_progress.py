@@ -54,14 +54,21 @@ class SetupProgress:
     def start_launch(self, launch_id: str, hosts: Mapping[str, str]) -> None:
         """Start all rows anew for a launch. `hosts` are host names by machine.
 
-        The other computer of an adopted job has reached all its machines.
+        The other computer of an adopted job has reached all its machines. A resume sets up again what agents have run
+        on.
         """
         with self.lock:
             self.is_abandoned = False
-            reached = {
-                name for name in hosts if self.record.is_adopted or self.rows.get(name, MachineSetup()).was_reached
+            old_rows = {name: self.rows.get(name, MachineSetup()) for name in hosts}
+            is_resume = self.record.is_ready and self.record.launch != launch_id
+            machines = {
+                name: MachineSetup(
+                    host=host,
+                    was_reached=self.record.is_adopted or old_rows[name].was_reached,
+                    restarted=time.time() if is_resume else old_rows[name].restarted,
+                )
+                for name, host in hosts.items()
             }
-            machines = {name: MachineSetup(host=host, was_reached=name in reached) for name, host in hosts.items()}
             self.record = replace(self.record, launch=launch_id, is_ready=False, machines=machines)
         self._write()
 

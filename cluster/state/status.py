@@ -327,18 +327,17 @@ def add_job_times(run: Run, table: TimeTable, total_seconds: float | None = None
     """Return the trainers' table of the wall time with the times that they do not know.
 
     `pauses` are the seconds that changes of attempt cost. `start` holds the seconds of each step before the first
-    training step, on the slowest machine; one that was set up again later does not count. An agent sees the first step
-    a moment late: when `total_seconds` of an ended job are given, that moment is subtracted, so that all parts add up
-    to the total. With pauses that moment is not known, because no agent may have lived in a part of them.
+    training step, on the slowest machine; one that was set up again later does not count, unless all were, as by a
+    resume. An agent sees the first step a moment late: when `total_seconds` of an ended job are given, that moment is
+    subtracted, so that all parts add up to the total. With pauses that moment is not known, because no agent may have
+    lived in a part of them.
     """
     pauses = timeline.lost_seconds(run.folder)
     setup_rows = read_setup_record(run.folder).machines
-    start_seconds = [
-        dict(row.seconds)
-        for name, row in machine_rows(run).items()
-        if name not in setup_rows or not setup_rows[name].restarted
-    ]
-    slowest = max(start_seconds, key=lambda seconds: sum(seconds.values()), default={}) or dict(table.start)
+    start_seconds = {name: dict(row.seconds) for name, row in machine_rows(run).items()}
+    restarted = {name for name, row in setup_rows.items() if row.restarted}
+    rows = [start_seconds[name] for name in start_seconds.keys() - restarted] or list(start_seconds.values())
+    slowest = max(rows, key=lambda seconds: sum(seconds.values()), default={}) or dict(table.start)
     if total_seconds is not None and not pauses and SetupStep.FIRST_STEP in slowest:
         agent_seconds = sum(slowest.get(step, 0.0) for step in AGENT_STEPS)
         delay = max(0.0, agent_seconds - max(0.0, total_seconds - table.wall))

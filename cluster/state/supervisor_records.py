@@ -26,8 +26,8 @@ class MachineSetup:
     `is_broken`: it failed because its GPUs do not answer, so another machine of the same type may do. `seconds` has the
     time of each step. `was_reached`: the job has logged in there, in this launch or an earlier one, so something of it
     may run there. `restarted` is when the set-up last began again during the job, on this machine or on a replacement,
-    in seconds since 1970; 0: never. `folder`, `work`, `code` and `python` are paths on the machine, "" while they are
-    not known. `gpus` are the names of its GPUs.
+    or by a resume, in seconds since 1970; 0: never. `folder`, `work`, `code` and `python` are paths on the machine, ""
+    while they are not known. `gpus` are the names of its GPUs.
     """
 
     host: str = ""

@@ -312,6 +312,11 @@ def test_start_launch_keeps_which_machines_the_job_has_reached(progress: SetupPr
     progress.update("1", lambda row: replace(row, was_reached=True, reason="no GPU"))
     progress.start_launch("second", {"0": "gpu1", "1": "gpu2"})
     assert progress.rows == {"0": MachineSetup(host="gpu1"), "1": MachineSetup(host="gpu2", was_reached=True)}
+    assert not progress.rows["0"].restarted, "no agent had run there"
+    progress.mark_ready()
+    for launch in ("resumed", "resumed", "resumed again"):  # and a supervisor was killed meanwhile
+        progress.start_launch(launch, {"0": "gpu1", "1": "gpu2"})
+        assert progress.rows["0"].restarted > 0
     progress.update_record(lambda record: replace(record, is_adopted=True))
     progress.start_launch("third", {"0": "gpu1"})
     assert progress.rows["0"].was_reached, "by the computer that launched the job"

@@ -301,6 +301,20 @@ def test_replacement_has_none_of_the_seconds_of_the_lost_machine(hand_made: Fixt
     assert job_status.add_job_times(run.job.run, TIME_TABLE).start == start, "that of the first attempt"
 
 
+def test_set_up_of_a_resume_goes_with_the_agents_of_the_resume(hand_made: Fixture) -> None:
+    run = hand_made()
+    again = SetupRecord(machines={"0": MachineSetup(restarted=500.0, seconds={SetupStep.CODE: 10.0})})
+    write_atomic(run.run_folder.path / "machines.json", to_json_bytes(encode(again)))
+    run.write_state_log(
+        *(("setup", 0.0), ("starting", 300.0), ("training", 400.0), ("stopped", 450.0)),
+        *(("setup", 510.0), ("starting", 512.0), ("training", 516.0)),
+    )
+    run.copy_logs()
+    start = {"code": 10.0, "data": 2.0, "rendezvous": 4.0}
+    assert job_status.machine_rows(run.job.run)["0"].seconds == start
+    assert job_status.add_job_times(run.job.run, TIME_TABLE).start == start
+
+
 def test_start_seconds_are_those_of_the_slowest_machine() -> None:
     setup = {
         "0": {"booting": 20.0, "environment": 10.0, "first step": 4.0},
