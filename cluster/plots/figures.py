@@ -11,8 +11,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Distinguishable also by readers who cannot tell red from green.
-SERIES_COLORS = ("#1f6fb4", "#d1495b", "#2a9d5c", "#e08e0b", "#7b4fa3", "#444444")
+# The first six are distinguishable also by readers who cannot tell red from green.
+SERIES_COLORS = (
+    *("#1f6fb4", "#d1495b", "#2a9d5c", "#e08e0b", "#7b4fa3", "#444444"),
+    *("#c26bb3", "#6f8f00", "#0e9fb5", "#8a5a2b", "#7f93e6", "#1d5c3a"),
+)
 TEXT_COLOR = "#222222"
 MUTED_COLOR = "#5d6670"
 GRID_COLOR = "#dddddd"

@@ -223,7 +223,7 @@ def cost_chart(all_facts: Sequence[JobFacts]) -> Chart | None:
 def time_breakdown_chart(facts: JobFacts) -> Chart | None:
     """Return the seconds of each epoch, stacked by part."""
     epochs = [epoch for epoch in facts.epochs if epoch.where]
-    colors = dict(zip(PART_TITLES, SERIES_COLORS, strict=True))
+    colors = dict(zip(PART_TITLES, SERIES_COLORS, strict=False))
     parts = [part for part in PART_TITLES if any(epoch.where.get(part, 0.0) > 0 for epoch in epochs)]
     if not parts:
         return None

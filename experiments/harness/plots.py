@@ -32,7 +32,6 @@ CURVES_LEFT_MARGIN = 80
 CURVES_RIGHT_MARGIN = 40
 FOOTER_HEIGHT = 60
 
-ARM_COLORS = (*SERIES_COLORS, "#c26bb3", "#6f8f00")
 BAND_ALPHA = 0.2  # opacity
 ArmRows = Sequence[tuple[str, ResultRows]]
 
@@ -67,7 +66,7 @@ def experiment_figure(title: str, arms: ArmRows) -> "Figure":
 
 
 def _arm_color(index: int) -> str:
-    return ARM_COLORS[index % len(ARM_COLORS)]
+    return SERIES_COLORS[index % len(SERIES_COLORS)]
 
 
 def draw_dots(axes: "Axes", arms: ArmRows) -> None:

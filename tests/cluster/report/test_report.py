@@ -24,8 +24,8 @@ from support.report_reader import BEGIN, agent, done, draw_val, epoch, home, los
 
 from cluster import report as reports
 from cluster.connectors.hosts_file import Hosts
+from cluster.report import charts, sample_images
 from cluster.report import facts as report_facts
-from cluster.report import sample_images
 from cluster.report.activity import Activity, WorkClock
 from cluster.report.steps import step_points
 from cluster.report.tables import cost_table
@@ -249,6 +249,15 @@ def test_render_report_several_jobs_share_charts_and_images(run: Any, hand_made:
     assert not re.findall(r"#[0-9a-fA-F]{6}\b", drawings) and "font-family" not in drawings, "CSS says both"
     used_variables = set(re.findall(r"var\(--(\w+)\)", page)) - {"key"}
     assert used_variables <= set(re.findall(r"--(\w+):", page)) and {"ink", "grid", "s1"} <= used_variables
+
+
+def test_the_curves_of_ten_jobs_look_different(hand_made: Fixture) -> None:
+    runs = [hand_made(f"job-{number}") for number in range(1, 11)]
+    for run in runs:
+        home(run, "metrics/000001.jsonl", step(1, BEGIN), step(9, BEGIN + 9), epoch(1, BEGIN + 10))
+        run.write_status("training", step=9, steps=16)
+    for chart in charts.training_charts([report_facts.collect_facts(run.job) for run in runs]):
+        assert len({(entry.color, entry.symbol) for entry in chart.legend}) == len(chart.legend) >= 10
 
 
 def test_comparison_card_shows_only_differing_settings(hand_made: Fixture) -> None:
