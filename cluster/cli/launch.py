@@ -197,8 +197,7 @@ def carry_out(
         else:
             job = submit.launch(plans[0])
     except KeyboardInterrupt:
-        _tell_of_interrupted_launch([job for job in store.all_jobs() if job.name not in existing_names])
-        sys.exit(EXIT_INTERRUPTED)
+        sys.exit(_tell_of_interruption([job for job in store.all_jobs() if job.name not in existing_names]))
     if len(plans) > 1:
         sys.exit(_follow_all(jobs, max_parallel, detach))
     if job.name in existing_names:
@@ -209,14 +208,12 @@ def carry_out(
     sys.exit(EXIT_OK if detach else _follow(job))
 
 
-def _tell_of_interrupted_launch(new_jobs: "Sequence[Job]") -> None:
-    """Say on stderr which jobs were submitted before Ctrl-C, and how to stop them."""
-    if not new_jobs:
-        return click.echo("interrupted; nothing was started", err=True)
-    names = ", ".join(job.name for job in new_jobs)
-    verb = "is" if len(new_jobs) == 1 else "are"
-    stops = "; ".join(f"imgnet-cluster stop {job.name}" for job in new_jobs)
-    click.echo(f"interrupted; {names} {verb} submitted and may go on; to stop: {stops}", err=True)
+def _tell_of_interruption(jobs: "Sequence[Job]") -> int:
+    """Say on stderr which jobs were started before Ctrl-C, and how to stop them. Returns the exit code."""
+    names = ", ".join(job.name for job in jobs)
+    stops = "; ".join(f"imgnet-cluster stop {job.name}" for job in jobs)
+    click.echo(f"interrupted; {f'{names} may go on; to stop: {stops}' if jobs else 'nothing was started'}", err=True)
+    return EXIT_INTERRUPTED
 
 
 def _tell_of_duplicate(plan: "Plan") -> None:
@@ -436,7 +433,10 @@ def resume(job: str | None, env: tuple[str, ...], detach: bool, dry_run: bool, y
         plan.require_no_obstacle()
         confirm_or_abort(display_plan.rental_question([plan]), yes)
     secret_values.keep(resumed_job.spec.uid, resumed_job.path, secrets)
-    resumed_job.resume(plan)
+    try:
+        resumed_job.resume(plan)
+    except KeyboardInterrupt:
+        sys.exit(_tell_of_interruption([] if resumed_job.has_ended else [resumed_job]))
     click.echo(f"{resumed_job.name} resumed")
     sys.exit(EXIT_OK if detach else _follow(resumed_job))
 

@@ -120,7 +120,7 @@ def test_ctrl_c_while_jobs_are_submitted_names_them_and_how_to_stop_them(
     ways = {"detach": True, "dry_run": False, "requests": False, "yes": True}
     for target, message in (
         (submit, "interrupted; nothing was started\n"),
-        (Job, "interrupted; job-1 is submitted and may go on; to stop: imgnet-cluster stop job-1\n"),
+        (Job, "interrupted; job-1 may go on; to stop: imgnet-cluster stop job-1\n"),
     ):
         with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
             patch.setattr(target, "create_job" if target is submit else "start", interrupt)

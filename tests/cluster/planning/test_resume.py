@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from support.aws_journal import launch_request, request_granted, write_journal
 from support.known import known
 from support.train_records import epoch_line
@@ -15,6 +16,7 @@ from cluster.backends import registry
 from cluster.backends.local import LocalBackend
 from cluster.backends.planner import MachinePlanner, MachineRequest
 from cluster.backends.slurm.backend import read_options
+from cluster.cli.app import cli
 from cluster.display.plan import rental_question, show_resume_plan
 from cluster.errors import BadInput, ClusterError
 from cluster.jobs import submit
@@ -211,6 +213,25 @@ def test_resume_of_a_job_that_is_not_rented_shows_what_is_left(sandbox: Fixture,
     assert shown.code == 0 and "would resume job-1; nothing was started" in shown.out, shown
     assert "changed: --max-hours: default -> 2" in shown.out
     assert "job-1 has saved no step; it starts again from step 0 of 16" in shown.out
+
+
+def test_ctrl_c_during_a_resume_says_whether_the_job_may_go_on(
+    sandbox: Fixture, hand_made: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(sandbox.path)
+    monkeypatch.setattr(LocalBackend, "check", lambda *arguments: None)
+    write_end(hand_made().job)
+    for owner, method, message in (
+        (Job, "claim_machines", "interrupted; nothing was started\n"),
+        (LocalBackend, "launch", "interrupted; job-1 may go on; to stop: imgnet-cluster stop job-1\n"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, method, interrupt)
+            ran = CliRunner().invoke(cli, ["resume", "job-1"])
+        assert ran.exit_code == 130 and ran.output.endswith(message), ran.output
 
 
 def write_end(job: Job) -> None:
