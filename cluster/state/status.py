@@ -211,6 +211,7 @@ def _ended_job_status(status: JobStatus, result: JobResult) -> JobStatus:
         where=result.where,
         target=target.describe_outcome(result.target) if result.target else None,
         doing="",
+        progress="",
         attempt=result.attempts,
         seconds=result.seconds["total"],
     )

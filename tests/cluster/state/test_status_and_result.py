@@ -44,7 +44,7 @@ def step(images: int) -> dict[str, Any]:
 
 def test_write_result_done_merges_trainer_result(hand_made: Fixture) -> None:
     run = hand_made(procs=2, git_commit="of the launch")
-    run.write_status("done", ended=True, attempt=1)
+    run.write_status("done", ended=True, attempt=1, progress="8 of 60 images resized")
     run.write_state_log(("setup", NOW), ("starting", NOW + 1), ("training", NOW + 4), ("done", NOW + 10))
     run.copy_logs()
     epochs = tuple(make_epoch(top1=50.0, top5=90.0, epoch=number) for number in (1, 14, 26))
@@ -56,6 +56,7 @@ def test_write_result_done_merges_trainer_result(hand_made: Fixture) -> None:
     status, result = job.status(), job.result
     # With --max-steps whole epochs are left out: the epochs' lines, ls and status must agree.
     assert (status.state, status.reason, status.epoch, status.epochs) == ("done", "", 26, 26)
+    assert status.progress == "", "nothing is done any more"
     assert (result.top1, result.images_per_second, result.goodput) == (50.0, 7.5, 0.9)
     assert (result.machines, result.procs, result.attempts, result.dollars) == (1, 2, 1, 0)
     assert (result.job, result.backend, result.git_commit) == ("job-1", "local", "of the launch")
