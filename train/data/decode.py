@@ -73,7 +73,8 @@ def _decode_with_pil(data: bytes, simplejpeg_error: str) -> Pixels:
             _check_size(*image.size)
             if image.mode.startswith(("I", "F")):  # convert() would clip these to white
                 raise BadImage(f"{image.format} with more than 8 bits per channel (mode {image.mode})")
-            return np.array(image.convert("RGB"))
+            in_colors = image.convert("RGBA") if image.mode == "P" else image  # else PIL warns of transparent ones
+            return np.array(in_colors.convert("RGB"))
     except UnidentifiedImageError as error:
         raise BadImage(simplejpeg_error.replace("\n", " ") if data[:2] == JPEG_START else NOT_AN_IMAGE) from error
     except (BadImage, MemoryError):  # too little memory is no fault of the file

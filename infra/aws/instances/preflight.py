@@ -13,7 +13,7 @@ from functools import partial
 
 from infra.aws import tags
 from infra.aws.client import Account, call
-from infra.aws.errors import DENIED_CODES
+from infra.aws.errors import DENIED_CODES, TAG_POLICY_CODE
 from infra.aws.launch_request import Place
 from infra.aws.market import offers, quotas
 from infra.aws.market.instance_types import InstanceType
@@ -275,7 +275,9 @@ def _check_permission(action: str, dry_run: Callable[[], object]) -> Finding:
     except CloudError as error:
         if error.code == "DryRunOperation":
             return Finding(OK, f"ec2:{action} is permitted")
-        if error.code in DENIED_CODES:
+        if error.code in DENIED_CODES and POLICY_COMMAND in str(error):
             return Finding(ERROR, f"ec2:{action} is not permitted", POLICY_COMMAND)
+        if error.code in (*DENIED_CODES, TAG_POLICY_CODE):  # of the organization, which the user's policy cannot change
+            return _finding_from_error(error)
         return Finding(WARNING, f"cannot find out whether ec2:{action} is permitted ({error})", POLICY_COMMAND)
     return Finding(WARNING, f"cannot find out whether ec2:{action} is permitted: DryRun was ignored", "")

@@ -50,6 +50,12 @@ def test_decode_image_of_other_data_says_so(data: bytes, message: str) -> None:
         decode_image(data)
 
 
+def test_decode_image_of_a_transparent_palette_keeps_its_colors_without_a_warning() -> None:
+    image = drawn_image().convert("P")
+    transparent = encode(image, "PNG", transparency=bytes(256))
+    assert (decode_image(transparent) == decode_image(encode(image, "PNG"))).all()
+
+
 def test_decode_image_refuses_lost_pixels_cut_files_and_sizes_that_fill_the_memory() -> None:
     """PIL fills the rest of such a JPEG with gray; a header alone may claim gigabytes."""
     good = encode(drawn_image(), "JPEG")

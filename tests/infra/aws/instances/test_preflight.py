@@ -113,17 +113,18 @@ def test_run_preflight_without_credentials_or_region_checks_tools_only(
 
 def test_run_preflight_reports_all_problems_with_commands(front: AwsFrontend, tools: Path, own_stack: Stack) -> None:
     front.sim.quota_vcpu = {"L-7212CCBC": 96.0, "L-C4BD4855": 0.0}
-    for action in ("RunInstances", "CreatePlacementGroup"):
-        front.fault(action=action, code="UnauthorizedOperation", status=403, times=99)
+    front.fault(action="RunInstances", code="UnauthorizedOperation", status=403, times=99)
+    front.fault(action="CreatePlacementGroup", code="TagPolicyViolation", status=400, times=99)
     (tools / "ssh-keygen").unlink()
     findings = check(types=("p3.16xlarge", "p4d.24xlarge", "p5.48xlarge"), own_stack=own_stack)
+    tag_remedy = "pass the tag as the policy wants it: --tag KEY=VALUE"
     increase = "aws service-quotas request-service-quota-increase --region us-east-1 --service-code ec2 --quota-code"
     expected = [
         (WARNING, "p3.16xlarge is gone", ""),
         (ERROR, "p4d.24xlarge, spot: 1536 vCPU, but quota L-7212CCBC", f"{increase} L-7212CCBC --desired-value 1536"),
         (ERROR, "p5.48xlarge, spot: 3072 vCPU, but quota L-C4BD4855", f"{increase} L-C4BD4855 --desired-value 3072"),
         (ERROR, "ec2:RunInstances is not permitted", "imgnet-cluster check --iam"),
-        (ERROR, "ec2:CreatePlacementGroup is not permitted", "imgnet-cluster check --iam"),
+        (ERROR, "ec2:CreatePlacementGroup: the organization's tag policy refuses it", tag_remedy),
         (ERROR, "ssh-keygen is not installed here", "sudo apt-get install openssh-client"),
     ]
     problems = [finding for finding in findings if finding.level != OK]
