@@ -80,7 +80,7 @@ RECIPES = {
         (
             ["launch", "--local", "--machines", "3", "--min-machines", "4", "RECIPE"],
             2,
-            ["--min-machines 4 is more than"],
+            ["--min-machines 4: the job has fewer machines, 3"],
         ),
         (["launch", "--local", "--on-demand", "RECIPE"], 2, ["--on-demand or "]),
         (["launch", "--local", "--copies", "/nowhere", "RECIPE"], 2, ["/nowhere: there is no such folder"]),
