@@ -6,8 +6,8 @@
 #   make smoke          about twenty tests of whole jobs and real processes, which show every part once
 #   make flaky          repeats TESTS=... beside busy loops, to find those that fail by chance
 #   make process        all tests with real sshd, tmux, agents, trainers and commands
-#   make rehearse       whole jobs that are started, killed and recovered: local, over ssh, on simulated EC2 machines;
-#                       SHARD=2/4 for the second of four parts
+#   make rehearse       all other whole jobs that are started, killed and recovered: local, over ssh, on simulated EC2
+#                       machines; SHARD=2/4 for the second of four parts
 # Continuous integration runs check, test and smoke (.ci/run).
 #   make simcloud       a simulated EC2, to try the launch on AWS without an account
 #   make gpu-test       the tests that need an NVIDIA GPU
@@ -52,7 +52,7 @@ process: .venv/.installed-dev
 
 rehearse: .venv/.installed-dev
 	sh tools.sh slurm
-	$(PYTEST) -m "rehearsal and not release" --durations-path tests/durations.json $(if $(SHARD),--splits $(notdir $(SHARD)) --group $(patsubst %/,%,$(dir $(SHARD))))
+	$(PYTEST) --dist load -m "rehearsal and not release and not smoke" --durations-path tests/durations.json $(if $(SHARD),--splits $(notdir $(SHARD)) --group $(patsubst %/,%,$(dir $(SHARD))))
 
 gpu-test: .venv/.installed-dev
 	IMGNET_GPU_TESTS=1 $(BIN)/pytest -m gpu tests/gpu
@@ -65,7 +65,7 @@ gpu-bench: .venv/.installed
 boot-test: .venv/.installed-dev
 	PYTHONPATH=.:tests $(BIN)/python -m support.boot_test
 
-release-check: check test process rehearse boot-test
+release-check: check test smoke process rehearse boot-test
 	$(BIN)/pytest -m release
 
 check: .venv/.installed-dev
