@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from train.tools import host
 from train.tools.files import open_regular, read_file
+from train.tools.text_files import parse_json
 
 from .journal_events import (
     InstanceEnded,
@@ -95,10 +96,12 @@ class Journal:
     def _read(self) -> Iterator[JournalEvent]:
         if self.path.exists():
             for number, text in enumerate(read_file(self.path).decode(errors="replace").splitlines(), 1):
-                with contextlib.suppress(json.JSONDecodeError):
-                    data = json.loads(text)
-                    if isinstance(data, dict):
-                        yield decode_event(data, f"{self.path}, line {number}")
+                try:
+                    data = parse_json(text.encode())
+                except ValueError:
+                    continue
+                if isinstance(data, dict):
+                    yield decode_event(data, f"{self.path}, line {number}")
 
     # --- the launch requests of a job, in all regions ----------------------------------------------------------------
 

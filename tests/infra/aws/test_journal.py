@@ -79,7 +79,9 @@ def test_write_syncs_a_file_only_the_owner_may_read(journal: Journal, monkeypatc
     assert synced == [str(journal.path), str(journal.path.parent)]
 
 
-@pytest.mark.parametrize("torn", ['{"what": "gran', '{"time": 1, "what": "granted"', '"gran', "7", "\xff\xfe"])
+@pytest.mark.parametrize(
+    "torn", ['{"what": "gran', '{"time": 1, "what": "granted"', '"gran', "7", "\xff\xfe", '{"a":' * 99_999]
+)
 def test_torn_line_is_ignored_and_the_next_one_is_complete(journal: Journal, torn: str) -> None:
     journal.write(AddressRequested(id="i-1"))
     with journal.path.open("ab") as file:
