@@ -49,11 +49,10 @@ def prepare_environment(
         arguments = (command.image, str(result))
         _run_command(f"pulling {command.image}", log_path, on_progress, *arguments, module="cluster.script.container")
         return "", bool(result.read_text())
-    is_elsewhere = bool(spec.hosts or spec.cloud)
-    if not command or project is None or not spec.user_project or not (command.requirements or is_elsewhere):
+    if not command or project is None or not spec.user_project or not (command.requirements or spec.has_own_folders):
         return "", False
     # The work folder of such a machine is FOLDER/jobs/UID-MACHINE; its environments are in FOLDER/venv.
-    folder = work.absolute().parents[1] if is_elsewhere else cache_folder()
+    folder = work.absolute().parents[1] if spec.has_own_folders else cache_folder()
     workdir = project / spec.user_project.workdir
     words = [str(workdir), str(folder), str(result)]
     words += ["--requirements", command.requirements] if command.requirements else []

@@ -29,7 +29,7 @@ class LogShipper:
         self.sent_offsets: dict[str, int] = {}
 
     def ship_new_bytes(self) -> None:
-        """Append what is new, of all files that allow it. Raises an `OSError`; the next call continues from there."""
+        """Append the new bytes of all logs. Raises `OSError` after the last when one fails; the next call continues."""
         last_error: OSError | None = None
         for path, size in ArrivalFolder(self.work_folder).sizes(LOG_FOLDERS).items():
             if not Path(path).name.startswith(".") and size > self.sent_offsets.get(path, -1):

@@ -202,7 +202,7 @@ def _reason(error: Exception) -> str:
 
 
 def open_files(folder: Path) -> set[str]:
-    """Return the files below a folder that a process of this user has open for writing. Linux only; else none."""
+    """Return the files below a folder that a process of this user has open for writing; none but on Linux."""
     prefix = f"{folder.resolve()}/"
     found: set[str] = set()
     for process in Path("/proc").glob("[0-9]*"):

@@ -202,6 +202,11 @@ class JobSpec:
         )
 
     @property
+    def has_own_folders(self) -> bool:
+        """Whether machines have folders of their own, as over ssh; not on this computer and on Slurm's nodes."""
+        return bool(self.hosts or self.cloud)
+
+    @property
     def schedule_gpus(self) -> int:
         """The number of GPUs that the schedule is computed for."""
         return self.train.gpus or self.machines * self.procs

@@ -56,6 +56,7 @@ def attempt_rows(run_folder: RunFolder) -> list[AttemptRow]:
     position = 0  # the steps that are done: after an attempt without a step, those of the checkpoint it resumed from
     for attempt in run_folder.attempts.all():
         ends = first_and_last_step(metrics_file(run_folder.path, attempt.number))
+        user_launch = moved.get(attempt.launch_id, attempt.launch_id)
         row = AttemptRow(
             attempt=attempt.number,
             at=attempt.time,
@@ -66,7 +67,7 @@ def attempt_rows(run_folder: RunFolder) -> list[AttemptRow]:
         )
         if last_step_time is not None and attempt.members:
             row = replace(row, steps_lost=max(0, position - attempt.first_step))
-            if ends and moved.get(attempt.launch_id, attempt.launch_id) == last_trained_launch:
+            if ends and user_launch == last_trained_launch:
                 pause = ends.first.time - last_step_time
                 with_jump = "; ".join(filter(None, (row.reason, CLOCK_JUMPED)))
                 row = replace(row, pause=pause) if pause >= 0 else replace(row, reason=with_jump)
@@ -78,7 +79,7 @@ def attempt_rows(run_folder: RunFolder) -> list[AttemptRow]:
             position = attempt.first_step
         if ends:
             position, last_step_time = ends.last.step, ends.last.time
-            last_trained_launch = moved.get(attempt.launch_id, attempt.launch_id)
+            last_trained_launch = user_launch
         previous_launch = attempt.launch_id
         rows.append(row)
     return rows
@@ -132,8 +133,8 @@ def lost_intervals(run_folder: RunFolder) -> list[tuple[float, float]]:
         ends = first_and_last_step(path) if attempt.members else None
         if not ends:
             continue
-        is_same_launch = moved.get(attempt.launch_id, attempt.launch_id) == last_trained_launch
-        lost_until = ends.first.time if is_same_launch else 0.0
+        user_launch = moved.get(attempt.launch_id, attempt.launch_id)
+        lost_until = ends.first.time if user_launch == last_trained_launch else 0.0
         while kept:
             previous_path, previous, kept_until = kept.pop()
             last_kept = last_step_until(previous_path, attempt.first_step)
@@ -145,7 +146,7 @@ def lost_intervals(run_folder: RunFolder) -> list[tuple[float, float]]:
                 kept.append((previous_path, previous, min(begin, kept_until)))
                 break
         kept.append((path, ends, ends.last.time))
-        last_trained_launch = moved.get(attempt.launch_id, attempt.launch_id)
+        last_trained_launch = user_launch
     return intervals
 
 

@@ -196,7 +196,7 @@ def restore(folder: Path, intact_folder: Path) -> None:
 
 
 def identity(path: Path) -> tuple[int, ...] | None:
-    """Return what differs after a change: a file's kind, size and time; a folder's kind; None for no file."""
+    """Return what tells a changed path from the original: kind, size and time of a file, kind of a folder, or None."""
     try:
         status = path.lstat()
     except (FileNotFoundError, NotADirectoryError):

@@ -69,7 +69,7 @@ def shorten_phase(phase: Phase, largest_batch: int, gpu_ratio: float) -> Phase:
 
 
 def test_recipes_run_all_phases(sandbox: Sandbox) -> None:
-    """All in one queue, whose jobs run one after another."""
+    """Each recipe is a job of one queue, which runs one job after the other."""
     weights = sandbox.path / "before.pt"
     torch.save(registry.build_model(Model(name="resnet10_tiny"), 7, 0).state_dict(), weights)
     recipes = [shorten(read_recipe(file), weights) for file in RECIPE_NAMES]

@@ -119,7 +119,7 @@ def loader_images_per_second(copy: int | None, size: int, vcpus: float) -> float
 
 
 def fetch_bytes(schedule: Schedule) -> float:
-    """Return the bytes of the sets that the epochs of a schedule read; 0 when unknown.
+    """Return the size in bytes of the data sets that the epochs of a schedule read; 0 when unknown.
 
     Sets are fetched as a whole, also by a rehearsal that trains on a part of the images.
     """

@@ -124,7 +124,7 @@ def file_version(path: Path) -> FileVersion | None:
 
 
 def is_visible(path: Path) -> bool:
-    """Return whether there is something at a path. False also while its file server answers with an error.
+    """Return whether a path exists; False also while its file server answers with an error.
 
     `Path.exists` would raise such errors, as ESTALE and EIO of NFS.
     """

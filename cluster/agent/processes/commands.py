@@ -103,8 +103,8 @@ class CommandProcesses(AttemptProcesses):
         paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
         if own_paths := [path for path in paths if Path(path) != PROJECT_ROOT]:
             variables["PYTHONPATH"] = os.pathsep.join(own_paths)
-        has_users_shell = not (self.spec.hosts or self.spec.cloud)  # also on Slurm, which passes its variables on
-        if not (has_users_shell and any(name in os.environ for name in ACTIVE_ENVIRONMENTS)):
+        # This computer and Slurm's nodes have the variables of the user's shell, other machines have not.
+        if self.spec.has_own_folders or not any(name in os.environ for name in ACTIVE_ENVIRONMENTS):
             programs = Path(sys.executable).parent
             variables["PATH"] = os.pathsep.join([str(programs), os.environ.get("PATH", os.defpath)])
         return variables | dict(self.command.env)

@@ -85,10 +85,9 @@ class Gang:
     # --- earlier requests, from the journal --------------------------------------------------------------------------
 
     @property
-    def last_pending_request_time(self) -> float:
-        """Now, when machines of a request may yet become visible: it may have been sent again until now. Else 0."""
-        is_pending = any(len(self._instances_of(each.token)) < len(each.names) for each in self.open_requests())
-        return host.unix_time() if is_pending else 0.0
+    def has_pending_request(self) -> bool:
+        """Whether machines of an open request may yet become visible. It may have been sent again until now."""
+        return any(len(self._instances_of(each.token)) < len(each.names) for each in self.open_requests())
 
     def _instances_of(self, token: str) -> list[Instance]:
         return instances.describe(self.account, {tags.LAUNCH: token})
@@ -403,7 +402,7 @@ class Gang:
             self.journal.alive_ids,
             self.pause,
             timeout_seconds,
-            self.last_pending_request_time,
+            self.has_pending_request,
             logging.DEBUG,  # the command that ends the job reports what is left
         )
         found_instances = self.list_instances()

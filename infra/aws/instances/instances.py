@@ -242,15 +242,16 @@ def terminate_and_wait(
     ids: Sequence[str],
     pause: Callable[[float], None] = time.sleep,
     timeout_seconds: float = TERMINATE_TIMEOUT_SECONDS,
-    last_request_time: float = 0.0,
+    has_pending_request: bool = False,
     log_level: int = logging.INFO,
 ) -> list[Instance]:
     """Terminate the machines with these IDs and those with the job's tag, and wait until EC2 calls them terminated.
 
-    A machine may become visible up to a minute after `last_request_time`, so the wait lasts that long at least.
-    Returns the machines that are not terminated after `timeout_seconds`. Raises `CloudError`.
+    With a pending request, the wait lasts at least a minute: EC2 may take so long to show its machines. Returns the
+    machines that are not terminated after `timeout_seconds`. Raises `CloudError`.
     """
     deadline = time.monotonic() + timeout_seconds
+    visible_time = host.unix_time() + INSTANCE_VISIBILITY_SECONDS if has_pending_request else 0.0
     requested_ids = set[str]()
     logged_count = -1
     while True:
@@ -264,8 +265,7 @@ def terminate_and_wait(
             terminate(account, new_ids)
             requested_ids |= set(new_ids)
         remaining = [instance for instance in instances if instance.state != "terminated"]
-        may_appear = host.unix_time() - last_request_time < INSTANCE_VISIBILITY_SECONDS
-        if not remaining and not may_appear:
+        if not remaining and host.unix_time() >= visible_time:
             return []
         if time.monotonic() > deadline:
             return remaining

@@ -357,7 +357,7 @@ until(lambda: False)
 
 
 def test_agent_whose_trainers_fail_twice_alone_ends_and_the_others_go_on(agents: Fixture, hand_made: Fixture) -> None:
-    """The other trainer waits: if it failed first, machine 0 would end its own before it has said why it fails."""
+    """Trainer 1 only waits. If it failed first, agent 0 would kill trainer 0 before that has reported its failure."""
     run = hand_made(machines=2, heartbeat_seconds=0.2, heartbeat_timeout_seconds=60.0)
     agents.place.env |= {"WORK_OF_0": str(run.run_folder.work_folder("0"))}
     failing, _ = (agents.start(run, FAIL_ON_MACHINE_0, machine) for machine in ("0", "1"))

@@ -621,7 +621,7 @@ PROXY_COMMAND = 'ProxyCommand ssh -F "$HOME/.ssh/config" -W %h:%p gate0 2>/dev/n
 
 
 def write_gates(bed: Testbed, home: Path, way: str) -> None:
-    """Write the user's ~/.ssh/config, in which machines 1 and 2 are gate0 and gate1, and `way` leads to machine 0."""
+    """Write ~/.ssh/config: machines 1 and 2 are the hosts gate0 and gate1, and machine 0 has the option `way`."""
     target, *gates = (bed.machines[number] for number in (0, 1, 2))
     known_hosts = bed.known_hosts(home / ".ssh/known_hosts")
     login = f'User root\n IdentityFile {bed.key}\n UserKnownHostsFile "{known_hosts}"\n'

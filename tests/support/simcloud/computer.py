@@ -50,7 +50,7 @@ class UserData:
 
     @classmethod
     def parse(cls, text: str) -> "UserData":
-        """Read user data. Raises `ValueError` when a real machine would not boot with it."""
+        """Parse the user data of a launch. Raises `ValueError` when a real machine could not boot with it."""
         first_line, _, rest = text.partition("\n")
         if first_line != "#cloud-config":
             raise ValueError("no cloud-config, which has no effect")

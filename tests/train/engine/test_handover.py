@@ -178,7 +178,7 @@ def test_the_one_that_stands_furthest_is_lost_while_it_sends_its_state(monkeypat
     def lose() -> None:
         """End the connections, and send nothing more: Gloo may take a message that it never sends, and wait for it."""
         regroup.shut_down_connections()
-        raise RuntimeError("lost")
+        raise RuntimeError("this process has ended its connections")
 
     def work(rank: int, store: Path) -> list[float]:
         os.environ.update(IMGNET_WORK=str(store.with_name(f"work-{rank}")), IMGNET_IN_PLACE="1")

@@ -156,7 +156,7 @@ def options_of_resume(options: AwsOptions, resumed: ResumedRun | None) -> AwsOpt
 
 
 def choose_reserved_place(account: Account, reservation: Reservation, machine_count: int) -> Place:
-    """Return the place of reserved machines, with their price per hour from now on.
+    """Return the place of reserved machines, with the price per hour that applies from now on.
 
     Raises `ClusterError` when too few of them are free, and `CloudError`.
     """

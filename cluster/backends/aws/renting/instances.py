@@ -80,7 +80,7 @@ class JobInstances(InstanceHistory):
     # --- state --------------------------------------------------------------------------------------------------------
 
     def record_launch(self, launch_id: str) -> None:
-        """Record the start of a launch, by the later clock: that of a queue's process may have stood still."""
+        """Record when a launch starts, by the later of two clocks: this process's own may have stood still."""
         if not self.has_launch(launch_id):  # a restarted supervisor repeats the call
             self.journal.copy(LaunchStarted(time=max(time.time(), host.unix_time()), launch_id=launch_id))
 
@@ -313,7 +313,7 @@ class JobInstances(InstanceHistory):
     def rent_replacement(self, name: str) -> Instance:
         """Rent one instance for a lost machine or a late spare, in the same zone and placement group.
 
-        The answer to an earlier request may have been lost: what it brought is taken, else both would be billed.
+        If the answer to an earlier request was lost, the instance that it started is taken: else both would be billed.
         """
         with self.rent_lock:
             self.finish_open_requests()

@@ -422,7 +422,7 @@ def test_forgotten_machines_ended_at_their_limit_at_the_latest(bed: GangTestbed,
 
 @pytest.mark.parametrize("is_sent_again", [False, True])
 def test_terminate_job_waits_for_invisible_machines(bed: GangTestbed, is_sent_again: bool) -> None:
-    """Also for those of a request that a later supervisor has sent again, long after it was recorded."""
+    """A later supervisor may have sent the request again, long after the first one recorded it."""
     bed.sim.visible_after = 40.0
     acquire_and_crash(bed, event="before-send" if is_sent_again else "response-received")
     if is_sent_again:
