@@ -52,10 +52,6 @@ PROCESS_FILES = (
     "train/models/test_freezing.py",
     "train/models/test_pretrained.py",
     "train/models/test_registry.py",
-    "train/rules/test_batchnorm.py",
-    "train/rules/test_bugs_of_2018.py",
-    "train/rules/test_gradient_mean.py",
-    "train/rules/test_resume.py",
     "train/trackers/test_trackers.py",
 )
 
