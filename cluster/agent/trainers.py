@@ -176,7 +176,6 @@ class Trainers(AttemptProcesses):
     def request_save_and_exit(self) -> None:
         """Ask the trainers to save at a step that all ranks agree on, and to exit."""
         self._request(agent_protocol.STOP_REQUEST_FILE)
-        self.is_exit_requested = True
 
     def request_save(self) -> None:
         """Ask the trainers to save soon and go on. Has an effect once in each attempt."""
