@@ -225,15 +225,19 @@ def refused_addresses(make_instances: Any, monkeypatch: pytest.MonkeyPatch) -> C
     return make
 
 
-def test_refused_public_addresses_release_the_machines_also_after_a_crash(refused_addresses: Any) -> None:
+def test_refused_public_addresses_release_the_machines_also_after_a_crash(
+    refused_addresses: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job_instances = refused_addresses(CloudError("not for several interfaces", "UnsupportedOperation"))
-    job_instances.terminate = Mock(side_effect=KeyboardInterrupt)
+    terminate = Mock(side_effect=KeyboardInterrupt)
+    monkeypatch.setattr(MODULE.instances, "terminate", terminate)
     with pytest.raises(KeyboardInterrupt):
         job_instances.ensure_reachable(job_instances.machines)
     assert job_instances.internet is Internet.NAT, "recorded before the machines are terminated"
-    job_instances.terminate = Mock()
+    assert [event.ids for event in job_instances.journal.events(InstancesReleased)] == [("i-0", "i-1")]
+    terminate.side_effect = None
     assert job_instances.ensure_reachable(job_instances.machines) == {}
-    assert job_instances.terminate.call_args.args[0] == ["i-0", "i-1"]
+    assert [call.args[1] for call in terminate.call_args_list] == [["i-0", "i-1"]] * 2
     assert len(job_instances.journal.events(PublicAddressRefused)) == 1
     nat_dollars = internet_dollars(Internet.NAT, 2)
     assert job_instances.dollars_per_hour == pytest.approx(2 * (10 + DISK_DOLLARS_PER_HOUR) + nat_dollars)
