@@ -38,7 +38,7 @@ from infra.aws.journal_events import InstanceEnded
 from infra.aws.launch_request import Place
 from train.tools.files import locked
 
-COMMANDS_PER_KIND = 2000
+COMMANDS_PER_KIND = 1000
 READ_SHARE = 0.8  # of the cases damage a file that one of their commands reads; the others any file
 MAX_SECONDS = round(10 * PATIENCE)
 MAX_ERROR_CHARACTERS = 3000

@@ -12,6 +12,9 @@ import torch
 
 from train.tools import checkpoint_io
 
+# One process of pytest runs all trials: they are one fixture, several at a time.
+pytestmark = pytest.mark.xdist_group("random schedules")
+
 COUNT = 20
 FIRST_SEED = 2000
 MAX_PARALLEL = 4
