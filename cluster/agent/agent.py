@@ -225,23 +225,26 @@ class Agent:
         """
         self.enter_phase(AgentPhase.WARMING)
         while True:
-            now = time.monotonic()
-            self.discount_suspension(now)
-            self.poll_peers(now)
-            self.follow_latest_attempt()
-            self.check_gpus()
-            self.check_trainers(now)
-            self.check_end_conditions()
-            self.peers.statuses[self.id] = self.own_status()
-            self.peers.changed_at[self.id] = now
-            if self.unexplained_failure is None:
-                self.execute(membership.decide(self.cluster_view(now), self.rules), now)
-            self.report_status()
-            if now - self.last_log_sync_time > LOG_SYNC_SECONDS:
-                self.last_log_sync_time = now
-                with contextlib.suppress(OSError):  # the shared folder is full or away for a while: try again later
-                    self.log_shipper.ship_new_bytes()
+            self.tick(time.monotonic())
             time.sleep(TICK_SECONDS)
+
+    def tick(self, now: float) -> None:
+        """Look at the peers, the trainers and the requests once, and do what follows. Raises `JobFinished`."""
+        self.discount_suspension(now)
+        self.poll_peers(now)
+        self.follow_latest_attempt()
+        self.check_gpus()
+        self.check_trainers(now)
+        self.check_end_conditions()
+        self.peers.statuses[self.id] = self.own_status()
+        self.peers.changed_at[self.id] = now
+        if self.unexplained_failure is None:
+            self.execute(membership.decide(self.cluster_view(now), self.rules), now)
+        self.report_status()
+        if now - self.last_log_sync_time > LOG_SYNC_SECONDS:
+            self.last_log_sync_time = now
+            with contextlib.suppress(OSError):  # the shared folder is full or away for a while: try again later
+                self.log_shipper.ship_new_bytes()
 
     def poll_peers(self, now: float) -> None:
         """Read the peers' statuses twice a heartbeat, and at every tick while all machines wait for the next attempt.
