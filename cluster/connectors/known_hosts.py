@@ -9,6 +9,7 @@ import fnmatch
 import hashlib
 import hmac
 import os
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -105,7 +106,8 @@ def host_key_error_message(
             authority = " (a @cert-authority of known_hosts is not read here, only the key itself)"
         file = route.known_hosts_files[0] if route.known_hosts_files else Path(os.devnull)
         can_add_key = file != Path(os.devnull)  # which `UserKnownHostsFile /dev/null` names
-        add_key = f"ssh-keyscan -p {route.port} {route.host} >> {file}, or " if can_add_key else ""
+        line = f"{route.known_hosts_name} {key_type} {key_base64}"
+        add_key = f"echo '{line}' >> {shlex.quote(str(file))}, or " if can_add_key else ""
         return (
             f"{machine_label}: its host key is not known{authority}: it offers {offered}; compare it with the "
             f"output of ssh-keygen -lf /etc/ssh/ssh_host_*_key.pub on the machine, then accept it: {add_key}"

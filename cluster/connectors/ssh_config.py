@@ -9,6 +9,7 @@ import pwd
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -80,7 +81,10 @@ def resolve_route(host: Host, jump_depth: int = 0) -> Route:
     proxy_command = _first_value(options, "proxycommand") if not host.jump else None
     jump_hosts = host.jump or (_first_value(options, "proxyjump") if not proxy_command else None)
     host_name, port, user = options["hostname"][0], int(options["port"][0]), options["user"][0]
-    tokens = {"h": host_name, "p": str(port), "r": user, "n": host.host, "u": getpass.getuser(), "d": "~", "%": "%"}
+    alias, this_host = _first_value(options, "hostkeyalias"), socket.gethostname()
+    tokens = {"h": host_name, "p": str(port), "r": user, "n": host.host, "k": alias or host.host}
+    tokens |= {"l": this_host, "L": this_host.partition(".")[0], "i": str(os.getuid()), "u": getpass.getuser()}
+    tokens |= {"d": "~", "%": "%"}
     return Route(
         host=host_name,
         port=port,
@@ -90,7 +94,7 @@ def resolve_route(host: Host, jump_depth: int = 0) -> Route:
         requires_keys=bool(host.key),
         identity_agent=_identity_agent(options.get("identityagent", ["SSH_AUTH_SOCK"])[0], tokens),
         identities_only=not host.key and _first_value(options, "identitiesonly") == "yes",
-        host_key_alias=_first_value(options, "hostkeyalias"),
+        host_key_alias=alias,
         known_hosts_files=tuple(
             _expand_path(path, tokens)
             for scope in ("user", "global")

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -305,7 +305,7 @@ def _loadable_keys(route: Route, machine_label: str, passphrase_key_paths: list[
         if _read_public_key(path):
             continue  # the key itself is in the agent
         try:
-            yield from _with_certificates(paramiko.PKey.from_path(path), path, route)
+            yield from _with_certificates(paramiko.PKey.from_path(path), [path], route)
         except (TypeError, paramiko.PasswordRequiredException):
             passphrase_key_paths.append(str(path))
         except (OSError, ValueError, paramiko.SSHException, paramiko.pkey.UnknownKeyType) as error:
@@ -314,13 +314,14 @@ def _loadable_keys(route: Route, machine_label: str, passphrase_key_paths: list[
                     f"{machine_label}: the key {path} cannot be used: {error}; name another key file"
                 ) from None
     with _agent_keys(route) as keys:
-        yield from keys
+        for key in keys:
+            yield from _with_certificates(key, route.key_files, route)
 
 
-def _with_certificates(key: "paramiko.PKey", path: Path, route: Route) -> "Iterator[paramiko.PKey]":
+def _with_certificates(key: "paramiko.PKey", paths: Iterable[Path], route: Route) -> "Iterator[paramiko.PKey]":
     """Yield a key with each of its certificates, then the key alone: a certificate may have expired."""
     key_fields = key.asbytes()[4 + len(key.get_name()) :]  # after the length of the type and the type
-    for certificate in (path.with_name(f"{path.name}-cert.pub"), *route.certificate_files):
+    for certificate in (*(path.with_name(f"{path.name}-cert.pub") for path in paths), *route.certificate_files):
         with contextlib.suppress(OSError, ValueError):
             key.load_certificate(certificate.read_text())
             if key.public_blob and key_fields in key.public_blob.key_blob:

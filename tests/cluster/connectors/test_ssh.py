@@ -1,6 +1,7 @@
 """The ssh connector against the real sshd of the testbed: commands, dropped connections, files, login, errors."""
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -566,7 +567,7 @@ def test_connect_refusals_name_the_remedy(shared_bed: Testbed, home: Path) -> No
     stranger, locked = shared_bed.new_key("stranger"), shared_bed.new_key("locked", "secret")
     shared_bed.authorize(locked)
     for changes, words in (
-        ({"host_key": None}, f"ssh-keyscan -p {server.port} {server.address} >> {home}/.ssh/known_hosts"),
+        ({"host_key": None}, f"echo '[{server.address}]:{server.port} {server.host_key}' >> '{home}/.ssh/known_hosts'"),
         ({"host_key": None}, f'in hosts.toml: host_key = "{server.host_key}"'),
         ({"jump": f"root@{gate.address}:{gate.port}"}, "of machine 2 (gpu3): its host key is not known: it offers SHA"),
         ({"key": str(stranger)}, f" in with {stranger}; try: ssh-copy-id -p "),
@@ -575,6 +576,13 @@ def test_connect_refusals_name_the_remedy(shared_bed: Testbed, home: Path) -> No
         ({"key": str(locked)}, f"the key {locked} has a passphrase; give it to ssh-agent: ssh-add {locked}"),
     ):
         assert words in refusal_line(host(shared_bed, **changes))
+    (home / ".ssh/known_hosts").write_text(f"@cert-authority * {gate.host_key}\n")
+    (home / ".ssh/config").write_text("HostKeyAlias node\n")
+    line = refusal_line(host(shared_bed, host_key=None))
+    assert "(a @cert-authority of known_hosts is not read here, only the key itself)" in line
+    (remedy,) = re.findall(r"echo .* >> '.*?'", line)
+    subprocess.run(["sh", "-c", remedy], check=True)
+    assert can_connect(host(shared_bed, host_key=None))
     (home / ".ssh/config").write_text("StrictHostKeyChecking no\nUserKnownHostsFile /dev/null\n")
     assert "then accept it: in hosts.toml: host_key =" in refusal_line(host(shared_bed, host_key=None))
 
@@ -585,8 +593,9 @@ def test_connect_refusals_name_the_remedy(shared_bed: Testbed, home: Path) -> No
         (".ssh/id_ed25519", "UserKnownHostsFile ~/.ssh/mine"),
         ("keys/gpu of root", 'UserKnownHostsFile /none "{home}/.ssh/mine"\n IdentityFile "{home}/keys/%n of %r"'),
         ("keys/gpu of root", 'UserKnownHostsFile ~/.ssh/mine\n IdentityFile "{home}/keys/${{KEY_NAME}}"'),
+        (f"keys/{os.getuid()}-{socket.gethostname()}", 'UserKnownHostsFile ~/.ssh/mine\n IdentityFile "%d/keys/%i-%l"'),
     ],
-    ids=["default key", "tokens", "variable"],
+    ids=["default key", "tokens", "variable", "local tokens"],
 )
 def test_connect_reads_the_users_ssh_config(
     shared_bed: Testbed, home: Path, key_file: str, options: str, monkeypatch: pytest.MonkeyPatch
@@ -731,6 +740,22 @@ def test_keys_of_an_agent_are_offered_as_openssh_offers_them(
     argv = openssh_argv(tmp_path / "job/ssh_config", 0, ["true"], tty=False)
     completed = subprocess.run([*argv[:1], "-o", "BatchMode=yes", *argv[1:]], capture_output=True)
     assert (completed.returncode == 0) == is_let_in, "the job's own configuration, for `attach` and `ssh`"
+
+
+@pytest.mark.parametrize("option", ["IdentityFile {path}\nIdentitiesOnly yes", "CertificateFile {path}-cert.pub"])
+def test_certificate_of_an_agents_key_is_offered_as_openssh_offers_it(
+    option: str, server: Any, shared_bed: Testbed, agent: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(agent))
+    authority, path = server.bed.new_key("authority"), server.bed.folder / "signed"
+    shutil.copy(shared_bed.folder / "right.pub", f"{path}.pub")
+    subprocess.run(["ssh-keygen", "-q", "-s", str(authority), "-I", "me", "-n", "root", f"{path}.pub"], check=True)
+    server.configure(f"TrustedUserCAKeys {authority}.pub\n")
+    known_hosts = server.bed.known_hosts(home / ".ssh/mine")
+    write_user_config(server.bed, home, f'UserKnownHostsFile "{known_hosts}"\n{option.format(path=path)}')
+    openssh = ["ssh", "-F", str(home / ".ssh/config"), "-o", "BatchMode=yes", "gpu", "true"]
+    assert subprocess.run(openssh).returncode == 0, "what OpenSSH's client does"
+    assert can_connect(Host(host="gpu"))
 
 
 def test_agent_that_answers_nothing_has_no_keys(
