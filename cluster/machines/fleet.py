@@ -17,15 +17,17 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
 
-from cluster.connectors import tmux
+from cluster.connectors import tmux, untrusted
 from cluster.connectors.hosts_file import Host
 from cluster.connectors.ssh import SSHConnector
 from cluster.connectors.ssh_config import write_ssh_config
+from cluster.connectors.ssh_scripts import quote_path
 from cluster.errors import ClusterError, SetupFailed
 from cluster.state.heartbeats import parse_status
-from cluster.state.run_folder import AGENT_LOCK, REHEARSED_NOTICE, RunFolder
+from cluster.state.run_folder import AGENT_LOCK, AGENT_OUTPUT, REHEARSED_NOTICE, Run, RunFolder
 from cluster.state.spec import JobSpec
 from cluster.state.states import MachineState
+from cluster.state.status import machine_statuses
 from train.tools import host
 
 from .code_archive import PackedCode, pack_code
@@ -231,6 +233,7 @@ class Fleet:
         """
         now = time.monotonic()
         if self.mirror.pull():
+            self._pull_last_words()
             return True
         if self.last_pull_start is None:
             self.last_pull_start = now
@@ -243,6 +246,18 @@ class Fleet:
         folder = self.provisioner.job_folder(name) if name else self.spec.uid
         logger.warning("the logs here are not complete; the rest stays on the machines, in %s", folder)
         return True
+
+    def _pull_last_words(self) -> None:
+        """Copy the last line that each agent printed when none has written a status: it says why they ended."""
+        if machine_statuses(Run(self.spec, self.folders)):
+            return
+        for name in self._usable_machines():
+            with contextlib.suppress(ClusterError):
+                output = quote_path(f"{self.setup_progress.rows[name].work}/{AGENT_OUTPUT}")
+                line = untrusted.one_line(self.connectors[name].run_repeatable('tail -n 1 "$f"', f=output))
+                copy = self.folders.work_folder(name) / AGENT_OUTPUT
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                copy.write_text(line)
 
     def explain_end(self) -> str:
         """Return why nothing is known about the job when all answers of its machines broke a rule, else ""."""

@@ -24,6 +24,8 @@ from cluster.connectors.untrusted import ArrivalFolder
 from cluster.machines import fleet as module
 from cluster.machines import mirror
 from cluster.machines.setup_progress import SetupProgress
+from cluster.state.run_folder import Run
+from cluster.state.status import infer_end_state
 from cluster.state.supervisor_records import SetupRecord
 
 Job = Any  # a `FleetJob` of conftest.py
@@ -96,6 +98,17 @@ def test_pull_files_asks_next_machine_if_one_is_silent(job: Job) -> None:
     (job.shared / "logs" / "a.log").write_text("one\ntwo\n")
     job.pull_until(lambda: copy.read_text() == "one\ntwo\n")
     assert job.fleet.mirror.machine_order() == ["0", "1"], "the frozen machine causes no further delay"
+
+
+def test_pull_last_files_brings_why_an_agent_ended_before_its_first_status(make_job: Callable[..., Job]) -> None:
+    job = make_job(1)
+    job.stub.override("cluster.agent-0", "echo Traceback >&2; printf '\\033[2JImportError: libx.so\\n' >&2; exit 1\n")
+    fleet = job.new_fleet()
+    fleet.set_up_machines()
+    wait_for(lambda: not fleet.agents_alive())
+    assert fleet.pull_last_files()
+    state, reason = infer_end_state(Run(fleet.spec, fleet.folders))
+    assert state == "failed" and "ended before it wrote its first status: [2JImportError: libx.so; try again" in reason
 
 
 def test_pull_files_leaves_out_what_is_no_status(job: Job) -> None:
