@@ -141,6 +141,7 @@ def _openssh_options(host: Host) -> dict[str, list[str]]:
             [*argv, "--", host.host],
             capture_output=True,
             text=True,
+            errors="surrogateescape",
             stdin=subprocess.DEVNULL,
             timeout=SSH_CONFIG_SECONDS,
         )

@@ -87,8 +87,8 @@ def server_class() -> type["Server"]:
                 self.cmd,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
-                encoding="utf-8",
-                errors="backslashreplace",
+                text=True,
+                errors="surrogateescape",  # as in the paths and names with which its words are compared
                 timeout=SERVER_TIMEOUT_SECONDS,
             )
             self.returncode = completed.returncode

@@ -263,9 +263,9 @@ def git_commit(folder: Path = REPOSITORY_ROOT) -> str | None:
 
     def git(*arguments: str) -> str:
         completed = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=GIT_TIMEOUT_SECONDS
+            ["git", "-C", str(folder), *arguments], capture_output=True, timeout=GIT_TIMEOUT_SECONDS
         )
-        return completed.stdout.strip() if completed.returncode == 0 else ""
+        return os.fsdecode(completed.stdout).strip() if completed.returncode == 0 else ""
 
     try:
         commit = git("rev-parse", "HEAD")

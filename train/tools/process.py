@@ -74,7 +74,9 @@ def signal_name(number: int) -> str:
 
 def command_line(pid: int) -> str:
     """Return the command line of a process, its words separated by spaces; "" when there is no such process."""
-    completed = subprocess.run(["ps", "-ww", "-o", "args=", "-p", str(pid)], capture_output=True, text=True)
+    argv = ["ps", "-ww", "-o", "args=", "-p", str(pid)]
+    env = os.environ | {"LC_ALL": "C.UTF-8"}  # in other locales it prints ? for an umlaut
+    completed = subprocess.run(argv, capture_output=True, text=True, errors="surrogateescape", env=env)
     return completed.stdout.strip()
 
 

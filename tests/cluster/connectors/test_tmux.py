@@ -48,7 +48,7 @@ def test_start_session_and_add_window_pass_arguments_unchanged_whatever_the_user
     lines = ["default-shell /bin/false", "destroy-unattached on", "exit-unattached on", "remain-on-exit on"]
     config = "".join(f"set -g {line}\n" for line in [*lines, "base-index 1"])
     (Path(sandbox.env["HOME"]) / ".tmux.conf").write_text(config)
-    run_folder = sandbox.path / "runs/job-1"
+    run_folder = sandbox.path / "r\udcfcns of \xe9/job-1"
     assert dump_process("job-1", run_folder, ARGUMENTS)["argv"] == ARGUMENTS
     assert dump_process("job-1", run_folder, ARGUMENTS, window="second", as_window=True)["argv"] == ARGUMENTS
     assert sandbox.tmux("list-windows", "-t", "=job-1", "-F", "#W").split() == ["first", "second"]
