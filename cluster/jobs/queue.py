@@ -26,6 +26,7 @@ from cluster.state.spec import MAX_MACHINES
 from train.tools import process_log
 from train.tools.errors import one_line_error
 from train.tools.files import locked
+from train.tools.process import leave_terminal
 
 from . import queue_state, store, submit
 from .job import Job
@@ -156,4 +157,5 @@ def _advance_or_retry(runs_folder: Path, queue_id: str) -> bool:
 
 
 if __name__ == "__main__":
+    leave_terminal()
     sys.exit(main())

@@ -29,7 +29,7 @@ from cluster.state.states import MachineState
 from cluster.state.supervisor_records import SupervisorTrouble
 from train.tools import host, process_log
 from train.tools.files import locked
-from train.tools.process import kill_process_groups, start_process
+from train.tools.process import kill_process_groups, leave_terminal, start_process
 from train.tools.records import DamagedRecord
 
 from .job import Job
@@ -261,6 +261,7 @@ def _supervise_once(job: Job, replacer: MachineReplacer) -> None:
 
 
 if __name__ == "__main__":
+    leave_terminal()
     exit_code = main()
     logging.shutdown()
     sys.stdout.flush()

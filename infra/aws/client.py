@@ -21,10 +21,11 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from botocore.config import Config
-from botocore.exceptions import NoCredentialsError
+from botocore.exceptions import BotoCoreError, ClientError, CredentialRetrievalError, NoCredentialsError
 
 from infra.errors import NoAnswer, NoCredentials
 from train.tools import host
+from train.tools.errors import one_line_error
 
 from .errors import ErrorKind, classify_error, explain_error, mfa_refusal
 from .tags import Resource, Tags, make_filters
@@ -59,9 +60,10 @@ class Account:
 
         with _explain_errors("AWS"):
             # boto3 itself knows AWS_DEFAULT_REGION and the profile's region, which come after AWS_REGION.
-            region = region or os.environ.get("AWS_REGION")
+            region = region or os.environ.get("AWS_REGION") or None
             self._session = boto3.session.Session(profile_name=profile, region_name=region)
             _forbid_questions(self._session)
+            _name_key_errors(self._session)
             _follow_clock(self._session)
         if not self._session.region_name:
             with _explain_errors("AWS"):
@@ -190,6 +192,35 @@ def _forbid_questions(session: Any) -> None:  # Any: boto3 ships no types
 
     provider = session._session.get_component("credential_provider").get_provider("assume-role")
     provider._prompter = refuse
+
+
+def _name_key_errors(session: Any) -> None:  # Any: boto3 ships no types
+    """Let all that keeps botocore from getting keys be errors of its own, also of a profile's program or file.
+
+    The program may be gone, for example, or may print something else than keys.
+    """
+    resolver = session._session.get_component("credential_provider")
+
+    def guard(get_keys: Callable[[], Response]) -> Callable[[], Response]:
+        def get() -> Response:
+            try:
+                return get_keys()
+            except (NoCredentials, BotoCoreError, ClientError):
+                raise
+            except Exception as error:
+                raise CredentialRetrievalError(
+                    provider="environment or profile", error_msg=one_line_error(error)
+                ) from error
+
+        return get
+
+    def load() -> Any:
+        if (credentials := load_credentials()) is not None:
+            credentials.get_frozen_credentials = guard(credentials.get_frozen_credentials)
+        return credentials
+
+    load_credentials = guard(resolver.load_credentials)
+    resolver.load_credentials = load
 
 
 def _follow_clock(session: Any) -> None:  # Any: boto3 ships no types

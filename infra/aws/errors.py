@@ -5,6 +5,7 @@ Amazon EC2 API"; the code of SkyPilot, ParallelCluster and Karpenter.
 """
 
 import os
+import re
 import shlex
 from enum import Enum
 
@@ -86,10 +87,17 @@ DISABLED_REGION_CODES = ("AuthFailure", "InvalidClientTokenId")  # a region that
 DENIED_CODES = ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException", "UnauthorizedAccess")
 # Errors of botocore without a code of AWS: a login in a browser that has ended, and keys that cannot be had otherwise.
 LOGIN_ERRORS = (boto.SSOError, boto.TokenRetrievalError, boto.LoginError, boto.NoAuthTokenError)
-CREDENTIAL_ERRORS = (boto.CredentialRetrievalError, boto.UnknownCredentialError, boto.InvalidConfigError)
-EXPIRED_KEYS = "refreshed credentials are still expired"  # botocore's words, in a plain RuntimeError
+CREDENTIAL_ERRORS = (
+    boto.CredentialRetrievalError,
+    boto.UnknownCredentialError,
+    boto.InvalidConfigError,
+    boto.MissingDependencyException,
+)
+EXPIRED_KEYS = "refreshed credentials are still expired"  # botocore's words
 # Calls by which botocore itself gets the keys of a profile. This program makes none of them.
-KEY_CALLS = ("AssumeRole", "AssumeRoleWithWebIdentity", "GetRoleCredentials")
+KEY_CALLS = ("AssumeRole", "AssumeRoleWithWebIdentity", "GetRoleCredentials", "CreateOAuth2Token")
+# A denial that our policy does not lift (AWS, "Troubleshoot access denied error messages"): of an organization, say.
+OTHER_POLICY = re.compile(r"explicit deny|because no (?!identity-based|resource-based)")
 MISSING_SPOT_ROLE_CODE = "ServiceLinkedRoleCreationNotPermitted"
 TAG_POLICY_CODE = "TagPolicyViolation"
 # Refusals of a launch that concern the account, the caller or the key of all machines: every place would answer so.
@@ -139,13 +147,13 @@ def explain_error(error: Exception, action: str) -> CloudError:
         return NoCredentials(f"AWS: the login has ended ({_shorten(message)}); type: aws {login}{_profile_option()}")
     if isinstance(error, boto.RefreshWithMFAUnsupportedError):
         return mfa_refusal()
-    if isinstance(error, CREDENTIAL_ERRORS):
-        return NoCredentials(f"AWS: no credentials ({_shorten(message)}); see: aws sts get-caller-identity")
-    if isinstance(error, RuntimeError) and EXPIRED_KEYS in message:  # as AWS_CREDENTIAL_EXPIRATION tells, for example
+    if EXPIRED_KEYS in message:  # as AWS_CREDENTIAL_EXPIRATION tells, for example
         return NoCredentials(
             "AWS: the keys have expired, and there are no newer ones; get new ones as you got these; "
             "see: aws sts get-caller-identity"
         )
+    if isinstance(error, CREDENTIAL_ERRORS):
+        return NoCredentials(f"AWS: no credentials ({_shorten(message)}); see: aws sts get-caller-identity")
     if isinstance(error, boto.ProfileNotFound | boto.ConfigParseError):
         return NoCredentials(f"AWS: {message}; see: aws configure list")
     if isinstance(error, boto.ClientError):
@@ -172,7 +180,7 @@ def explain_error(error: Exception, action: str) -> CloudError:
         return NoCredentials(
             f"AWS: the profile's role cannot be assumed ({code}: {_shorten(message)}); see: aws sts get-caller-identity"
         )
-    if code in DENIED_CODES and "explicit deny" in message:
+    if code in DENIED_CODES and OTHER_POLICY.search(message):
         return NoAnswer(
             f"{action}: a policy forbids it, whatever else permits it ({_shorten(message)}); if the organization "
             "demands tags, pass them: --tag KEY=VALUE; else ask who administers the account or the organization",

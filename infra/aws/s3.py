@@ -16,7 +16,7 @@ from botocore.config import Config
 from infra.errors import CloudError, NoCredentials
 
 from .client import Account
-from .errors import DENIED_CODES, explain_error, get_error_code
+from .errors import DENIED_CODES, OTHER_POLICY, explain_error, get_error_code
 
 S3_SCHEME = "s3://"
 FALLBACK_REGION = "us-east-1"
@@ -29,7 +29,7 @@ DOWNLOAD_CONFIG = TransferConfig(multipart_threshold=1 << 40, use_threads=False,
 UPLOAD_PART_BYTES = 64 << 20
 SHA256_METADATA_KEY = "sha256"  # in the metadata of uploaded objects
 NOT_FOUND_CODES = ("404", "NoSuchKey")
-S3_ERRORS = (Boto3Error, boto.ClientError, boto.BotoCoreError, RuntimeError)  # the last for keys that have expired
+S3_ERRORS = (Boto3Error, boto.ClientError, boto.BotoCoreError)
 
 
 class ObjectNotFound(CloudError):
@@ -125,7 +125,7 @@ class S3Prefix:
             return ObjectNotFound(f"{url}: does not exist", code)
         if code == "NoSuchBucket":
             return CloudError(f"{url}: there is no bucket {self.bucket}; list your buckets: aws s3 ls", code)
-        if code in (*DENIED_CODES, "403", "AllAccessDisabled"):
+        if code in (*DENIED_CODES, "403", "AllAccessDisabled") and not OTHER_POLICY.search(str(error)):
             permissions = f"{permission} on {self.bucket}/{self.prefix}*, and s3:ListBucket"
             return CloudError(
                 f"{url}: not permitted; it takes {permissions}: imgnet-cluster check --iam --data {self.name}", code

@@ -6,6 +6,7 @@ kills the parent (prctl(2), PR_SET_PDEATHSIG). Each child leads a process group,
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import random
 import secrets
@@ -13,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -41,6 +43,20 @@ def adopt_orphans() -> None:
     """Become the parent of descendants whose own parent has ended, so that `descendant_pids` finds them. Linux only."""
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def leave_terminal() -> None:
+    """Let no program that this process will start ask a question on its terminal: one in tmux that nobody sees.
+
+    Such a program, of AWS's credential_process or of ssh, then fails instead of waiting for ever. macOS does not let
+    the first process of a session leave its terminal.
+    """
+    with Path(os.devnull).open() as nothing:
+        os.dup2(nothing.fileno(), 0)
+    handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which the kernel sends to who leaves
+    with contextlib.suppress(OSError), Path("/dev/tty").open() as terminal:  # there may be none
+        fcntl.ioctl(terminal, termios.TIOCNOTTY)
+    signal.signal(signal.SIGHUP, handler)
 
 
 def disable_malloc_trim() -> None:

@@ -24,7 +24,11 @@ def test_account_region_is_found_in_the_order_of_aws(
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_PROFILE", "corp")
     assert (Account("eu-west-1").region, Account().region) == ("eu-west-1", "us-east-1"), "AWS_REGION"
-    monkeypatch.delenv("AWS_REGION")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-3")
+    assert Account().region == "us-east-1"
+    monkeypatch.setenv("AWS_REGION", "")
+    assert Account().region == "eu-west-3"
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
     assert Account().region == "sa-east-1"
     monkeypatch.delenv("AWS_PROFILE")
     with pytest.raises(CloudError, match=r"AWS: no region is set; pass --region us-east-1"):
@@ -139,6 +143,12 @@ SPOT_ROLE = "aws iam create-service-linked-role --aws-service-name spot.amazonaw
             ["not permitted (You may not.)", "check --iam"],
         ),
         (NoAnswer, client_error("AccessDenied", LONG_POLICY), ["a policy forbids it", "explicit deny", "--tag KEY="]),
+        (
+            NoAnswer,
+            client_error("AccessDenied", "Not so, because no service control policy allows"),
+            ["policy forbids"],
+        ),
+        (NoAnswer, client_error("AccessDenied", "Not so, because no identity-based policy allows"), ["check --iam"]),
         (NoAnswer, boto.SSLError(endpoint_url="u", error="self-signed"), ["AWS_CA_BUNDLE"]),
         (NoAnswer, boto.ProxyConnectionError(proxy_url="http://proxy:3128"), ["http://proxy:3128", "HTTPS_PROXY"]),
         (NoAnswer, boto.EndpointConnectionError(endpoint_url="u", error="e"), ["cannot be reached"]),
@@ -162,6 +172,11 @@ SPOT_ROLE = "aws iam create-service-linked-role --aws-service-name spot.amazonaw
         (NoCredentials, boto.LoginTokenLoadError(error_msg="gone"), ["gone", "aws login --profile"]),
         (NoCredentials, boto.RefreshWithMFAUnsupportedError(), ["MFA code", "aws configure export-credentials"]),
         (NoCredentials, boto.CredentialRetrievalError(provider="x", error_msg="VPN is down"), ["VPN is down"]),
+        (
+            NoCredentials,
+            boto.MissingDependencyException(msg="pip install botocore[crt]"),
+            ["pip install botocore[crt]"],
+        ),
         (NoCredentials, boto.InvalidConfigError(error_msg="no such source_profile"), ["no such source_profile"]),
         (CloudError, client_error("AuthFailure.ServiceLinkedRoleCreationNotPermitted"), [SPOT_ROLE]),
         (CloudError, client_error("TagPolicyViolation", "key 'CostCenter'"), ["CostCenter", "--tag KEY=VALUE"]),
@@ -189,4 +204,28 @@ def test_keys_whose_own_expiry_has_passed_are_no_credentials(
     with pytest.raises(NoCredentials, match=r"^AWS: the keys have expired.*aws sts get-caller-identity$"):
         Account("us-east-1").require_answer()
     with pytest.raises(NoCredentials, match="the keys have expired"):
+        S3Prefix("s3://imgnet-test/data").read("manifest.json")
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        "credential_process = /no/program",
+        "credential_process = echo Log in first",
+        """credential_process = echo '{"Version": 1, "AccessKeyId": "", "SecretAccessKey": "", "Expiration": "x"}'""",
+        "role_arn = arn:aws:iam::123456789012:role/Trainer\nweb_identity_token_file = /no/token",
+    ],
+)
+def test_whatever_keeps_botocore_from_getting_keys_is_no_credentials(
+    front: AwsFrontend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: str
+) -> None:
+    """A supervisor then says so, and hands the job over to a command that has keys."""
+    (tmp_path / "config").write_text(f"[profile odd]\n{profile}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_PROFILE", "odd")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    with pytest.raises(NoCredentials, match=r"^AWS: no credentials \(.*\); see: aws sts get-caller-identity$"):
+        Account("us-east-1").require_answer()
+    with pytest.raises(NoCredentials):
         S3Prefix("s3://imgnet-test/data").read("manifest.json")

@@ -76,6 +76,13 @@ def test_denied_download_or_upload_names_the_missing_permission(
             download(place, tmp_path)
 
 
+def test_download_that_another_policy_denies_says_so(place: S3Prefix, front: AwsFrontend, tmp_path: Path) -> None:
+    message = "Not authorized, with an explicit deny in a service control policy"
+    front.fault(action="GetObject", service="s3", code="AccessDenied", status=403, message=message)
+    with pytest.raises(CloudError, match=r"a policy forbids it, .*service control policy"):
+        place.read("train/a.bin")
+
+
 @pytest.mark.parametrize("code, status, drop", [("SlowDown", 503, False), ("InternalError", 500, False), ("", 0, True)])
 def test_download_repeats_what_fails_for_a_moment(
     place: S3Prefix, front: AwsFrontend, tmp_path: Path, code: str, status: int, drop: bool
