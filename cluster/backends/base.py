@@ -91,6 +91,10 @@ class Backend(ABC):
         """Return why the source of the machines refuses this supervisor at present, while the job goes on; else ""."""
         return ""
 
+    def replacement_error(self) -> str:
+        """Return why a lost machine could not be replaced when that was tried last, else ""."""
+        return ""
+
     @abstractmethod
     def agents_alive(self) -> bool:
         """Whether an agent is at work. Of machines elsewhere only the supervisor can tell; others say False."""

@@ -214,6 +214,8 @@ def supervise(job: Job, notifier: Notifier | None = None) -> int:
             has_worked = True
             if access_error := job.backend.access_error():
                 trouble = SupervisorTrouble(error=access_error, lacks_access=True)
+            elif replacement_error := job.backend.replacement_error():
+                trouble = SupervisorTrouble(error=replacement_error)
         except (ClusterError, DamagedRecord) as error:
             trouble = trouble_of(error)
             if str(error) != last_error or time.monotonic() - last_error_time > REPEATED_ERROR_LOG_SECONDS:

@@ -72,6 +72,10 @@ class RentedBackend(RemoteBackend, Generic[MachineT]):
         """Return why the cloud refuses the supervisor's credentials, "" when it accepts them."""
         return self.controller.access_error if "controller" in vars(self) else ""
 
+    def replacement_error(self) -> str:
+        """Return why no machine could be rented in place of one that was lost, "" if one could."""
+        return self.controller.replacement_error if "controller" in vars(self) else ""
+
     def poll(self) -> bool:
         """Rent missing machines, set them up and copy new files to the run folder."""
         return self.controller.poll()

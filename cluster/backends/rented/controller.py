@@ -25,7 +25,7 @@ from cluster.state.run_folder import Run, RunFolder
 from cluster.state.spec import JobSpec
 from cluster.state.states import MachineState
 from cluster.state.status import machine_statuses, read_setup_record
-from infra.errors import AdoptedElsewhere, CloudError, Interrupted, MachinesRefused, NoCredentials, NoMachines
+from infra.errors import AdoptedElsewhere, CloudError, Interrupted, MachinesRefused, NoAnswer, NoCredentials, NoMachines
 from train.tools.files import write_atomic
 from train.tools.records import DamagedRecord, encode
 from train.tools.text_files import to_json_bytes
@@ -62,7 +62,8 @@ class RentedJobController(Generic[MachineT]):
         self.rental_futures: dict[str, Future[None]] = {}  # replacements that are being rented, by machine name
         self.access_error = ""  # why the cloud refuses the credentials, "" if it accepts them
         self.rented_at: dict[str, float] = {}  # when a machine took the name of another one, in monotonic seconds
-        self.last_refusal = ""  # why the last attempt to rent a replacement failed, "" if it did not
+        self.replacement_error = ""  # of the last attempt to rent a replacement, "" if it did not fail
+        self.last_refusal = ""  # that error, if the cloud refused the machine
         self.warned_ids = set[str]()  # agents whose machine is known to be at risk
         self.risk_count = 0  # the most machines at risk at one time, since all were rented
         self.hosts_lock = threading.Lock()
@@ -255,7 +256,10 @@ class RentedJobController(Generic[MachineT]):
             except AdoptedElsewhere:
                 raise
             except CloudError as error:
-                if isinstance(error, NoCredentials):
+                is_denied = (
+                    isinstance(error, NoAnswer) and error.code
+                )  # for example because a role's sessions were revoked
+                if isinstance(error, NoCredentials) or is_denied:
                     self.access_error = describe_error(error, self.live_machines)
                 if now - self.last_warning_time > REPEATED_WARNING_SECONDS:
                     self.last_warning_time = now
@@ -420,7 +424,7 @@ class RentedJobController(Generic[MachineT]):
         self.fleet.close()
         self.fleet = None
         self.live_machines = {}
-        self.last_refusal, self.risk_count = "", 0
+        self.last_refusal, self.replacement_error, self.risk_count = "", "", 0
         self.rental_futures = {}
         self.poll_future = None  # its answer may have the old machines
         while machines := self.provider.list_machines():
@@ -434,8 +438,9 @@ class RentedJobController(Generic[MachineT]):
         for name in [name for name, future in self.rental_futures.items() if future.done()]:
             error = self.rental_futures.pop(name).exception()
             self.last_refusal = str(error) if isinstance(error, MachinesRefused) else ""
+            self.replacement_error = f"machine {name} could not be replaced: {error}" if error else ""
             if error:
-                logger.info(f"machine {name} could not be replaced: {error}")
+                logger.info(self.replacement_error)
         dead_names = {*self.fleet.dead_machines(), *self._missing_machines, *self._broken_spares}
         return sorted(dead_names - self.rental_futures.keys() - self.fleet.restarting.keys(), key=int)
 

@@ -4,7 +4,7 @@ import json
 import logging
 
 from infra.aws import tags
-from infra.aws.errors import DENIED_CODES
+from infra.aws.errors import DENIED_CODES, OTHER_POLICY
 from infra.aws.tags import Resource
 from infra.errors import CloudError
 
@@ -175,4 +175,5 @@ def _admin_error(error: CloudError, context: StackContext, problem: str) -> Clou
     """Return the error, replaced by what an admin must do when it is a missing permission."""
     if error.code not in DENIED_CODES:
         return error
-    return CloudError(f"role {ROLE_NAME} {problem}; {ADMIN_HINT.format(context.account.region)}", error.code)
+    reason = f"{error}; " if OTHER_POLICY.search(str(error)) else ""
+    return CloudError(f"{reason}role {ROLE_NAME} {problem}; {ADMIN_HINT.format(context.account.region)}", error.code)

@@ -15,14 +15,14 @@ from support.toy_cloud import ToyBackend, ToyCloud
 from cluster.backends.rented import final_network
 from cluster.backends.rented.traffic import read_traffic
 from cluster.connectors.ssh import Unreachable
-from cluster.errors import NoCloudAccess, SetupFailed
+from cluster.errors import ClusterError, NoCloudAccess, SetupFailed
 from cluster.machines import trained_files
 from cluster.state.heartbeats import MachineStatus
 from cluster.state.run_folder import stop_reason
 from cluster.state.status import read_setup_record
 from cluster.state.supervisor_records import read_activity
 from infra.costs import Traffic
-from infra.errors import NoCredentials
+from infra.errors import CloudError, NoAnswer, NoCredentials
 from train.tools.records import DamagedRecord, encode
 from train.tools.text_files import to_json_bytes
 
@@ -82,6 +82,10 @@ def test_kill_machine_and_a_refused_replacement(backend: ToyBackend, poll_cloud:
     backend.replace("0")
     assert backend.dead_machines() == ["0"]
     assert backend.controller.last_refusal == "the toy cloud has no machine left"
+    assert backend.replacement_error() == "machine 0 could not be replaced: the toy cloud has no machine left"
+    ToyCloud.free_machines = 1
+    backend.replace("0")
+    assert backend.dead_machines() == [] and backend.replacement_error() == ""
 
 
 def test_list_of_machines_from_before_a_move_brings_no_old_machine_back(backend: ToyBackend) -> None:
@@ -241,23 +245,25 @@ def test_price_limit_is_watched_while_machines_are_set_up(backend: ToyBackend, m
         backend.poll()
 
 
-def test_refused_credentials_are_an_access_error_until_they_are_accepted(
-    make_backend: Fixture, poll_cloud: Fixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [NoCredentials("no credentials"), NoAnswer("not permitted", "AccessDenied")])
+def test_calls_that_the_cloud_denies_are_an_access_error_until_it_permits_them(
+    make_backend: Fixture, poll_cloud: Fixture, monkeypatch: pytest.MonkeyPatch, error: CloudError
 ) -> None:
-    def raise_no_credentials(*_: Any) -> Any:
-        raise NoCredentials("the toy cloud: no credentials")
+    def deny(*_: Any) -> Any:
+        raise error
 
     backend = make_backend()
     assert backend.access_error() == "" and backend.poll()
     with monkeypatch.context() as context:
-        context.setattr(ToyCloud, "list_machines", raise_no_credentials)
+        context.setattr(ToyCloud, "list_machines", deny)
         poll_cloud(backend)
-        assert "no credentials; the machines power off" in backend.access_error()
+        assert backend.access_error().startswith(str(error))
+        assert ("; the machines power off" in backend.access_error()) == isinstance(error, NoCredentials)
     poll_cloud(backend)
     assert backend.access_error() == ""
     backend.controller.fleet = None  # as in a supervisor that was just started
-    monkeypatch.setattr(ToyCloud, "list_machines", raise_no_credentials)
-    with pytest.raises(NoCloudAccess, match="no credentials"):
+    monkeypatch.setattr(ToyCloud, "list_machines", deny)
+    with pytest.raises(NoCloudAccess if isinstance(error, NoCredentials) else ClusterError, match=str(error)):
         backend.poll()
 
 
