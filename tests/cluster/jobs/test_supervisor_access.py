@@ -166,7 +166,9 @@ def test_command_that_finds_the_adoption_writes_it_down(job: Any, monkeypatch: p
     assert job.status().state == "adopted" and job.supervision.adoption.adopted_since == 1000.0
 
 
-def test_supervisor_that_loses_access_goes_on_and_says_so(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_supervisor_that_loses_access_or_cannot_replace_goes_on_and_says_so(
+    job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job.is_supervisor = True
     rounds: list[str] = []
 
@@ -181,9 +183,11 @@ def test_supervisor_that_loses_access_goes_on_and_says_so(job: Any, monkeypatch:
     monkeypatch.setattr(ToyBackend, "dead_machines", lambda _: [])
     monkeypatch.setattr(ToyBackend, "is_supervised", lambda _: True)
     monkeypatch.setattr(ToyBackend, "access_error", lambda _: next(errors))
+    replacement_errors = iter(["", "not replaced", ""])
+    monkeypatch.setattr(ToyBackend, "replacement_error", lambda _: next(replacement_errors))
     monkeypatch.setattr("cluster.jobs.supervisor.SUPERVISOR_POLL_SECONDS", 0.0)
     assert supervise(job) == 0
-    assert [warning.partition(";")[0] for warning in rounds] == ["", "", "refused", "refused", ""]
+    assert [warning.partition(";")[0] for warning in rounds] == ["", "", "refused", "refused", "not replaced"]
 
 
 @pytest.mark.parametrize(

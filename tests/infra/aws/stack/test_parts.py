@@ -268,6 +268,18 @@ def test_missing_permission_names_the_admin_command(account: RecordingAccount, w
         role.grant_access(work, "fs-1", None)
 
 
+def test_role_that_another_policy_denies_names_it_too(account: RecordingAccount, work: StackContext) -> None:
+    def deny() -> None:
+        message = "no, with an explicit deny in a service control policy"
+        raise ClientError({"Error": {"Code": "AccessDenied", "Message": message}}, "CreateRole")
+
+    account.before = {"CreateRole": deny}
+    with pytest.raises(
+        CloudError, match=r"a policy forbids it, .*service control policy.*; role imgnet-machine does not"
+    ):
+        role.ensure(work)
+
+
 def test_role_for_all_regions_is_used_unchanged(account: RecordingAccount, work: StackContext) -> None:
     role.ensure(work)
     document = json.dumps(policies.machine_policy())
