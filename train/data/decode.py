@@ -2,11 +2,12 @@
 
 simplejpeg comes first (libjpeg-turbo, 1.4 to 1.8 times as fast as PIL). Files that it refuses, such as a PNG named
 .JPEG or a JPEG with extra bytes before its end marker, go to PIL, which decodes to the same pixels. PIL gets only the
-formats of `PIL_FORMATS`: for others, such as EPS, it would start other programs. A JPEG that ends before its last pixel
-is refused, because decoders fill the rest with gray. EXIF orientation is not applied, because ImageNet's readers do not
-apply it.
+formats of `PIL_FORMATS`: for others, such as EPS, it would start other programs. A JPEG that has lost a part of its
+data is refused, because decoders fill the rest with gray or noise. EXIF orientation is not applied, because ImageNet's
+readers do not apply it.
 """
 
+import re
 from io import BytesIO
 
 import numpy as np
@@ -16,14 +17,17 @@ from PIL import Image, PngImagePlugin, UnidentifiedImageError
 
 from train.tools.errors import one_line_error
 
-JPEG_START = b"\xff\xd8"  # the marker that a JPEG file begins with
+JPEG_START, JPEG_END = b"\xff\xd8", b"\xff\xd9"  # the markers that a JPEG file begins and ends with
+PROGRESSIVE_FRAME = b"\xff\xc2"  # the marker of a JPEG whose scans refine the image
 MAX_JPEG_SIDE = 65500  # pixels: the longest side of a JPEG file. No copy could be made of a longer image.
 MAX_PIXELS = 178_956_970  # of one image, as PIL has it: a file of kilobytes can claim to be an image of gigabytes
 # Of one text or color profile in a PNG: as much as PIL allows for all of them together, not the sixtieth part.
 PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY
 PIL_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 NOT_AN_IMAGE = "not an image (JPEG, PNG, WebP, BMP, GIF or TIFF)"
-LOST_PIXELS = "premature end of data segment"  # libjpeg's words for a JPEG whose data ends before its last pixel
+JPEG_WARNING = "Corrupt JPEG data: "  # libjpeg's words before what has happened to the data of pixels
+EXTRA_BYTES = re.compile(r"(\d+) extraneous bytes before marker 0xd9")  # the warning of bytes before the end marker
+MAX_EXTRA_BYTES = 1000  # in a progressive JPEG: of more, scans may be missing, of which libjpeg does not warn
 
 Pixels = NDArray[np.uint8]  # [height, width, 3], RGB
 ImageSize = tuple[int, int]  # height, width
@@ -41,9 +45,25 @@ def decode_image(data: bytes) -> Pixels:
         _check_size(width, height)
         return np.asarray(simplejpeg.decode_jpeg(data, "RGB"))
     except ValueError as error:
-        if LOST_PIXELS in str(error):
-            raise BadImage(f"a part of its pixels is lost ({LOST_PIXELS})") from None
+        _refuse_lost_pixels(data, str(error))
         return _decode_with_pil(data, str(error))
+
+
+def _refuse_lost_pixels(data: bytes, warning: str) -> None:
+    """Raise `BadImage` if libjpeg's first warning of a JPEG, or the one after it, tells of lost pixels.
+
+    Extra bytes before the end marker are harmless, but libjpeg does not tell what comes after them.
+    """
+    extra = EXTRA_BYTES.search(warning)
+    if extra and (int(extra[1]) <= MAX_EXTRA_BYTES or PROGRESSIVE_FRAME not in data):
+        end = data.rfind(JPEG_END)
+        try:
+            simplejpeg.decode_jpeg(data[: end - int(extra[1])] + data[end:], "RGB")
+            return
+        except ValueError as error:
+            warning = "" if EXTRA_BYTES.search(str(error)) else str(error)
+    if JPEG_WARNING in warning:
+        raise BadImage(f"a part of its pixels is lost ({warning.partition(JPEG_WARNING)[2]})")
 
 
 def _check_size(width: int, height: int) -> None:

@@ -58,11 +58,17 @@ def test_decode_image_of_a_transparent_palette_keeps_its_colors_without_a_warnin
 
 def test_decode_image_refuses_lost_pixels_cut_files_and_sizes_that_fill_the_memory() -> None:
     """PIL fills the rest of such a JPEG with gray; a header alone may claim gigabytes."""
+    for options in ({}, {"progressive": True}, {"restart_marker_blocks": 20}):
+        good, end = encode(drawn_image(), "JPEG", **options), b"\xff\xd9"
+        half = len(good) // 2
+        hole = good[:half] + b"\0" * 4096 + good[half + 4096 :]
+        zeros = good[:half] + b"\0" * (len(good) - half - 2) + end
+        for data in (hole, zeros, good[:half] + end, good[:700] + end, good[:-400] + b"\0" * 398 + end):
+            with pytest.raises(BadImage, match="a part of its pixels is lost"):
+                decode_image(data)
+        decode_image(good[:-2] + b"\0" * 258 + end)
     good = encode(drawn_image(), "JPEG")
     half = len(good) // 2
-    for data in (good[:half] + b"\0" * 4096 + good[half + 4096 :], good[:half] + b"\xff\xd9", good[:700] + b"\xff\xd9"):
-        with pytest.raises(BadImage, match="a part of its pixels is lost"):
-            decode_image(data)
     for end in (1, 20, 200, half, -2000, -2):
         with pytest.raises(BadImage):
             decode_image(good[:end])
