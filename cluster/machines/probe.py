@@ -84,7 +84,7 @@ def gather_facts(shared: Path, work: Path, marker: Path) -> MachineFacts:
     is_writable = os.access(work_disk, os.W_OK | os.X_OK)
     free_gb = round(shutil.disk_usage(work_disk).free / 1e9, 1)
     return MachineFacts(
-        cpus=len(os.sched_getaffinity(0)),
+        cpus=host.usable_cpu_count(),
         memory_gb=round(memory.total_gb, 1) if memory else 0.0,
         work=WorkFolder(path=str(work), writable=is_writable, free_gb=free_gb),
         shm_bytes=shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0,

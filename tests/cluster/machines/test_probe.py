@@ -164,6 +164,11 @@ def test_find_problems_unusable_shared_folder_is_one_error(
     assert text.startswith(f"error: {folder}") and message in text
 
 
+def test_gather_facts_counts_the_processors_that_may_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe.host, "usable_cpu_count", lambda: 3)
+    assert probe.gather_facts(tmp_path, tmp_path, tmp_path / "probe/t-a").cpus == 3
+
+
 def test_folder_facts_detects_missing_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(95, "Operation not supported")

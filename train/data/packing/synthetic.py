@@ -27,6 +27,7 @@ from PIL import Image, ImageDraw
 
 from train.data.manifest import SPLITS
 from train.tools.files import locked, write_atomic
+from train.tools.host import usable_cpu_count
 from train.tools.process import die_with_parent
 from train.tools.process_log import Progress, no_progress
 
@@ -149,7 +150,7 @@ def _draw_tasks(root: Path, parameters: dict[str, int]) -> Iterator[DrawTask]:
 def _run_in_pool(tasks: list[DrawTask], report: Callable[[int], object]) -> None:
     # A fork starts at once and, unlike a spawn, does not import the caller's __main__ again.
     fork = multiprocessing.get_context("fork")
-    pool = ProcessPoolExecutor(len(os.sched_getaffinity(0)), fork, _init_draw_worker, (os.getpid(),))
+    pool = ProcessPoolExecutor(usable_cpu_count(), fork, _init_draw_worker, (os.getpid(),))
     try:
         for done, _ in enumerate(pool.map(_write_image, tasks, chunksize=_IMAGES_PER_CHUNK), 1):
             if done % _IMAGES_PER_CHUNK == 0 or done == len(tasks):

@@ -2,7 +2,6 @@
 
 import json
 import multiprocessing
-import os
 import resource
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ import pytest
 from support.waiting import wait_for
 
 from train.data.packing import synthetic
+from train.tools.host import usable_cpu_count
 
 
 def read_tree(root: Path) -> dict[str, bytes]:
@@ -86,7 +86,7 @@ def test_draw_sample_set_after_kill_resumes(tmp_path: Path, sample: Path) -> Non
     children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
     parent.kill()
     parent.join()
-    assert len(children) == len(os.sched_getaffinity(0))
+    assert len(children) == usable_cpu_count()
     wait_for(lambda: not any(map(is_alive, children)))
     assert not (tmp_path / "sample.json").exists()
     with pytest.raises(ValueError, match="holds a sample drawn with"):
