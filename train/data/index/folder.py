@@ -35,7 +35,7 @@ from .base import DataError, ImageIds, Index, names_crc32, stems_sha256
 
 logger = logging.getLogger(__name__)
 
-FOLDER_INDEX_VERSION = 4
+FOLDER_INDEX_VERSION = 5
 MAX_IMAGE_BYTES = 1 << 30  # of a file: more than the largest image takes without compression
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 STRAY_IMAGE = "an image beside the class folders; move it into the folder of its class"
@@ -151,35 +151,38 @@ def _cache_paths(root: Path, split: str) -> Iterator[Path]:
 
 
 @contextmanager
-def _locked_cache(root: Path, split: str) -> Iterator[Path | None]:
-    """Yield where the index is to be cached, under a lock, so that the ranks of a run build it once; else None."""
+def _locked_caches(root: Path, split: str) -> Iterator[list[Path]]:
+    """Yield where the index may be written, under a lock of the first, so that the ranks of a run build it once."""
+    caches, faults = list(_cache_paths(root, split)), []
     with ExitStack() as stack:
-        faults = []
-        for cache in _cache_paths(root, split):
+        for number, cache in enumerate(caches):
             try:
                 cache.parent.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(locked(cache.with_suffix(".lock")))
             except OSError as error:
                 faults.append(one_line_error(error))
                 continue
-            yield cache
+            yield caches[number:]
             return
-        logger.warning(
-            "%s: its index cannot be cached, so each process decodes all images at its start (%s); set XDG_CACHE_HOME "
-            "to a folder that can be written and locked",
-            root,
-            "; ".join(faults),
-        )
-        yield None
+        _warn_of_no_cache(root, faults)
+        yield []
+
+
+def _warn_of_no_cache(root: Path, faults: Sequence[str]) -> None:
+    logger.warning(
+        "%s: its index cannot be cached, so each process decodes all images at its start (%s); set XDG_CACHE_HOME to a "
+        "folder that can be written and locked",
+        root,
+        "; ".join(faults),
+    )
 
 
 def _probe_files(root: Path, split: str, signature: str, paths: list[str], progress: Progress) -> ProbedFiles:
     """Decode the files of a split, except those whose outcome is cached."""
-    for path in _cache_paths(root, split):
-        if (cached := _read_cache(path, signature)) and not cached.unread:
-            return cached
-    with _locked_cache(root, split) as cache:
-        cached = _read_cache(cache, signature) if cache else None
+    if (cached := _read_cache(root, split, signature)) and not cached.unread:
+        return cached
+    with _locked_caches(root, split) as caches:
+        cached = _read_cache(root, split, signature)
         files = cached or ProbedFiles(np.zeros((len(paths), 2), np.int64), list(range(len(paths))))
         before, files.unread = files.unread, []
         probed = map_in_threads(_probe_image, (root / split / paths[number] for number in before))
@@ -195,8 +198,7 @@ def _probe_files(root: Path, split: str, signature: str, paths: list[str], progr
         if files.unread != before:
             names = [path for number, path in enumerate(paths) if number not in files.reasons]
             files.digests = stems_sha256(names), names_crc32(names)
-            if cache:
-                _write_cache(cache, signature, files)
+            _write_cache(root, caches, signature, files)
     return files
 
 
@@ -262,20 +264,22 @@ def _probe_image(path: Path) -> tuple[tuple[int, int], str, bool]:
     return (width, height), "", False
 
 
-def _read_cache(cache: Path, signature: str) -> ProbedFiles | None:
+def _read_cache(root: Path, split: str, signature: str) -> ProbedFiles | None:
     """Return what is cached, or None when there is nothing, it is stale, or the file is damaged."""
-    with (
-        suppress(OSError, ValueError, KeyError),
-        np.load(BytesIO(read_with_checksum(cache)), allow_pickle=False) as stored,
-    ):
-        if str(stored["signature"]) == signature:
-            reasons = dict(zip(stored["bad"].tolist(), Texts(stored["reasons"]), strict=True))
-            digests = str(stored["source"]), int(stored["names"])
-            return ProbedFiles(stored["sizes"], stored["unread"].tolist(), reasons, digests)
+    for cache in _cache_paths(root, split):
+        with (
+            suppress(OSError, ValueError, KeyError),
+            np.load(BytesIO(read_with_checksum(cache)), allow_pickle=False) as stored,
+        ):
+            if str(stored["signature"]) == signature:
+                reasons = dict(zip(stored["bad"].tolist(), Texts(stored["reasons"]), strict=True))
+                digests = str(stored["source"]), int(stored["names"])
+                return ProbedFiles(stored["sizes"], stored["unread"].tolist(), reasons, digests)
     return None
 
 
-def _write_cache(cache: Path, signature: str, files: ProbedFiles) -> None:
+def _write_cache(root: Path, caches: Sequence[Path], signature: str, files: ProbedFiles) -> None:
+    """Write the first of the caches that can be written."""
     buffer, bad = BytesIO(), sorted(files.reasons)
     np.savez_compressed(
         buffer,
@@ -287,10 +291,16 @@ def _write_cache(cache: Path, signature: str, files: ProbedFiles) -> None:
         source=np.array(files.digests[0]),
         names=np.array(files.digests[1]),
     )
-    try:
-        write_atomic(cache, with_checksum(buffer.getvalue()))
-    except OSError as error:
-        logger.warning("the index is not cached: %s", one_line_error(error))
+    faults = []
+    for cache in caches:
+        try:
+            cache.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(cache, with_checksum(buffer.getvalue()))
+            return
+        except OSError as error:
+            faults.append(one_line_error(error))
+    if faults:
+        _warn_of_no_cache(root, faults)
 
 
 def _make_index(

@@ -4,8 +4,9 @@ import errno
 import io
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -143,8 +144,11 @@ def test_file_that_could_not_be_read_is_tried_again(root: Path, monkeypatch: pyt
     assert (numbers(index.widths), index.names_checksum) == ([50, 40, 60], names_crc32(index.names()))
 
 
-@pytest.mark.parametrize("error_number", [errno.EACCES, errno.EROFS, errno.ENOSYS])
+@pytest.mark.parametrize(("function", "error_number"), [
+    ("locked", errno.EACCES), ("locked", errno.EROFS), ("locked", errno.ENOSYS), ("write_atomic", errno.EPERM),
+])  # fmt: skip
 def test_cache_moves_to_the_user_or_is_left_out(
+    function: str,
     error_number: int,
     root: Path,
     tmp_path: Path,
@@ -152,24 +156,45 @@ def test_cache_moves_to_the_user_or_is_left_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The data folder cannot be written or locked; then the user's cache folder cannot, either."""
-    refused = [root]
+    refused, work = [root], getattr(folder_module, function)
 
-    @contextmanager
-    def lock(path: Path) -> Iterator[None]:
+    def refuse(path: Path, *content: bytes) -> Any:
         if any(path.is_relative_to(folder) for folder in refused):
             raise OSError(error_number, os.strerror(error_number), str(path))
-        yield
+        return work(path, *content)
 
-    monkeypatch.setattr(folder_module, "locked", lock)
+    monkeypatch.setattr(folder_module, function, refuse)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     first, _ = load_and_watch(root)
-    assert not load_and_watch(root)[1] and not list(root.glob(".train*")) and not caplog.records
+    assert not load_and_watch(root)[1] and not list(root.glob(".train*.npz")) and not caplog.records
     shutil.rmtree(tmp_path / "cache")
     refused.append(tmp_path / "cache")
     for _ in range(2):
         index, was_decoded = load_and_watch(root)
         assert was_decoded and index.names() == first.names()
     assert "cannot be cached" in caplog.messages[0] and "XDG_CACHE_HOME" in caplog.messages[0]
+
+
+def test_cache_of_one_locale_serves_another_with_the_bytes_of_the_names(root: Path) -> None:
+    for name in (b"cat/gr\xfc\xdf.JPEG", "dog/gr\u00f6\u00dfer.JPEG".encode()):
+        write(root / "train" / os.fsdecode(name), jpeg(1))
+    write(root / "train/cat" / os.fsdecode(b"b\xe4d.JPEG"), b"no image")
+    index = load_folder_index(root, "train", skip_bad=True)
+    script = (
+        "import os, sys; from pathlib import Path; from train.data.index.open import load_index\n"
+        "index = load_index(Path(sys.argv[1]), 'train', skip_bad=True, progress=None)\n"  # decoding would call it
+        "print([os.fsencode(name) for name in (*index.names(), *index.skipped_files[0])])"
+    )
+    ascii_locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    shown = subprocess.check_output([sys.executable, "-c", script, root], text=True, env={**os.environ, **ascii_locale})
+    assert shown == f"{[os.fsencode(name) for name in (*index.names(), *index.skipped_files[0])]}\n" and len(index) == 5
+
+
+def test_long_name_takes_only_its_own_bytes(root: Path) -> None:
+    before = load_folder_index(root, "train").paths.block.nbytes
+    name = f"dog/{'n' * 240}.JPEG"
+    write(root / "train" / name, jpeg(1))
+    assert load_folder_index(root, "train").paths.block.nbytes == before + len(name) + 1
 
 
 BAD_FILES = (b"", b"hello, world" * 50, draw_image(0, "train", 3)[:3000])
