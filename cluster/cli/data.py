@@ -169,8 +169,8 @@ def check(folder: Path, val_fraction: float | None, output: str) -> None:
 
     Every problem is listed: broken files, folders inside a class folder, images and broken links beside the class
     folders, classes without training images, classes of val/ that train/ lacks. Exit code 1 if there is any. A class
-    without validation images is a warning. The second line says how many images the smallest and the largest class
-    have, and how many times larger the largest one is.
+    without validation images, and an archive beside the class folders, is a warning. The second line says how many
+    images the smallest and the largest class have, and how many times larger the largest one is.
     Packed data sets are compared with their checksums, as `data verify` does.
     """
     from train.data.index.open import (
@@ -201,9 +201,9 @@ def check(folder: Path, val_fraction: float | None, output: str) -> None:
         if not count
     ]
     if output == "json":
-        bad = dict(misplaced + untrained + broken)
         counts = {"train": len(train), "val": len(val), "classes": list(train.classes)}
-        print_json({**counts, "images_by_class": counts_by_split, "bad": bad, "without_validation": unvalidated})
+        faults = {"bad": dict(misplaced + untrained + broken), "archives": [str(path) for path in archives(folder)]}
+        print_json({**counts, "images_by_class": counts_by_split, **faults, "without_validation": unvalidated})
     else:
         for path, reason in misplaced:
             click.echo(f"misplaced: {path}: {reason}", err=True)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from train.data.index.open import DataError, Index
+from train.data.index.open import DataError, Index, has_other_unicode_form
 from train.data.loading.dataset import copies_root, data_root, open_val_indexes
 from train.data.loading.loader import Batch, BatchDecoder, stream_batches
 from train.data.order.center_crop import resized_short_side
@@ -69,7 +69,9 @@ def evaluate_checkpoint(options: EvalOptions) -> None:
     indexes = open_val_indexes(recipe, root, copies, scale=options.scale, seed=seed, skip_bad=options.skip_bad)
     val_index = indexes["val", None]
     if description.classes != val_index.classes:  # other names have another order, and so other labels
-        missing = next((f", without {name!r}" for name in description.classes if name not in val_index.classes), "")
+        name = next((name for name in description.classes if name not in val_index.classes), "")
+        form = " in this Unicode form (NFC, NFD)" if has_other_unicode_form(name, val_index.classes) else ""
+        missing = f", without {name!r}{form}" if name else ""
         raise TrainingError(
             f"{options.checkpoint}: was trained on {len(description.classes)} classes, but {root} has "
             f"{len(val_index.classes)}{missing}; name a data set with the same classes: --data DIR"

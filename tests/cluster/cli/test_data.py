@@ -57,23 +57,27 @@ def test_data_check_lists_all_problems_in_one_run(sandbox: Fixture, small_set: P
     shutil.rmtree(root / "val/disc")
     (root / "val/disc").mkdir()
     shutil.rmtree(root / "val/checkers")
+    (root / "train/empty").mkdir()
+    (root / "train/unpacked-never.tar").touch()
     for place in ("train/stray.png", "val/stray.JPEG", "val/extra/a.JPEG", "train/disc/nested/a.JPEG"):
         (root / place).parent.mkdir(exist_ok=True)
         shutil.copyfile(image, root / place)
     (root / "train/disc/readme.txt").write_text("not an image")
-    ran = sandbox.cli("data", "check", "set")
+    ran, unvalidated = sandbox.cli("data", "check", "set"), ["checkers", "disc", "empty"]
     problems = [line.split(": ")[:2] for line in ran.err.splitlines() if line.startswith(("mis", "bro", "warn"))]
     assert (ran.code, sorted(problems)) == (1, [
         ["broken", "set/train/disc/nested"], ["broken", "set/train/disc/readme.txt"],
         ["misplaced", "set/train/stray.png"], ["misplaced", "set/val/extra"], ["misplaced", "set/val/stray.JPEG"],
-        ["warning", "set/val/checkers"], ["warning", "set/val/disc"],
+        ["missing", "set/train/empty"],
+        ["warning", "set/train/unpacked-never.tar"], *(["warning", f"set/val/{name}"] for name in unvalidated),
     ])  # fmt: skip
     assert ran.out == (
-        "set: 10 classes, 10 + 8 images, 2 broken files, 3 misplaced\n"
-        "images of a class: train 1 in each; val 0 (checkers) to 1 (crescent)\n"
+        "set: 11 classes, 10 + 8 images, 2 broken files, 3 misplaced\n"
+        "images of a class: train 0 (empty) to 1 (checkers); val 0 (checkers) to 1 (crescent)\n"
     )
     as_json = json.loads(sandbox.cli("data", "check", "set", "-o", "json").out)
-    assert len(as_json["bad"]) == 5 and as_json["without_validation"] == ["checkers", "disc"]
+    assert len(as_json["bad"]) == 6 and as_json["without_validation"] == unvalidated
+    assert as_json["archives"] == ["set/train/unpacked-never.tar"]
 
 
 def test_data_pack_with_a_file_that_is_no_image_fails_or_leaves_it_out(sandbox: Fixture, small_set: Path) -> None:

@@ -71,16 +71,23 @@ def layout_problems(root: Path, val_fraction: float = 0.0) -> list[tuple[str, st
 def archives(root: Path) -> list[Path]:
     """Return the archives beside the class folders of a data set: each may be a class that was not unpacked."""
     paths = (path for split in SPLITS if (root / split).is_dir() for path in sorted((root / split).iterdir()))
-    return [path for path in paths if path.name.lower().endswith(ARCHIVE_SUFFIXES)]
+    return [path for path in paths if path.name.lower().endswith(ARCHIVE_SUFFIXES) and path.is_file()]
 
 
 def _unknown_classes(root: Path, val_classes: Sequence[str], train_classes: Sequence[str]) -> list[tuple[str, str]]:
     """Return (place, problem) of each class of val/ that train/ lacks."""
-    known = {unicodedata.normalize("NFC", name) for name in train_classes}
     return [
-        (str(root / "val" / name), OTHER_UNICODE_FORM if unicodedata.normalize("NFC", name) in known else UNKNOWN_CLASS)
+        (
+            str(root / "val" / name),
+            OTHER_UNICODE_FORM if has_other_unicode_form(name, train_classes) else UNKNOWN_CLASS,
+        )
         for name in sorted(set(val_classes) - set(train_classes))
     ]
+
+
+def has_other_unicode_form(name: str, names: Sequence[str]) -> bool:
+    """Return whether a name that is not among others is there in another Unicode form: both look the same."""
+    return unicodedata.normalize("NFC", name) in {unicodedata.normalize("NFC", other) for other in names}
 
 
 def _stray_entries(folder: Path) -> list[tuple[str, str]]:
