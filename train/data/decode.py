@@ -18,7 +18,6 @@ from PIL import Image, PngImagePlugin, UnidentifiedImageError
 from train.tools.errors import one_line_error
 
 JPEG_START, JPEG_END = b"\xff\xd8", b"\xff\xd9"  # the markers that a JPEG file begins and ends with
-PROGRESSIVE_FRAME = b"\xff\xc2"  # the marker of a JPEG whose scans refine the image
 MAX_JPEG_SIDE = 65500  # pixels: the longest side of a JPEG file. No copy could be made of a longer image.
 MAX_PIXELS = 178_956_970  # of one image, as PIL has it: a file of kilobytes can claim to be an image of gigabytes
 # Of one text or color profile in a PNG: as much as PIL allows for all of them together, not the sixtieth part.
@@ -26,8 +25,7 @@ PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY
 PIL_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 NOT_AN_IMAGE = "not an image (JPEG, PNG, WebP, BMP, GIF or TIFF)"
 JPEG_WARNING = "Corrupt JPEG data: "  # libjpeg's words before what has happened to the data of pixels
-EXTRA_BYTES = re.compile(r"(\d+) extraneous bytes before marker 0xd9")  # the warning of bytes before the end marker
-MAX_EXTRA_BYTES = 1000  # in a progressive JPEG: of more, scans may be missing, of which libjpeg does not warn
+WARNING_AT_END = re.compile(r"(\d+) extraneous bytes before marker 0xd9|Premature end of JPEG file")
 
 Pixels = NDArray[np.uint8]  # [height, width, 3], RGB
 ImageSize = tuple[int, int]  # height, width
@@ -52,16 +50,17 @@ def decode_image(data: bytes) -> Pixels:
 def _refuse_lost_pixels(data: bytes, warning: str) -> None:
     """Raise `BadImage` if libjpeg's first warning of a JPEG, or the one after it, tells of lost pixels.
 
-    Extra bytes before the end marker are harmless, but libjpeg does not tell what comes after them.
+    Bytes too many before the end marker, and a missing end marker, are harmless by themselves. But libjpeg does not
+    tell what else is wrong, and zeros in the place of lost data decode to pixels too.
     """
-    extra = EXTRA_BYTES.search(warning)
-    if extra and (int(extra[1]) <= MAX_EXTRA_BYTES or PROGRESSIVE_FRAME not in data):
-        end = data.rfind(JPEG_END)
+    if at_end := WARNING_AT_END.search(warning):
+        end = data.rfind(JPEG_END) - int(at_end[1]) if at_end[1] else len(data)
+        kept = data[:end].rstrip(b"\0")
         try:
-            simplejpeg.decode_jpeg(data[: end - int(extra[1])] + data[end:], "RGB")
+            simplejpeg.decode_jpeg(kept + b"\0" * kept.endswith(b"\xff") + JPEG_END, "RGB")
             return
         except ValueError as error:
-            warning = "" if EXTRA_BYTES.search(str(error)) else str(error)
+            warning = "" if WARNING_AT_END.search(str(error)) else str(error)
     if JPEG_WARNING in warning:
         raise BadImage(f"a part of its pixels is lost ({warning.partition(JPEG_WARNING)[2]})")
 
