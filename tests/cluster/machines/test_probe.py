@@ -165,7 +165,7 @@ def test_find_problems_unusable_shared_folder_is_one_error(
 
 
 def test_gather_facts_counts_the_processors_that_may_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe.host, "usable_cpu_count", lambda: 3)
+    monkeypatch.setattr("train.tools.host.usable_cpu_count", lambda: 3)
     assert probe.gather_facts(tmp_path, tmp_path, tmp_path / "probe/t-a").cpus == 3
 
 
