@@ -19,6 +19,7 @@ from cluster.backends.shared_folder import SharedFolderBackend, give_notice
 from cluster.connectors import tmux
 from cluster.errors import BadInput, ClusterError
 from cluster.state import status as state_status
+from cluster.state.heartbeats import MachineStatus
 from cluster.state.run_folder import Run
 from cluster.state.spec import JobSpec
 from train.tools.records import decode
@@ -38,6 +39,7 @@ from .slurm_commands import SlurmError, SlurmJob, SlurmStep
 
 QUEUE_CACHE_SECONDS = 3.0  # Slurm's controller serves all users: a process does not ask it more often
 FRESH_HEARTBEATS = 4  # a machine whose last heartbeat is not older than these is alive, and Slurm is not asked
+STATUS_POLL_SECONDS = 0.2
 SILENCE_SECONDS = 20.0  # a step whose agent has sent no heartbeat for so long has lost its node
 START_SECONDS = 120.0  # from the start of Slurm's job to that of its steps
 REPLACEMENT_START_SECONDS = 15.0  # for a step that was just requested to be listed
@@ -100,6 +102,8 @@ class SlurmBackend(SharedFolderBackend):
         self._cache_time = -math.inf
         self._replacement_times: dict[str, float] = {}
         self._last_limit_poll = time.monotonic()
+        self._watch_end = math.inf  # until then a status that looks old gets time to change: clocks may differ
+        self._status_times: dict[str, tuple[float, float]] = {}  # of the last statuses: by their clock, and by ours
 
     @classmethod
     def check(cls, spec: JobSpec, runs_folder: Path) -> None:
@@ -143,13 +147,30 @@ class SlurmBackend(SharedFolderBackend):
     def _forget_queue(self) -> None:
         self._cached_queue = None
 
+    def _last_status(self, machine: str) -> tuple[MachineStatus | None, float]:
+        """Return the last status of a machine and the seconds since it came; None and inf without one.
+
+        They count by the clock of this process, but for a status that was there before it looked.
+        """
+        status = state_status.read_agent_status(self.run.folder, machine)
+        now, written_at = time.monotonic(), status.time if status else 0.0
+        if machine not in self._status_times:
+            age = max(0.0, time.time() - status.time - status.clock_jump) if status else math.inf
+            self._status_times[machine] = written_at, now - age
+        elif self._status_times[machine][0] != written_at:
+            self._status_times[machine] = written_at, now
+        return status, now - self._status_times[machine][1] if status else math.inf
+
     def has_agent(self, machine: str) -> bool:
         """Whether the agent of a machine is running, or may be: its job waits, or Slurm does not answer."""
-        status = state_status.read_agent_status(self.run.folder, machine)
-        silence = max(0.0, time.time() - status.time - status.clock_jump) if status else math.inf
+        status, silence = self._last_status(machine)
+        fresh_seconds = FRESH_HEARTBEATS * max(1.0, self.run.spec.heartbeat_seconds)
+        self._watch_end = min(self._watch_end, time.monotonic() + fresh_seconds)
+        while status and not status.ended and silence >= fresh_seconds and time.monotonic() < self._watch_end:
+            time.sleep(STATUS_POLL_SECONDS)
+            status, silence = self._last_status(machine)
         has_ended = status is not None and status.ended
-        heartbeat_seconds = max(1.0, self.run.spec.heartbeat_seconds)
-        if not has_ended and silence < FRESH_HEARTBEATS * heartbeat_seconds:
+        if not has_ended and silence < fresh_seconds:
             return True
         if time.monotonic() - self._replacement_times.get(machine, -math.inf) < REPLACEMENT_START_SECONDS:
             return True

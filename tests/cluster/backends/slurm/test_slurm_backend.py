@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -190,6 +191,36 @@ def test_may_run_agent(
 ) -> None:
     steps = [SlurmStep(id="7.0", job_id="7", name="machine-0", node="n1", elapsed=seconds) for seconds in elapsed]
     assert may_run_agent(replace(JOB, **job), steps, silence, has_ended) == expected
+
+
+@pytest.mark.parametrize("home_is_ahead", [60.0, -3600.0])
+def test_clocks_of_two_computers_do_not_tell_whether_an_agent_runs(
+    home_is_ahead: float, program: Fixture, hand_made: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(
+        "squeue",
+        f'case "$*" in *--steps*) echo "8.0|machine-0|n4|9:00";; *) echo "8|{UID}|RUNNING|None|9:10|1:00|n4";; esac',
+    )
+    run = hand_made(backend="slurm", uid=UID, is_one_computer=False)
+    run.run_folder.launch_path.write_text("launch")
+    clock = 5000.0
+    is_alive = True
+
+    def sleep(seconds: float) -> None:
+        nonlocal clock
+        clock += seconds
+        if is_alive:
+            run.write_status("training", phase="running", time=clock, launch="launch")
+
+    home = SimpleNamespace(time=lambda: clock + home_is_ahead, monotonic=lambda: clock, sleep=sleep)
+    monkeypatch.setattr("cluster.backends.slurm.backend.time", home)
+    backend = SlurmBackend(Run(run.spec, run.run_folder))
+    for _ in range(3):
+        sleep(25.0)
+        assert backend.has_agent("0")
+    is_alive = False
+    sleep(25.0)
+    assert not backend.has_agent("0")
 
 
 def test_machine_is_not_dead_while_slurm_does_not_answer(program: Fixture, backend: SlurmBackend) -> None:
