@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from cluster.state.status import JobStatus, MachineRow
 
 LOG_POLL_SECONDS = 0.3
+PIECE_BYTES = 1 << 20  # of a log, which are read at a time: a line of it may have any length
 
 machine_option = click.option(
     "--machine", metavar="N", type=click.IntRange(0), help="Number of the machine.  [default: the machine of rank 0]"
@@ -253,11 +254,11 @@ class LogPrinter:
         with open_regular(self.path) as file:
             file.seek(self.printed_bytes)
             if self.path.suffix == ".jsonl":
-                for line in file:
-                    if line.endswith(b"\n") or is_complete:
+                while line := file.readline(PIECE_BYTES):
+                    if line.endswith(b"\n") or is_complete or len(line) == PIECE_BYTES:
                         self._write(line, self.format_line(line))
             else:
-                while chunk := file.read(1 << 20):
+                while chunk := file.read(PIECE_BYTES):
                     self._write(chunk, chunk)
 
     def _write(self, data: bytes, text: bytes) -> None:

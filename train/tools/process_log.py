@@ -117,5 +117,5 @@ def format_line(line: bytes) -> bytes:
         step = f", step {entry['step']}" if "step" in entry else ""
         reason = f": {entry['reason']}" if entry.get("reason") else ""
         return f"{moment} attempt {entry['attempt']}{step}: {entry['state']}{reason}\n".encode()
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, OSError):
         return line

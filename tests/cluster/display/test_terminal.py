@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cluster.cli.inspect import LogPrinter
+from cluster.cli.inspect import PIECE_BYTES, LogPrinter
 from cluster.display import progress_bar, tables, terminal
 
 Fixture = Any
@@ -51,6 +51,15 @@ def test_log_shows_an_unfinished_line_at_once(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "rank-0.log").write_text("reading: 10 %")
     LogPrinter(tmp_path / "rank-0.log").print_new_lines(is_complete=False)
     assert screen.getvalue() == b"reading: 10 %"
+
+
+def test_log_of_lines_is_read_in_pieces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line without an end, which a machine may send, does not fill the memory."""
+    (tmp_path / "agent-0.jsonl").write_bytes(b"x" * (2 * PIECE_BYTES + 1))
+    printer = LogPrinter(tmp_path / "agent-0.jsonl")
+    for is_complete, count in ((False, 2 * PIECE_BYTES), (True, 1)):
+        printer.print_new_lines(is_complete)
+        assert capsys.readouterr().out == "x" * count
 
 
 def test_output_after_the_reader_has_gone_is_discarded() -> None:

@@ -64,6 +64,7 @@ def test_log_to_full_disk_or_missing_folder_raises_nothing(small_disk: Path, tmp
     ("no json", "no json"),
     ("[1]", "[1]"),
     ('{"time": 1e300, "message": "a"}', '{"time": 1e300, "message": "a"}'),
+    ('{"time": 1e17, "message": "a"}', '{"time": 1e17, "message": "a"}'),
     ('{"time": 0, "message": 3}', '{"time": 0, "message": 3}'),
     ("[" * 100_000, "["),
 ])  # fmt: skip
