@@ -4,13 +4,12 @@ Packing writes it last, fetching and uploading compare files with it, and the in
 and no numpy, so that planning and fetching start quickly.
 """
 
-import json
 import re
 from dataclasses import dataclass, field
 from typing import Self
 
 from train.tools.records import DamagedRecord, decode, encode
-from train.tools.text_files import to_json_bytes
+from train.tools.text_files import parse_json, to_json_bytes
 
 SPLITS = ("train", "val")
 
@@ -93,7 +92,7 @@ class Manifest:
         refused: such a file could lie outside the split's folder.
         """
         try:
-            data = json.loads(content)
+            data = parse_json(content)
         except ValueError as error:
             raise ManifestError(str(error)) from error
         if not isinstance(data, dict) or data.get("format") != FORMAT:

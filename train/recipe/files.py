@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import difflib
 import importlib.util
-import json
 import sys
 import traceback
 from collections.abc import Iterable
@@ -14,6 +13,7 @@ from types import ModuleType
 from typing import TypeVar
 
 from train.tools.errors import one_line_error
+from train.tools.text_files import parse_json
 
 from .command import Command
 from .components import Comm, Data, Model, Optim
@@ -62,7 +62,7 @@ def read_work(name: str) -> list[Recipe | Command]:
 
 def _load_json_recipe(path: Path) -> Recipe:
     try:
-        return Recipe.from_json(json.loads(path.read_text()))
+        return Recipe.from_json(parse_json(path.read_bytes()))
     except OSError as error:
         raise RecipeError(one_line_error(error)) from error
     except ValueError as error:

@@ -145,11 +145,13 @@ def test_read_from_a_shard_that_changes_during_the_run(
     ({"files": {"index.npy": 3}}, "is damaged"),
     ({"images": "many"}, "is damaged"),
     (None, "is damaged"),
+    pytest.param("[" * 100_000, "is damaged", id="nested too deep"),
 ])  # fmt: skip
 def test_read_manifest_damaged_or_other_version_raises(change: Any, reason: str, full: Path) -> None:
     path = full / "train" / MANIFEST_FILE
     text = path.read_text()
-    path.write_text(text[:-20] if change is None else json.dumps({**json.loads(text), **change}))
+    damaged = change if isinstance(change, str) else change and json.dumps({**json.loads(text), **change})
+    path.write_text(damaged or text[:-20])
     for call in (load_index, class_names):
         message = data_error_of(call, full, "train")
         assert message.startswith(f"{full}/train") and reason in message
