@@ -106,6 +106,7 @@ class Fleet:
         self.unreachable_since: dict[str, float] = {}  # machines whose last liveness query failed
         self.restarting: dict[str, Future[None]] = {}
         self.stop_request_sent = False
+        self.stop_seen_at = math.inf  # when the stop request was first seen here, in monotonic seconds
         self.stop_pushes: dict[str, Future[None]] = {}
 
     def _make_connector(self, name: str) -> SSHConnector:
@@ -321,9 +322,9 @@ class Fleet:
         That is so with a result, with an end that the agents agreed on, and `STOP_GRACE_SECONDS` after a stop that was
         requested, or that a machine began when its time limit had passed.
         """
-        stop_path = self.folders.shared / "stop"
-        was_stopped = stop_path.exists() and time.time() - stop_path.stat().st_mtime > STOP_GRACE_SECONDS
         long_ago, launch_id = time.monotonic() - STOP_GRACE_SECONDS, self.folders.launch_id
+        if (self.folders.shared / "stop").exists():
+            self.stop_seen_at = min(self.stop_seen_at, time.monotonic())
         old_statuses = [
             parse_status(text) for text, changed_at in self.mirror.last_status.values() if changed_at < long_ago
         ]
@@ -332,7 +333,7 @@ class Fleet:
             for status in old_statuses
             if status
         )
-        return was_stopped or has_stopped_by_itself or self.folders.attempts.is_finished(launch_id)
+        return self.stop_seen_at < long_ago or has_stopped_by_itself or self.folders.attempts.is_finished(launch_id)
 
     def dead_machines(self) -> list[str]:
         """Return the machines that have reported that no agent runs there, without those that are being restarted."""

@@ -152,6 +152,16 @@ def test_dead_machines_excludes_unreachable_machines(job: Job, monkeypatch: pyte
     assert fleet.agents_alive(), "the other agent still runs"
 
 
+def test_time_since_a_stop_does_not_follow_the_wall_clock(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = job.fleet.folders.shared / "stop"
+    stop.write_text("{}")
+    os.utime(stop, (time.time() - 3600,) * 2)  # the clock was set forward since
+    assert not job.fleet.is_over()
+    os.utime(stop, (time.time() + 3600,) * 2)
+    monkeypatch.setattr(module, "STOP_GRACE_SECONDS", 0.0)
+    assert job.fleet.is_over()
+
+
 @pytest.mark.parametrize("is_adopted_elsewhere", [False, True])
 def test_killed_agent_is_replaced_by_one(job: Job, is_adopted_elsewhere: bool) -> None:
     fleets = [job.fleet]
