@@ -37,7 +37,7 @@ from train.tools.agent_protocol import (
     checkpoint_step,
 )
 from train.tools.files import FileVersion, create_once, file_version, make_folder_below, open_regular
-from train.tools.records import DamagedRecord, History, encode, read_record
+from train.tools.records import DamagedRecord, History, encode, read_record, require_unix_time
 from train.tools.sealed_files import is_intact
 from train.tools.text_files import to_json_bytes
 
@@ -90,6 +90,7 @@ class Attempt:
             raise ValueError(f"resume: {self.resume!r} is not a checkpoint of the shared folder")
         if not all(map(MEMBER_ID.fullmatch, self.members)):
             raise ValueError("members: not all of them are ids of agents")
+        require_unix_time(self.time)
 
     @property
     def machine_names(self) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from typing import Self
 from infra.costs import Traffic
 from train.tools.agent_protocol import Fault, TrainingNumbers
 from train.tools.files import read_file
-from train.tools.records import DamagedRecord, damaged, decode, decode_json, decode_line
+from train.tools.records import DamagedRecord, damaged, decode, decode_json, decode_line, require_unix_time
 from train.tools.text_files import parse_json
 
 from .states import AgentPhase, MachineState
@@ -167,6 +167,9 @@ class StateChange:
     state: MachineState
     reason: str = ""
     step: int | None = None
+
+    def __post_init__(self) -> None:
+        require_unix_time(self.time)
 
 
 def parse_state_change(line: bytes) -> StateChange | None:

@@ -16,7 +16,7 @@ from train.recipe.command import Command
 from train.recipe.schedule import Schedule, scaled_image_count
 from train.recipe.schema import Recipe
 from train.tools.host import usable_cpu_count
-from train.tools.records import MALFORMED_DATA_ERRORS, DamagedRecord, damaged, decode
+from train.tools.records import MALFORMED_DATA_ERRORS, DamagedRecord, damaged, decode, require_unix_time
 from train.tools.text_files import parse_json
 
 from .membership import MAX_CRASHES, MembershipRules
@@ -28,7 +28,6 @@ from .states import WorkKind
 NETWORK_HEARTBEAT_SECONDS = 1.0
 NETWORK_HEARTBEAT_TIMEOUT_SECONDS = 5.0
 MAX_MACHINES = 10_000  # of a job, spares included: each has an entry in many tables
-MAX_UNIX_TIME = 253_402_300_799  # the year 9999
 Workload = Recipe | Command
 # The types of work that a job does, by their names in job.json.
 WORKLOADS: dict[str, type[Recipe] | type[Command]] = {"recipe": Recipe, "run": Command}
@@ -126,8 +125,7 @@ class JobSpec:
         for name in ("procs", "parallel"):
             if not 1 <= getattr(self, name) <= MAX_MACHINES:
                 raise ValueError(f"{name}: must be from 1 to {MAX_MACHINES}")
-        if not 0 <= self.created <= MAX_UNIX_TIME:
-            raise ValueError("created: must be in seconds since 1970")
+        require_unix_time(self.created, "created")
 
     @property
     def recipe(self) -> Recipe:

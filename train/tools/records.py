@@ -26,11 +26,18 @@ COMPARED_BYTES = 200  # before the offset from which a file is read on
 MAX_INTEGER = 2**63 - 1  # in a line of a long file
 # What code that reads a record raises when its data has a form that this program never writes.
 MALFORMED_DATA_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+MAX_UNIX_TIME = 253_402_300_799  # the year 9999
 MAX_PROBLEM_CHARACTERS = 300  # of a message: it may quote a value
 
 
 class DamagedRecord(ValueError):
     """JSON data that does not describe the expected record. The message names the field."""
+
+
+def require_unix_time(seconds: float, name: str = "time") -> None:
+    """Raise `ValueError` unless a field of a record is a time that can be shown as a date."""
+    if not 0 <= seconds <= MAX_UNIX_TIME:
+        raise ValueError(f"{name}: must be in seconds since 1970")
 
 
 def decode(record_type: type[RecordT], data: object, source: object = "") -> RecordT:

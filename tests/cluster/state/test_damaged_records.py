@@ -81,7 +81,16 @@ def test_reader_on_any_content_returns_or_raises_damaged_record(reader: str, han
     check()
 
 
-@pytest.mark.parametrize("attempt", [{"members": 3}, {"members": []}, {"members": ["0.a"], "resume": "../../x"}, []])
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        {"members": 3},
+        {"members": []},
+        {"members": ["0.a"], "resume": "../../x"},
+        [],
+        ATTEMPT | {"number": 2, "time": 1e17},
+    ],
+)
 def test_damaged_attempt_is_one_line_with_its_file(attempt: Any, hand_made: Fixture) -> None:
     run = hand_made()
     run.write_attempt(1, "0.a")
@@ -90,6 +99,12 @@ def test_damaged_attempt_is_one_line_with_its_file(attempt: Any, hand_made: Fixt
     with pytest.raises(ClusterError, match=str(path)) as error:
         run.job.status()
     assert "\n" not in str(error.value)
+
+
+def test_change_of_state_without_a_date_is_damaged() -> None:
+    for time, is_damaged in ((5.0, False), (1e17, True), (-1e17, True)):
+        line = json.dumps({**STATE_CHANGE, "time": time}).encode()
+        assert (heartbeats.parse_state_change(line) is None) == is_damaged
 
 
 @pytest.mark.parametrize("text", ["[]", '{"epochs": 3}', "{", '{"epochs": [], "seconds": {"total": "x"}}'])
