@@ -188,12 +188,14 @@ def map_index_rows(folder: Path, manifest: Manifest) -> IndexRows:
     Raises `DataError` unless its checksum is the one in the manifest, and each image lies in a shard and has a class.
     """
     path = folder / INDEX_FILE
+    rows: IndexRows | None = None
     try:
-        crc = file_crc32(path)
-        matches = crc == manifest.files[INDEX_FILE].crc32
-        rows = np.load(path, mmap_mode="r", allow_pickle=False) if matches else None
-    except (OSError, ValueError) as error:
+        if file_crc32(path) == manifest.files[INDEX_FILE].crc32:
+            rows = np.lib.format.open_memmap(path, mode="r")
+    except OSError as error:
         raise DataError(f"{one_line_error(error)}; {_list_damage_hint(folder)}") from error
+    except Exception:  # numpy's reader may raise any exception on a damaged file
+        pass
     if rows is None or rows.dtype != ROW_DTYPE or rows.shape != (manifest.images,):
         raise DataError(f"{path}: is damaged (checksum); {_list_damage_hint(folder)}")
     rows = np.asarray(rows)  # np.memmap's own indexing takes ten times as long

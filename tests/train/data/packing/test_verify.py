@@ -81,9 +81,15 @@ def rewrite_index(full: Path, change: Callable[[np.ndarray], None]) -> None:
     rows = np.load(path)
     change(rows)
     np.save(path, rows)
+    replace_index(full, path.read_bytes())
+
+
+def replace_index(full: Path, data: bytes) -> None:
+    """Replace the index together with its checksums."""
+    (full / "train" / INDEX_FILE).write_bytes(data)
     manifest = json.loads((full / "train" / MANIFEST_FILE).read_text())
-    data = path.read_bytes()
-    manifest["files"][INDEX_FILE] |= {"sha256": hashlib.sha256(data).hexdigest(), "crc32": zlib.crc32(data)}
+    checksums = {"sha256": hashlib.sha256(data).hexdigest(), "crc32": zlib.crc32(data)}
+    manifest["files"][INDEX_FILE] |= {"bytes": len(data), **checksums}
     (full / "train" / MANIFEST_FILE).write_bytes(to_json_bytes(manifest))
 
 
@@ -96,6 +102,13 @@ def test_index_with_an_impossible_number_is_damaged(column: str, value: int, ful
     assert "is damaged: an image lies outside its shard, or its class does not exist" in fault
     with pytest.raises(DataError, match="is damaged"):
         load_index(full, "train")
+
+
+@pytest.mark.parametrize("data", [b"", b"PK\3\4", b"\x93NUMPY\1\0\x10\0" + b"(" * 16])
+def test_index_that_numpy_cannot_read_is_damaged(data: bytes, full: Path) -> None:
+    replace_index(full, data)
+    (fault,) = find_faults(full)
+    assert f"{full}/train/index.npy: is damaged" in fault
 
 
 def test_verify_reports_damaged_manifest_and_unfinished_split(full: Path) -> None:
