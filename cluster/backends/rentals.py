@@ -258,11 +258,11 @@ class CloudAdministration(ABC):
         """Terminate all resources of some jobs. Returns a line for each that is not gone."""
 
     @abstractmethod
-    def find_garbage(self, region: str, local_jobs: Mapping[str, bool], include_unknown: bool, now: float) -> Garbage:
+    def find_garbage(self, region: str, local_jobs: Mapping[str, bool], include_unknown: bool) -> Garbage:
         """Find the resources in a region that no live job needs.
 
         `local_jobs` says for each job of this runs folder whether it is alive. Any other job is another computer's: it
-        is left alone until it expires, unless `include_unknown`. `now` is in seconds since 1970.
+        is left alone until it expires by the cloud's clock, unless `include_unknown`.
         """
 
     @abstractmethod

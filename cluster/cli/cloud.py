@@ -1,6 +1,5 @@
 """The commands about rented machines and the AWS resources around them: up, down, gc, cost, extend, offers."""
 
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -282,7 +281,7 @@ def gc(unknown: bool, regions: tuple[str, ...], backend: str | None, yes: bool, 
     remaining: list[str] = []
     found: list[Garbage] = []
     for name in regions_to_search(cloud, regions):
-        garbage = cloud.find_garbage(name, is_live_by_uid, unknown, time.time())
+        garbage = cloud.find_garbage(name, is_live_by_uid, unknown)
         found.append(garbage)
         if output == "table":
             for description in garbage.remove.values():

@@ -225,7 +225,7 @@ class SelftestSession:
     def describe_leftovers(self) -> list[str]:
         """Return a line for each resource in the region that no live job needs. Raises `ClusterError`."""
         is_live_by_uid = {job.spec.uid: False for job in store.all_jobs()}
-        garbage = self.cloud.find_garbage(self.region, is_live_by_uid, False, time.time())
+        garbage = self.cloud.find_garbage(self.region, is_live_by_uid, include_unknown=False)
         return [line for uid, line in garbage.remove.items() if uid in is_live_by_uid]
 
 

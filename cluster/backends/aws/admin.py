@@ -32,6 +32,7 @@ from infra.errors import CloudError
 from train.forecast import forecast
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
+from train.tools.host import unix_time
 
 
 class AwsAdministration(CloudAdministration):
@@ -136,12 +137,13 @@ class AwsAdministration(CloudAdministration):
             account = Account(region)
             return [line for uid in uids for line in terminate_by_uid(account, uid)]
 
-    def find_garbage(self, region: str, local_jobs: Mapping[str, bool], include_unknown: bool, now: float) -> Garbage:
+    def find_garbage(self, region: str, local_jobs: Mapping[str, bool], include_unknown: bool) -> Garbage:
         """Find the resources in a region that no live job needs, by their tags."""
         with cloud_errors_as_cluster_errors():
             account = Account(region)
             billed_instances = [instance for instance in instances.describe(account, {}) if instance.is_billed]
             leftovers = _leftovers_by_job(account)
+        now = unix_time()  # after an answer of AWS, which has set a wrong clock
         to_remove = {}
         to_keep = []
         for uid in sorted({instance.job_uid for instance in billed_instances} | set(leftovers)):

@@ -17,6 +17,7 @@ from typing import Self
 from infra.aws import tags
 from infra.aws.client import Account, call
 from infra.errors import CloudError
+from train.tools.host import unix_time
 
 from . import efs
 from .resources import StackContext
@@ -68,8 +69,8 @@ def write_claim(account: Account, job_uid: str, claim: str, expires: float) -> N
     file_system = description["FileSystemId"]
     claims = {key: text for key, text in tags.read_tags(description).items() if key.startswith(CLAIM_PREFIX)}
     host = re.sub(r"[^\w.-]", "_", socket.gethostname())  # in the characters that all services take in tags
-    own_claim = Claim(id=claim, expires=expires, since=time.time(), holder=f"{account.owner} on {host}")
-    old_keys = [key for key, text in claims.items() if Claim.from_tag(text).expires < time.time()]
+    own_claim = Claim(id=claim, expires=expires, since=unix_time(), holder=f"{account.owner} on {host}")
+    old_keys = [key for key, text in claims.items() if Claim.from_tag(text).expires < unix_time()]
     if old_keys:
         action = "remove old claims (elasticfilesystem:UntagResource)"
         call(action, account.efs.untag_resource, ResourceId=file_system, TagKeys=old_keys)

@@ -2,7 +2,6 @@
 
 import json
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -15,6 +14,7 @@ from infra.aws.instances.request import DISK_GB
 from infra.aws.launch_request import Internet, Place
 from infra.aws.market.billing import MIN_BILLED_SECONDS
 from infra.costs import TrafficForecast
+from train.tools.host import unix_time
 from train.tools.records import decode, decode_json, encode
 
 MARKETS = {"spot": ("spot",), "on-demand": ("on-demand",), "spot-then-on-demand": ("spot", "on-demand")}
@@ -89,7 +89,7 @@ class RentalSpec(RentalFacts):
         `spent_dollars` is what earlier launches of the job have cost.
         """
         rate = self.dollars_per_hour(machine_count, place)
-        seconds = place.closing_time - time.time() if place.closing_time is not None else math.inf
+        seconds = place.closing_time - unix_time() if place.closing_time is not None else math.inf
         spent_dollars += self.traffic.dollars_once
         return compute_limits(max_hours, self.max_dollars, rate, spent_dollars, seconds_until_closing=seconds)
 
