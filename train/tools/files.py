@@ -18,6 +18,7 @@ from uuid import uuid4
 NO_FILE_ERRORS = (errno.EISDIR, errno.ENOTDIR, errno.EINVAL, errno.ELOOP, errno.ENXIO, errno.EFBIG)
 FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 LOCK_POLL_SECONDS = 0.02
+SHARED_LOCK = 0o666  # permissions of a lock in a folder that a group may share
 MAX_FILE_BYTES = 64_000_000  # of a file that is read as a whole
 
 
@@ -141,14 +142,15 @@ def read_file(path: Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
 
 
 @contextlib.contextmanager
-def locked(path: Path, timeout_seconds: float = math.inf) -> Iterator[None]:
+def locked(path: Path, timeout_seconds: float = math.inf, permissions: int = 0o600) -> Iterator[None]:
     """Hold an exclusive lock on a file while the `with` block runs. The kernel releases the lock of a dead process.
 
     While it is held, the file contains the ID of this process. Waits for the present holder, at most `timeout_seconds`;
-    raises `BlockingIOError` when the lock is then still held.
+    raises `BlockingIOError` when the lock is then still held. Whoever may read the file can hold its lock, so other
+    users may not, unless `permissions` say so.
     """
     deadline = time.monotonic() + timeout_seconds
-    with open(path, "a", opener=_open_regular) as lock:
+    with open(path, "a", opener=partial(_open_regular, permissions=permissions)) as lock:
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -156,3 +156,8 @@ def test_read_lines_leaves_out_endless_ones(tmp_path: Path, monkeypatch: pytest.
         path.write_bytes(text)
         assert list(text_files.read_lines(path)) == lines
     assert list(text_files.read_lines(tmp_path / "missing")) == []
+
+
+def test_lock_is_held_by_no_other_user(tmp_path: Path) -> None:
+    with files.locked(tmp_path / "own"), files.locked(tmp_path / "shared", permissions=files.SHARED_LOCK):
+        assert (tmp_path / "own").stat().st_mode & 0o077 == 0 != (tmp_path / "shared").stat().st_mode & 0o077

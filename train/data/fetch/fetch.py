@@ -30,7 +30,7 @@ from train.data.manifest import (
     ManifestError,
 )
 from train.tools.errors import one_line_error
-from train.tools.files import FULL_DISK_ERRORS, locked, write_atomic
+from train.tools.files import FULL_DISK_ERRORS, SHARED_LOCK, locked, write_atomic
 from train.tools.process_log import Progress, no_progress
 
 from .sources import ByteCallback, Source, fetch_manifest
@@ -206,7 +206,7 @@ def _lock_target(target: Path, locks: contextlib.ExitStack, log: LogFunction) ->
     """Take the lock of a target folder, so that only one process of a machine fetches into it."""
     target.mkdir(parents=True, exist_ok=True)
     try:
-        locks.enter_context(locked(target / LOCK_FILE, 0))
+        locks.enter_context(locked(target / LOCK_FILE, 0, SHARED_LOCK))
     except BlockingIOError:
         log(f"another process is fetching {target}: waiting for it")
         locks.enter_context(locked(target / LOCK_FILE))

@@ -25,7 +25,7 @@ from train.data.index.open import empty_classes
 from train.data.manifest import PACK_LOCK_FILE
 from train.data.threads import map_in_threads
 from train.data.validation_split import notes_on_empty_classes
-from train.tools.files import locked
+from train.tools.files import SHARED_LOCK, locked
 from train.tools.process_log import Progress, no_progress
 
 from .shard_writer import COPY_JPEG_QUALITY, EncodedImage, SplitWriter
@@ -90,7 +90,8 @@ def pack_set(
     with ExitStack() as locks:
         for root in sorted({*targets.values()}):
             root.mkdir(parents=True, exist_ok=True)
-            locks.enter_context(locked(root / PACK_LOCK_FILE))  # a second call waits, and then finds everything packed
+            # A second call waits, and then finds everything packed.
+            locks.enter_context(locked(root / PACK_LOCK_FILE, permissions=SHARED_LOCK))
         writers_by_split = [
             [
                 SplitWriter(root / split_source.split, split_source, short_side, shard_bytes, overwrite)

@@ -26,7 +26,7 @@ import simplejpeg
 from PIL import Image, ImageDraw
 
 from train.data.manifest import SPLITS
-from train.tools.files import locked, write_atomic
+from train.tools.files import SHARED_LOCK, locked, write_atomic
 from train.tools.host import usable_cpu_count
 from train.tools.process import die_with_parent
 from train.tools.process_log import Progress, no_progress
@@ -83,7 +83,7 @@ def draw_sample_set(
     if _is_complete(root, parameters):
         return 0
     root.mkdir(parents=True, exist_ok=True)
-    with locked(root / ".sample.lock"):
+    with locked(root / ".sample.lock", permissions=SHARED_LOCK):
         return 0 if _is_complete(root, parameters) else _draw_missing_images(root, parameters, progress)
 
 
