@@ -65,6 +65,7 @@ class RentedNow:
     dollars_per_hour: float | None = None  # None: unknown price
     # When the machines power themselves off at the latest, in seconds since 1970; None: the cloud is not set up here.
     power_off_time: float | None = None
+    is_overdue: bool = False  # whether that time is past by the job's clock
 
     def __str__(self) -> str:
         return "; ".join(filter(None, (self._describe_running(), self._describe_requested())))
@@ -77,7 +78,7 @@ class RentedNow:
         if not self.machines:
             return ""
         subject = "1 machine" if self.machines == 1 else f"{self.machines} machines"
-        if self.power_off_time and self.power_off_time < time.time():
+        if self.is_overdue:
             return f"{subject} should be off since {self.power_off}, but nothing has confirmed it"
         if self.machines == 1:
             return f"{subject} still runs and is billed; it powers off at {self.power_off}"

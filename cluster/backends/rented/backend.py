@@ -133,7 +133,8 @@ class RentedBackend(RemoteBackend, Generic[MachineT]):
         with contextlib.suppress(CloudError):
             provider = self._open_provider()
             rate, power_off_time = provider.dollars_per_hour, provider.power_off_time
-            rented = replace_fields(rented, dollars_per_hour=rate, power_off_time=power_off_time)
+            is_overdue = power_off_time < self.run.clock()
+            rented = replace_fields(rented, dollars_per_hour=rate, power_off_time=power_off_time, is_overdue=is_overdue)
         return rented
 
     def rental_limit(self, hours: float | None = None, dollars: float | None = None) -> RentalLimit:
