@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     type=NumberList(1, 10_000, "1,2,4,8"),
     help="Number of machines, or a list such as 1,2,4,8.  [default: as the recipe says]",
 )
-@launch_options("procs", "data", "val_fraction", "seed", "scale", "max_steps", "keep_batch")
+@launch_options("procs", "data", "val_fraction", "seed", "set", "scale", "max_steps", "keep_batch")
 @only_option
 @launch_options(
     types="EC2 instance type, or a comma-separated list, for a forecast on each.  [default: the recipe's first type]"

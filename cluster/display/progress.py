@@ -16,7 +16,7 @@ from cluster.state.timeline import describe_members
 from train.metrics.records import EpochRow
 from train.metrics.text import epoch_header, epoch_line, format_duration
 from train.recipe.history import best_epoch
-from train.recipe.target import describe_outcome
+from train.recipe.target import describe_outcome, has_stalled
 from train.tools.agent_protocol import BEST_MODEL_FILE, CLASSES_FILE, MODEL_FILE
 from train.tools.files import FULL_DISK_ERRORS, open_regular
 from train.tools.process_log import log_end
@@ -206,6 +206,10 @@ def show_outcome(job: Job) -> None:
         print(known + (f" without {', '.join(unpriced)}, whose price is unknown" if unpriced else ""))
     if result.target:
         print(describe_outcome(result.target))
+    if result.state == JobState.DONE and not job.spec.own_command:
+        patience, epochs = job.spec.recipe.patience, job.spec.recipe.epochs
+        if has_stalled(patience, result.epochs) and (last := result.epochs[-1].epoch) < epochs:
+            print(f"ended after epoch {last} of {epochs}: {patience} validations in a row without a higher top-1")
     if len(result.timeline) > 1:
         show_timeline(result.timeline)
     if result.did_not_answer:

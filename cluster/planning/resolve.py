@@ -18,6 +18,7 @@ from train.recipe.components import SAMPLE
 from train.recipe.files import RecipeError, read_recipes, read_work, select_recipes
 from train.recipe.schedule import Schedule, scaled_image_count
 from train.recipe.schema import Recipe
+from train.recipe.settings import with_settings
 from train.tools.records import encode
 from train.trackers.protocol import is_installed
 
@@ -39,6 +40,7 @@ def plan(recipe: Recipe, options: LaunchOptions | None = None, *, recipe_file: s
     recipe = recipe.for_machines(machines)
     is_synthetic = data == "sample" or (data is None and recipe.data == SAMPLE)
     try:
+        recipe = with_settings(recipe, options.train.set)
         if options.train.seed is not None:
             recipe = replace(recipe, seed=options.train.seed)
         if options.train.precision:

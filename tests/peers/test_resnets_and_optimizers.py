@@ -1,7 +1,9 @@
-"""ResNets against torchvision's, from their names to their gradients; BlurPool, LARS and LAMB against timm's."""
+"""ResNets and mixed images against torchvision's; BlurPool, LARS and LAMB against timm's."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -12,6 +14,8 @@ from train.models import resnet
 from train.models.blurpool import BlurredConvolution
 from train.models.registry import build_model
 from train.optim import factory
+from train.optim.losses import build_loss
+from train.optim.mixing import Mixer
 from train.recipe import Model, Optim
 
 
@@ -60,6 +64,27 @@ def test_blurpool_equals_timms_with_padding_by_zeros(tmp_path: Path) -> None:
         sampling.weight.copy_(torch.eye(16)[:, :, None, None])
         ours = BlurredConvolution(sampling)(images)
     torch.testing.assert_close(ours, torch.load(tmp_path / "theirs.pt", weights_only=True))
+
+
+@pytest.mark.parametrize("middle", [(10, 7), (0, 11)])  # (x, y) of CutMix's rectangle; the second reaches over edges
+def test_mixed_images_and_losses_equal_torchvisions(middle: tuple[int, int], tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    images, scores = (torch.randn(shape, generator=generator) for shape in ((5, 3, 12, 20), (5, 4)))
+    labels, share = torch.tensor([0, 3, 1, 1, 2]), 0.7
+    torch.save(
+        {"images": images, "labels": labels, "scores": scores, "share": share, "middle": middle}, tmp_path / "case.pt"
+    )
+    run_script("torchvision_mixing.py", tmp_path / "case.pt", tmp_path / "theirs.pt", module="torchvision")
+    theirs = torch.load(tmp_path / "theirs.pt", weights_only=True)
+    for name in ("mixup", "cutmix"):
+        optim = Optim(**{name: 1.0})  # type: ignore[arg-type]
+        mixer, mixed = Mixer(optim), images.clone()
+        draws = [*([0] if name == "mixup" else [0, *middle])]
+        rng = SimpleNamespace(beta=lambda *_: share, integers=lambda _, draws=draws: draws.pop(0))
+        with mock.patch("numpy.random.default_rng", lambda _, rng=rng: rng):
+            mixer.mix(mixed, (0, 0, 0))
+        torch.testing.assert_close(mixed, theirs[name][0])
+        torch.testing.assert_close(mixer.losses(build_loss(optim), scores, labels), theirs[name][1])
 
 
 STEPS = 50

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from train.data.index.open import DataError
 from train.recipe.files import RecipeError, import_folder, read_recipes, select_recipes
 from train.recipe.schema import Recipe
+from train.recipe.settings import with_settings
 from train.tools.agent_protocol import MODULE_FOLDERS_VARIABLE, Fault, TrainerState
 from train.tools.errors import HandoverFailed, MachineTrouble, TrainingError, UnreadableCheckpoint, one_line_error
 from train.tools.process import launch_ranks
@@ -53,7 +54,7 @@ def gpu_count() -> int:
 
 
 def choose_recipe(options: RunOptions) -> Recipe:
-    """Return the recipe that the options name, for their machines, seed, precision and held-out images.
+    """Return the recipe that the options name, with the fields, the seed and others that they replace.
 
     Raises `RecipeError` when there is none, more than one, or a value is out of range.
     """
@@ -63,6 +64,7 @@ def choose_recipe(options: RunOptions) -> Recipe:
         raise RecipeError(f"{options.recipe} has {len(recipes)} recipes; choose one with --only: {names}")
     recipe = recipes[0].for_machines(options.machines)
     try:
+        recipe = with_settings(recipe, options.set)
         if options.seed is not None:
             recipe = replace(recipe, seed=options.seed)
         if options.precision:

@@ -35,6 +35,14 @@ def parse_precision(text: str) -> str:
     return text
 
 
+def parse_setting(text: str) -> str:
+    """Return a text such as optim.weight_decay=1e-4. Raises `ValueError` for one without a field and a value."""
+    field, _, value = text.partition("=")
+    if not field or not value:
+        raise ValueError(f"{text!r} is no FIELD=VALUE, such as optim.weight_decay=1e-4")
+    return text
+
+
 def parse_target(text: str) -> str:
     """Return the text of a target in its shortest form, such as top5=93. Raises `ValueError` for any other text."""
     from train.recipe.target import Target  # here, because `imgnet-cluster --help` needs only the declarations
@@ -102,6 +110,15 @@ class TrainOptions(OptionSet):
         minimum=0,
         maximum=2**63 - 1,
         help="Replace the seed of the recipe.",
+    )
+    set: tuple[str, ...] = option_field(
+        (),
+        metavar="FIELD=VALUE",
+        parse=parse_setting,
+        is_fixed=True,
+        group="Training",
+        help="Replace a field of the recipe, such as optim.weight_decay=1e-4, model.name=resnet18 or phases.2.lr=0.1 "
+        "(phases count from 1). Can be given several times.",
     )
     precision: str = option_field(
         "",

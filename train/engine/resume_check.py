@@ -22,8 +22,8 @@ class RunFingerprint(TypedDict):
 def run_fingerprint(recipe: Recipe, schedule: Schedule) -> RunFingerprint:
     """Return the fingerprint of a run, as JSON data. A run resumes only from a checkpoint with an equal fingerprint.
 
-    Three parts of the recipe are left out: a compiled network is the same network, a target changes when to stop, not
-    what is trained, and the machines of a later attempt may compute in another precision.
+    Four parts of the recipe are left out: a compiled network is the same network, a target and patience change when to
+    stop, not what is trained, and the machines of a later attempt may compute in another precision.
     """
     recipe_json = replace(recipe, model=replace(recipe.model, compile=False)).to_json()
     fingerprint: RunFingerprint = json_roundtrip(
@@ -32,7 +32,7 @@ def run_fingerprint(recipe: Recipe, schedule: Schedule) -> RunFingerprint:
             "images": schedule.images,
             "gpus": schedule.gpus,
             "max_steps": schedule.max_steps,
-            "recipe": {**recipe_json, "target": None, "precision": "auto"},
+            "recipe": {**recipe_json, "target": None, "patience": None, "precision": "auto"},
         }
     )
     return fingerprint

@@ -173,7 +173,7 @@ def save_inherited(trainer: Trainer) -> None:
     best validation are lost.
     """
     options, history = trainer.options, trainer.history
-    is_complete = trainer.epoch_index == len(trainer.schedule.epochs) or trainer.target_reached
+    is_complete = trainer.epoch_index == len(trainer.schedule.epochs) or trainer.ends_here
     best = best_epoch(history) if options.keeps_best else None
     is_best = best is not None and best is history[-1] and not trainer.step
     if best and not is_best:

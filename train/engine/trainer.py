@@ -38,7 +38,7 @@ from train.metrics.time_breakdown import TimeBreakdown, TimeState
 from train.metrics.time_table import TimePart
 from train.models import freezing, input_size, registry
 from train.models.resnet import ResNet
-from train.optim import factory
+from train.optim import factory, mixing
 from train.optim import losses as optim_losses
 from train.optim.weight_average import WeightAverage
 from train.recipe import target
@@ -109,6 +109,7 @@ class Trainer:
 
         self.optimizer = factory.build_optimizer(self.model, recipe.optim)
         self.loss = optim_losses.build_loss(recipe.optim)
+        self.mixer = mixing.Mixer(recipe.optim)
         buffers, decay = self.running_statistics.norm_buffers, self.schedule.ema_decay
         self.average = WeightAverage(self.model, buffers, decay, self.running_statistics.write_to_norms)
         self.scaler = ddp.build_grad_scaler(recipe.comm, group.device, self.preprocessor.compute_dtype)
@@ -140,7 +141,7 @@ class Trainer:
     # --- the run -------------------------------------------------------------------------------------------------
 
     def train(self, decoder: BatchDecoder, workers: int) -> None:
-        """Train from the current position to the end of the schedule, or until the target is reached.
+        """Train from the current position to the end of the schedule, or until its validations end it.
 
         `workers` is the number of loader processes. Raises `StopRequested`, `Diverged`, `TrainingError`, or `OSError`
         when a checkpoint cannot be written.
@@ -148,7 +149,7 @@ class Trainer:
         self.progress.start_attempt(self.steps_done, self.images_seen, self.run_info)
 
         # No epoch remains when a run was killed between its last checkpoint and its result.
-        epochs = () if self.target_reached else self.schedule.epochs[self.epoch_index :]
+        epochs = () if self.ends_here else self.schedule.epochs[self.epoch_index :]
         first_epoch_index = len(self.schedule.epochs) - len(epochs)
         scheduled = [epoch.scheduled_phase for epoch in epochs]
         largest_batch_bytes = max((3 * each.phase.batch * each.size**2 for each in scheduled), default=1)
@@ -166,7 +167,7 @@ class Trainer:
             if epoch is epochs[0] or epoch.scheduled_phase.phase.frozen != self.freezer.frozen:
                 batches = self.wrap_and_warm_up(freezing.epochs_until_freezing_changes(epochs, epoch), batches)
             self.run_epoch(epoch, batches)
-            if self.target_reached:
+            if self.ends_here:
                 break
 
         self.time_summary = self.time_breakdown.summary()
@@ -242,7 +243,7 @@ class Trainer:
         self.epoch_totals = StepTotals()
         self.progress.report_epoch(self.steps_done, self.images_seen, self.history[-1])
         # The last checkpoint is the run's result, so it is written even if that means waiting.
-        is_last = self.target_reached or self.epoch_index == len(self.schedule.epochs)
+        is_last = self.ends_here or self.epoch_index == len(self.schedule.epochs)
         # The weights of the last epoch are kept in any case.
         is_best = self.options.keeps_best and not is_last and best_epoch(self.history) is self.history[-1]
         self.save(wait=is_last, is_best=is_best)
@@ -271,15 +272,16 @@ class Trainer:
                 used_ids.update(batch.request.ids.tolist())
                 if number == chunk_count:
                     self.usage_log.record_step(run_step_index, epoch.number, used_ids)
-            global_chunk = self.group.rank + (number - 1) * self.group.world_size
-            seed_dropout(self.sampler.seed, run_step_index, global_chunk)
+            chunk_key = (self.sampler.seed, run_step_index, self.group.rank + (number - 1) * self.group.world_size)
+            seed_dropout(*chunk_key)
+            self.mixer.mix(inputs, chunk_key)
             with ddp.without_sums(self.wrapped_model, unless=number == chunk_count):
                 with self.preprocessor.autocast():
                     scores = self.wrapped_model(inputs).to(self.preprocessor.score_dtype)
                 self.running_statistics.add_chunk(counts=weight > 0)
                 if number == chunk_count:
                     self.running_statistics.start_sum()
-                loss = weight * self.loss(scores, labels).sum()
+                loss = weight * self.mixer.losses(self.loss, scores, labels).sum()
                 self.scaler.scale(loss * (factor / images)).backward()  # type: ignore[no-untyped-call]
             if number == chunk_count:
                 self.time_breakdown.gradients_summed()
@@ -288,8 +290,7 @@ class Trainer:
         self.running_statistics.wait_for_sum()
         self.is_updating = True  # no process can hold up this one from here on, until the step is counted
         self.running_statistics.end_step(self.sampler.global_chunk_count(epoch, step))
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+        factory.update_weights(self.optimizer, self.scaler, self.recipe.optim.clip)
         self.average.update(run_step_index + 1)
         # Under DDP the gradients are views of its buckets, so they are zeroed in place.
         self.optimizer.zero_grad(set_to_none=not self.is_distributed)
@@ -370,8 +371,7 @@ class Trainer:
             self.is_early_save_due = True
         if not step_seconds:
             return 1
-        steps_until_sync: int = round(SYNC_SECONDS / step_seconds)
-        return max(1, min(MAX_STEPS_BETWEEN_SYNCS, steps_until_sync))
+        return max(1, min(MAX_STEPS_BETWEEN_SYNCS, round(SYNC_SECONDS / step_seconds)))
 
     def validate(self, epoch: Epoch, batches: Iterator[Batch]) -> dict[str, Accuracy]:
         """Return the accuracy of each view that the phase asks for: "square", and "rect" before it.
@@ -479,10 +479,9 @@ class Trainer:
         return self.group.world_size > 1
 
     @property
-    def target_reached(self) -> bool:
-        """Whether a validation has reached the target that ends training. The same on all ranks."""
-        text = self.options.target
-        return bool(text) and target.Target.parse(text).first_epoch_reaching(self.history) is not None
+    def ends_here(self) -> bool:
+        """Whether the validations so far end training, before the end of the schedule. The same on all ranks."""
+        return target.ends_training(self.options.target, self.recipe.patience, self.history)
 
     @property
     def run_info(self) -> RunInfo:

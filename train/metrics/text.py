@@ -102,6 +102,9 @@ def describe_training(recipe: Recipe) -> str:
         (True, optim.loss),
         (optim.label_smoothing, f"label smoothing {optim.label_smoothing:g}"),
         (optim.ema, f"averaged weights (decay {optim.ema or 0.0:g})"),
+        (optim.clip, f"gradients clipped at {optim.clip or 0.0:g}"),
+        (optim.mixup, f"mixup {optim.mixup:g}"),
+        (optim.cutmix, f"CutMix {optim.cutmix:g}"),
         (optim.scaling != "linear", f"{optim.scaling} scaling"),
         (model.zero_gamma, zero_gamma),
         (model.weights, f"weights {model.weights}"),
@@ -109,6 +112,7 @@ def describe_training(recipe: Recipe) -> str:
         (model.compile, "compiled"),
         (recipe.precision != "auto", recipe.precision),
         (val_fraction, f"{val_fraction:.4g} of each class held out for validation"),
+        (recipe.patience, f"ends after {recipe.patience} validations without a higher top-1"),
         (recipe.comm.hook != "none", f"comm hook {recipe.comm.hook}"),
     ]
     for title, epoch_ranges in (

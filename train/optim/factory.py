@@ -140,6 +140,15 @@ def _build_custom_optimizer(model: nn.Module, optim: Optim, param_groups: list[P
     return optimizer
 
 
+def update_weights(optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, clip: float | None) -> None:
+    """Make one step from the summed gradients, shortened to the norm `clip` (None: as they are)."""
+    if clip is not None:
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_([weight for group in optimizer.param_groups for weight in group["params"]], clip)
+    scaler.step(optimizer)
+    scaler.update()
+
+
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """Set the learning rate of all parameter groups, for the next step."""
     for group in optimizer.param_groups:

@@ -98,6 +98,12 @@ class Optim:
             published; training goes on from the weights themselves. With k times the nominal number of GPUs the decay
             becomes its k-th power, unless `scaling` is "none" (train/optim/weight_average.py). Default None: no
             average.
+        clip: Largest norm of the gradient of all weights together, above 0; a longer gradient is shortened to it, after
+            the sum over all processes (torch.nn.utils.clip_grad_norm_). Default None: no limit.
+        mixup: Mix the images and losses of pairs: parameter of the Beta distribution of their shares, such as 0.2
+            (Zhang et al. 2018; train/optim/mixing.py). Default 0: none.
+        cutmix: The same with a rectangle of the other image, such as 1.0 (Yun et al. 2019). With both, each batch of a
+            GPU takes one of them. Default 0: none.
     """
 
     name: str = "sgd"
@@ -114,13 +120,16 @@ class Optim:
     label_smoothing: float = 0.0
     scaling: str = "linear"
     ema: float | None = None
+    clip: float | None = None
+    mixup: float = 0.0
+    cutmix: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", validators.check_name_or_function("optim", "name", self.name, OPTIMIZERS))
         object.__setattr__(self, "loss", validators.check_name_or_function("optim", "loss", self.loss, LOSSES))
         for field in ("momentum", "label_smoothing"):
             validators.check_number("optim", field, getattr(self, field), 0.0, 1.0)
-        for field in ("weight_decay", "eps", "trust"):
+        for field in ("weight_decay", "eps", "trust", "mixup", "cutmix"):
             validators.check_number("optim", field, getattr(self, field))
         if self.eps == 0:  # where a gradient is 0, as behind a gamma of 0, 0 would be divided by 0
             raise ValueError(f"optim, eps: must be above 0, not {self.eps!r}")
@@ -140,6 +149,10 @@ class Optim:
             validators.check_number("optim", "ema", self.ema, 0.0, 1.0)
             if self.ema in (0, 1):
                 raise ValueError(f"optim, ema: must be above 0 and below 1, such as 0.9999, not {self.ema!r}")
+        if self.clip is not None:
+            validators.check_number("optim", "clip", self.clip)
+            if self.clip == 0:
+                raise ValueError(f"optim, clip: must be above 0, or None for no limit, not {self.clip!r}")
         validators.check_choice("optim", "lars_form", self.lars_form, LARS_FORMS)
         if self.nesterov and self.momentum == 0:
             raise ValueError("optim, nesterov: needs a momentum above 0")

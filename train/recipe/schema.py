@@ -219,6 +219,8 @@ class Recipe:
             always. `--precision` overrides it. Default "auto".
         target: Top-5 accuracy in percent that the run is for. It is reported, and phases with `validate="near"` need
             it; training ends there only with `--target`. Default None.
+        patience: End training after so many validations in a row without a higher top-1 than before them. Default
+            None: train to the end of the schedule.
         tables: Phases by number of machines. Default {}: `phases` holds on any number of machines.
     """
 
@@ -235,6 +237,7 @@ class Recipe:
     types: tuple[str, ...] = ()
     precision: str = "auto"
     target: float | None = None
+    patience: int | None = None
 
     def __post_init__(self) -> None:
         where = f"recipe {self.name!r}"
@@ -253,6 +256,8 @@ class Recipe:
         validators.check_choice(where, "precision", self.precision, PRECISIONS)
         if self.target is not None:
             validators.check_number(where, "target", self.target, 0.0, 100.0)
+        if self.patience is not None:
+            validators.check_int(where, "patience", self.patience, 1)
         if not isinstance(self.tables, Mapping):
             raise ValueError(f"{where}, tables: must be phases by number of machines, not {self.tables!r}")
         for machines, rows in self.tables.items():

@@ -97,6 +97,20 @@ class TargetOutcome:
     best_view: str | None = None
 
 
+def ends_training(requested: str, patience: int | None, history: Sequence[EpochResult]) -> bool:
+    """Return whether training ends: `--target` ("": none) is reached, or top-1 has not risen within `patience`."""
+    is_reached = bool(requested) and Target.parse(requested).first_epoch_reaching(history) is not None
+    return is_reached or has_stalled(patience, history)
+
+
+def has_stalled(patience: int | None, history: Sequence[EpochResult]) -> bool:
+    """Return whether the last `patience` validations (None: no limit) have brought no higher top-1."""
+    accuracies = [epoch.top1 for epoch in history if epoch.top1 is not None]
+    if patience is None or len(accuracies) <= patience:
+        return False
+    return max(accuracies[-patience:]) <= max(accuracies[:-patience])
+
+
 def target_outcome(target: Target | None, epochs: Sequence[EpochResult]) -> TargetOutcome | None:
     """Return the outcome of a target over the epochs that were run, None without a target."""
     if target is None:

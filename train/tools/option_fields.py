@@ -209,5 +209,5 @@ def add_arguments(parser: "ArgumentParser", options_class: type[OptionSet]) -> N
         if option.kind is bool:
             settings |= {"action": "store_const", "const": not option.default}
         else:
-            settings |= {"metavar": option.metavar}
+            settings |= {"metavar": option.metavar, "action": "append" if option.is_multiple else "store"}
         parser.add_argument(*option.flags, **settings)

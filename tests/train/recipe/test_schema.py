@@ -68,6 +68,9 @@ def error_of(make: Callable[..., object], **changes: Any) -> str:
     (make_model, "model, ", "name", ["resnet", "ResNet18", "", None, 18]),
     (make_model, "model, ", "blurpool compile zero_gamma", [1, None]),
     (Optim, "optim, ", "ema", [0, 1, -0.5, 2, "0.9", True]),
+    (Optim, "optim, ", "clip", [0, -1, NAN, "1", True]),
+    (Optim, "optim, ", "mixup", [-0.1, NAN, None, "0.2"]),
+    (Optim, "optim, ", "cutmix", [-0.1, True]),
     (make_model, "model, ", "fc_std", [wrong for wrong in NOT_NUMBERS if wrong is not None]),  # None is allowed
     (make_model, "model, ", "weights", ["", 3]),
     (Optim, "optim, ", "momentum label_smoothing", [*NOT_NUMBERS, 1.1]),

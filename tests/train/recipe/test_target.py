@@ -8,7 +8,7 @@ import pytest
 from support.train_records import make_epoch
 from support.trainer_in_process import RandomImages, make_phase, make_recipe, make_trainer
 
-from train.recipe.target import Target, TargetOutcome, describe_outcome, seconds_of_run, target_outcome
+from train.recipe.target import Target, TargetOutcome, describe_outcome, has_stalled, seconds_of_run, target_outcome
 
 ROWS = [
     make_epoch(epoch=1, top1=10.0, top5=50.0, at=1060.0, clock=60.0, view="square"),
@@ -68,6 +68,25 @@ def test_seconds_of_run_is_none_when_the_clock_went_back_since_an_earlier_epoch(
     assert seconds_of_run(160.0, 100.0, history) == 60.0
     assert seconds_of_run(149.0, 100.0, history) is None
     assert seconds_of_run(99.0, 100.0, []) is None
+
+
+@pytest.mark.parametrize(("patience", "accuracies", "ends"), [
+    (None, [9, 1, 1, 1], False), (2, [9, 1], False), (2, [9, 1, 9], True), (2, [1, 9, None, 1], False),
+    (2, [1, 9, None, 1, 2], True), (2, [9, 1, 10], False), (1, [], False),
+])  # fmt: skip
+def test_patience_counts_validations_in_a_row_without_a_higher_top1(
+    patience: int | None, accuracies: list[float | None], ends: bool
+) -> None:
+    assert has_stalled(patience, [make_epoch(epoch=1, top1=top1) for top1 in accuracies]) is ends
+
+
+def test_training_ends_after_validations_without_a_higher_top1(tmp_path: Path) -> None:
+    images = RandomImages(train=16, val=12, classes=5)
+    recipe = replace(make_recipe(make_phase((0, 9), 8, 0.0)), patience=2)
+    trainer = make_trainer(tmp_path, recipe, images, plain=False)
+    trainer.train(images, workers=0)  # type: ignore[arg-type]
+    top1 = [row.top1 for row in trainer.history]
+    assert 3 <= len(top1) < 9 and has_stalled(2, trainer.history) and not has_stalled(2, trainer.history[:-1])
 
 
 def test_training_ends_and_saves_after_the_validation_that_reaches_the_target(tmp_path: Path) -> None:

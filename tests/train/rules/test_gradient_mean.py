@@ -5,6 +5,7 @@ rate does not scale the loss (remark 1). Momentum is that of equation 9, u <- m 
 correction when the rate changes (remark 2). The trainer is compared with numpy in float64, in one to three processes.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,9 @@ def numpy_parameters(dataset: RandomImages, recipe: Recipe) -> list[Array]:
         for step in range(epoch.steps):
             ids = shuffle[step * batch : (step + 1) * batch]
             g = cross_entropy_gradient(w, dataset.inputs(ids), dataset.labels[ids])
+            if clip := recipe.optim.clip:
+                norm = np.sqrt(sum(np.sum(slope**2) for slope in g)) + 1e-6  # as torch has it
+                g = [slope * min(1, clip / norm) for slope in g]
             g = [slope + recipe.optim.weight_decay * weight for slope, weight in zip(g, w, strict=True)]
             u = [m * velocity + slope for velocity, slope in zip(u, g, strict=True)]
             updates = [slope + m * v for slope, v in zip(g, u, strict=True)] if recipe.optim.nesterov else u
@@ -111,6 +115,27 @@ def test_linear_scaling_applies_to_lr_and_decay_but_not_to_the_loss(tmp_path: Pa
     for actual, weight, slope in zip(parameter_values(net), w, g, strict=True):
         np.testing.assert_allclose(actual, weight - k * LR * (slope + DECAY * weight), rtol=1e-11, atol=1e-14)
         assert np.abs(actual - (weight - LR * (k * slope + DECAY * weight))).max() > 1e-5
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_clipped_gradient_is_that_of_the_whole_batch_without_loss_scale_and_decay(
+    world: int, tmp_path: Path, in_group: Any
+) -> None:
+    """The norm is that of the mean over the global batch and of all weights together (Pascanu et al. 2013)."""
+    dataset = RandomImages(50)
+    recipe = make_recipe(make_phase((0, 1), 8, LR), gpus=2, momentum=MOMENTUM, weight_decay=DECAY, clip=0.05)
+    unclipped = numpy_parameters(dataset, replace(recipe, optim=replace(recipe.optim, clip=None)))
+    expected = numpy_parameters(dataset, recipe)
+    assert any(np.abs(clipped - free).max() > 1e-4 for clipped, free in zip(expected, unclipped, strict=True))
+
+    def work(group: ProcessGroup) -> list[Array]:
+        trainer = make_trainer(tmp_path, recipe, dataset, net := linear_classifier(), group)
+        trainer.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        list(run_steps(trainer, dataset))
+        return parameter_values(net)
+
+    for parameters in in_group(world, work):
+        assert_close(parameters, expected)
 
 
 def test_loss_scale_does_not_change_the_update(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ DETERMINISTIC_COLUMNS = (
     "val_loss", "val_images", "view", "top1", "top5", "top1_square", "top5_square",
 )  # fmt: skip
 OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "nesterov": {"nesterov": True, "label_smoothing": 0.1, "ema": 0.5},
+    "nesterov": {"nesterov": True, "label_smoothing": 0.1, "ema": 0.5, "clip": 0.5, "mixup": 0.2, "cutmix": 1.0},
     "lamb": {"name": "lamb", "loss": "bce"},
 }
 

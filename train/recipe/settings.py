@@ -1,0 +1,54 @@
+"""Replaces fields of a recipe by texts, as `--set optim.weight_decay=1e-4` does."""
+
+import ast
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import TypeVar
+
+from .components import Comm, Model, Optim
+from .schema import Phase, Recipe
+
+PartT = TypeVar("PartT", Model, Optim, Comm, Phase)
+
+
+def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
+    """Return the recipe with other values in fields of `model`, `optim`, `comm` or a phase, and in `patience`.
+
+    Phases count from 1. A value is a Python literal, such as (0.9, 0.95) or None; anything else is a text. Raises
+    `ValueError` that names the setting.
+    """
+    for setting in settings:
+        path, _, text = setting.partition("=")
+        try:
+            value = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            value = text
+        try:
+            match path.split("."):
+                case ["model", field]:
+                    recipe = replace(recipe, model=_changed(recipe.model, field, value))
+                case ["optim", field]:
+                    recipe = replace(recipe, optim=_changed(recipe.optim, field, value))
+                case ["comm", field]:
+                    recipe = replace(recipe, comm=_changed(recipe.comm, field, value))
+                case ["patience"]:
+                    recipe = replace(recipe, patience=value)  # type: ignore[arg-type]
+                case ["phases", number, field] if number in map(str, range(1, len(recipe.phases) + 1)):
+                    phases = list(recipe.phases)
+                    phases[int(number) - 1] = _changed(phases[int(number) - 1], field, value)
+                    recipe = replace(recipe, phases=phases, tables={})
+                case _:
+                    raise ValueError(
+                        f"{path}: must be model.FIELD, optim.FIELD, comm.FIELD, patience, or phases.N.FIELD with N "
+                        f"from 1 to {len(recipe.phases)}"
+                    )
+        except ValueError as error:
+            raise ValueError(f"--set {setting}: {error}") from error
+    return recipe
+
+
+def _changed(part: PartT, field: str, value: object) -> PartT:
+    names = [known.name for known in fields(part)]
+    if field not in names:
+        raise ValueError(f"{type(part).__name__} has no field {field!r}; fields: {', '.join(names)}")
+    return replace(part, **{field: value})  # type: ignore[arg-type]
