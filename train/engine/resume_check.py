@@ -1,7 +1,10 @@
 """Decides whether a checkpoint belongs to the run that wants to resume from it."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypedDict
+
+from torch import nn
 
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
@@ -49,6 +52,21 @@ def check_same_run(saved: RunFingerprint, expected: RunFingerprint) -> None:
             raise TrainingError(
                 f"the checkpoint belongs to a run with another {name}; resume with the recipe and options of that run"
             )
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:  # Any: a model's extra state is no tensor
+    """Load a checkpoint's weights into the model. Raises `TrainingError` when the user's model has changed since."""
+    own, saved = (
+        {name: list(getattr(value, "shape", ())) for name, value in tensors.items()}
+        for tensors in (model.state_dict(), weights)
+    )
+    for name in {**saved, **own}:
+        if own.get(name) != saved.get(name):
+            raise TrainingError(
+                f"the model has changed since the checkpoint: {name} is {saved.get(name, 'missing')} there and "
+                f"{own.get(name, 'missing')} here; undo the change, or launch a new job"
+            )
+    model.load_state_dict(weights)
 
 
 def _without_copies(fingerprint: RunFingerprint) -> RunFingerprint:

@@ -443,7 +443,7 @@ class Trainer:
                 "from the beginning with --resume none"
             )
         resume_check.check_same_run(state["identity"], resume_check.run_fingerprint(self.recipe, self.schedule))
-        self.model.load_state_dict(state["model"])
+        resume_check.load_weights(self.model, state["model"])
         self.average.load_state_dict(state["average"])
         self.running_statistics.begin()
         self.optimizer.load_state_dict(state["optimizer"])

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from train.data.order.batch_sampler import DistributedBatchSampler
 from train.distributed.process_group import ProcessGroup
@@ -55,3 +56,17 @@ def test_trainer_restore_with_and_without_loss_scale(tiny: Any, tmp_path: Path) 
     assert float16_trainer.epoch_index == 2 and float16_trainer.scaler.get_scale() == 64.0
     bfloat16_trainer.restore(float16_trainer.state())
     assert not bfloat16_trainer.scaler.is_enabled()
+
+
+@pytest.mark.parametrize(("other", "difference"), [
+    (nn.Sequential(nn.Linear(4, 3)), "0.weight is [2, 4] there and [3, 4] here"),
+    (nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 2)), "1.weight is missing there and [2, 2] here"),
+    (nn.Sequential(), "0.weight is [2, 4] there and missing here"),
+])  # fmt: skip
+def test_changed_model_is_told_in_one_line_with_both_shapes(other: nn.Module, difference: str) -> None:
+    saved = nn.Sequential(nn.Linear(4, 2))
+    with pytest.raises(TrainingError, match="the model has changed since the checkpoint: ") as caught:
+        resume_check.load_weights(other, saved.state_dict())
+    assert difference in str(caught.value)
+    resume_check.load_weights(same := nn.Sequential(nn.Linear(4, 2)), saved.state_dict())
+    assert same[0].weight.equal(saved[0].weight)
