@@ -50,6 +50,11 @@ def test_requests_are_shown_only_when_asked_for(sandbox: Fixture) -> None:
     assert (refused.code, refused.err) == (2, "error: --requests needs --dry-run\n")
 
 
+def test_limit_of_dollars_is_planned_without_a_known_price(sandbox: Fixture) -> None:
+    ran = sandbox.cli(*DRY_RUN, "--max-price-total", "40")
+    assert ran.code == 0 and "this plan does not show what --max-price-total allows" in words(ran.out), ran
+
+
 def test_dry_run_asks_aws_and_rents_nothing(renter: Renter) -> None:
     output = renter.run("launch", "--dry-run", "--type", TYPE, "--machines", "2", renter.sandbox.write_recipe())
     for expected in ("zones in order us-east-1", " an hour each)", "image ami-", "creates us-east-1: file system"):

@@ -75,6 +75,8 @@ def plan_rental(
         else:
             ssh_address = "this computer's address" if request.offline else get_public_address()
         owner, account_id = ("offline", "") if account is None else (account.owner, account.identity[0])
+    knows_price = account is not None or any(place.price is not None for place in places)
+    max_dollars = options.max_dollars if knows_price else None
     rental_spec = RentalSpec(
         places=tuple(places),
         on_demand_spares=spec.recovery.spares if options.on_demand_spares else 0,
@@ -85,7 +87,7 @@ def plan_rental(
         owner=owner,
         user_tags=parse_user_tags(options.tags),
         account_id=account_id,
-        max_dollars=options.max_dollars,
+        max_dollars=max_dollars,
         ami=options.ami,
         internet=options.internet,
         use_placement_group=options.use_placement_group and machine_count > 1 and needs_placement_group(reservation),
@@ -94,9 +96,11 @@ def plan_rental(
         torch_requirement=amis.get_torch_requirement(first_type.gpu_arch),
     )
     notes = [*notes]
-    if options.max_dollars is not None:
+    if max_dollars is not None:
         rental_spec, unpriced = drop_unpriced_places(rental_spec, machine_count)
         notes += [f"{choice}: unknown price, not requested with --max-price-total" for choice in unpriced]
+    elif options.max_dollars is not None:
+        notes.append("no price is known without AWS, so this plan does not show what --max-price-total allows")
     first_place = rental_spec.places[0]
     instance_type = types_by_name[first_place.type]
     forecasts = _forecasts(spec, schedule, types_by_name, request)
