@@ -150,6 +150,7 @@ def test_export_onnx_without_its_packages_is_one_line(
     assert not (tmp_path / "out.onnx").exists()
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch about itself
 def test_export_onnx_computes_the_same_scores(tiny: Any, write_trained: Any, tmp_path: Path) -> None:
     pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
