@@ -371,7 +371,7 @@ class Trainer:
             self.is_early_save_due = True
         if not step_seconds:
             return 1
-        return max(1, min(MAX_STEPS_BETWEEN_SYNCS, round(SYNC_SECONDS / step_seconds)))
+        return int(max(1, min(MAX_STEPS_BETWEEN_SYNCS, round(SYNC_SECONDS / step_seconds))))
 
     def validate(self, epoch: Epoch, batches: Iterator[Batch]) -> dict[str, Accuracy]:
         """Return the accuracy of each view that the phase asks for: "square", and "rect" before it.

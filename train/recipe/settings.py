@@ -32,7 +32,7 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
                 case ["comm", field]:
                     recipe = replace(recipe, comm=_changed(recipe.comm, field, value))
                 case ["patience"]:
-                    recipe = replace(recipe, patience=value)  # type: ignore[arg-type]
+                    recipe = replace(recipe, patience=value)
                 case ["phases", number, field] if number in map(str, range(1, len(recipe.phases) + 1)):
                     phases = list(recipe.phases)
                     phases[int(number) - 1] = _changed(phases[int(number) - 1], field, value)
