@@ -155,8 +155,11 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "loss * (factor / images)", "loss * (factor / images) * epoch.scheduled_phase.lr_factor"),
     ],
     "test_gradient_mean.py::test_loss_scale_does_not_change_the_update": [
-        ("remark 1: the loss scale stays in the gradient", TRAINER,
-         "self.scaler.step(self.optimizer)", "self.optimizer.step()"),
+        ("remark 1: the loss scale stays in the gradient", OPTIMIZER,
+         "scaler.step(optimizer)", "optimizer.step()"),
+    ],
+    "test_gradient_mean.py::test_clipped_gradient_is_that_of_the_whole_batch_without_loss_scale_and_decay": [
+        ("clipping: the loss scale is part of the norm", OPTIMIZER, "        scaler.unscale_(optimizer)\n", ""),
     ],
     "test_order.py::test_epoch_permutation_is_cut_into_same_batches_on_any_world_size": [
         ("remark 4: a shuffle for each process", SAMPLER,
@@ -287,7 +290,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          'self.epoch_index, self.step = state["epoch"], 0'),
         ("resume: running statistics of the last chunk", TRAINER,
          "        self.running_statistics.write_to_norms()\n        return {", "        return {"),
-        ("bug 2: new weights", TRAINER, '        self.model.load_state_dict(state["model"])\n', ""),
+        ("bug 2: new weights", TRAINER, '        resume_check.load_weights(self.model, state["model"])\n', ""),
         ("bug 2: a new loss scale", TRAINER, 'self.scaler.load_state_dict(state["scaler"])', "pass"),
     ],
     "test_bugs_of_2018.py::test_bug_1_single_precision_trains_every_tensor_on_float32_inputs": [
@@ -319,8 +322,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          'for row in (eval(value["phases"]) if isinstance(value["phases"], str) else value["phases"])'),
     ],
     "test_bugs_of_2018.py::test_bug_8_overflow_on_one_rank_skips_the_step_on_all": [
-        ("bug 8: no check for an overflow", TRAINER,
-         "self.scaler.step(self.optimizer)", "self.scaler.unscale_(self.optimizer), self.optimizer.step()"),
+        ("bug 8: no check for an overflow", OPTIMIZER,
+         "scaler.step(optimizer)", "scaler.unscale_(optimizer), optimizer.step()"),
     ],
     "test_bugs_of_2018.py::test_bug_8_run_with_nan_loss_stops": [
         ("bug 8: goes on with a loss that is not finite", TRAINER, "if not math.isfinite(loss):", "if False:"),
