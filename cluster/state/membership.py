@@ -307,7 +307,8 @@ def _decide_when_finished(view: ClusterView, rules: MembershipRules, attempt: At
     finished_ids = [member for member in attempt.members if _has_finished(view, attempt, member)]
     if len(finished_ids) == len(attempt.members):
         responsive_ids = [member for member in finished_ids if is_responsive(view, rules, member)]
-        return _propose_on_turn(view, responsive_ids, Attempt(end_state=MachineState.DONE), rules)
+        reason = "; ".join(filter(None, (view.statuses[member].reason for member in finished_ids)))
+        return _propose_on_turn(view, responsive_ids, Attempt(end_state=MachineState.DONE, reason=reason), rules)
     must_start_again = _find_peer_failure(view, rules, attempt) or _find_silence(view, rules, attempt)
     if must_start_again or _members_that_exit(view, attempt):
         return _propose_next(view, rules, attempt)

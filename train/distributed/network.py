@@ -17,6 +17,7 @@ RTM_NEWADDR, RTM_GETADDR = 20, 22
 IFA_ADDRESS, IFA_LOCAL = 1, 2
 RT_SCOPE_SITE, RT_SCOPE_LINK = 200, 253  # the scope of the loopback interface is greater
 NETLINK_TIMEOUT_SECONDS = 5.0
+TCP_LISTEN = "0A"  # net/tcp_states.h, as /proc/net/tcp has it
 EFA_LIBRARY_FOLDERS = ("opt/amazon/ofi-nccl/lib", "opt/amazon/ofi-nccl/lib/x86_64-linux-gnu", "opt/amazon/efa/lib")
 
 
@@ -55,6 +56,15 @@ def interface_variables(address: str) -> dict[str, str]:
         if interface in (name for _, name in socket.if_nameindex()):
             return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
     return {}
+
+
+def is_listened_on(port: int) -> bool:
+    """Whether a process of this machine listens on a TCP port. True where the kernel does not tell."""
+    sockets: list[list[str]] = []
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            sockets += [line.split() for line in Path(table).read_text().splitlines()[1:]]
+    return not sockets or any(own.endswith(f":{port:04X}") and state == TCP_LISTEN for _, own, _, state, *_ in sockets)
 
 
 def efa_variables() -> dict[str, str]:

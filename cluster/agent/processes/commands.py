@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from cluster.script.progress import ScriptNumbers, ScriptProgress
 from cluster.state.attempts import Attempt
 from cluster.state.spec import JobSpec
 from cluster.state.states import AgentPhase
+from train.distributed import network
 from train.recipe.command import Command
 from train.tools import process
 from train.tools.agent_protocol import EVENTS_FOLDER, Fault, TrainerProgress, TrainerState, rank_log_file
@@ -49,6 +51,7 @@ PROGRESS_SECONDS = 0.5  # between two looks at what a command has told of its pr
 RESTORE_WAIT_SECONDS = 0.2  # in which a small checkpoint folder is restored
 MAX_REASON_CHARACTERS = 500  # of the last line of a rank that failed
 LAST_COPY_SECONDS = 5.0  # for the last copy of a checkpoint folder whose processes were killed
+GROUP_SECONDS = 60.0  # after which a script of several ranks that has made no process group is told of
 COLLATERAL_SECONDS = 0.5  # for the rank that failed first to end, when another one has lost its connection to it
 ACTIVE_ENVIRONMENTS = ("VIRTUAL_ENV", "CONDA_PREFIX")  # set in a shell in which a Python environment is active
 # Of the agent's own environment: with them Python would find modules of this program before those of the user.
@@ -82,6 +85,8 @@ class CommandProcesses(AttemptProcesses):
         self.progress: ScriptProgress | None = None
         self.looked_at = 0.0
         self.last_sign = (0, 0.0)  # the number of signs of life, and when it changed
+        self.group_port = 0  # rank 0 listens there for its process group; 0: it has, or need not
+        self.group_deadline = 0.0
 
     def _job_environment(self) -> dict[str, str]:
         """Return the variables that are the same for all processes of all attempts on this machine."""
@@ -157,6 +162,9 @@ class CommandProcesses(AttemptProcesses):
     ) -> None:
         first_log = rank_log_file(self.work, attempt.number, self.first_rank)
         self.last_sign = (0, time.monotonic())
+        has_peers = self.spec.procs * len(attempt.members) > 1
+        self.group_port = attempt.master_port if has_peers and self.first_rank == 0 else 0
+        self.group_deadline = time.monotonic() + GROUP_SECONDS
         try:
             self._start_guard()
             if self.command.image:
@@ -311,6 +319,8 @@ class CommandProcesses(AttemptProcesses):
             if now - self.looked_at > PROGRESS_SECONDS:
                 self.looked_at = now
                 self.progress.poll()
+                if self.group_port and network.is_listened_on(self.group_port):
+                    self.group_port = 0
             numbers = self.progress.numbers
         if numbers.signs != self.last_sign[0]:
             self.last_sign = (numbers.signs, now)
@@ -327,8 +337,10 @@ class CommandProcesses(AttemptProcesses):
         )
 
     def problem(self) -> str:
-        """Return why no checkpoint is copied, or why the progress is no longer looked for; "" for neither."""
+        """Return why no checkpoint is copied, no progress is looked for, or the ranks train alone; "" for none."""
         problems = [part.problem for part in (self.checkpoints, self.progress) if part and part.problem]
+        if self.group_port and time.monotonic() > self.group_deadline:
+            problems.append("no process listens on MASTER_PORT: without init_process_group, each rank trains alone")
         return one_line("; ".join(problems), MAX_REASON_CHARACTERS)
 
     def exit_codes(self) -> list[int | None]:
@@ -345,7 +357,9 @@ class CommandProcesses(AttemptProcesses):
                 was_killed = any(code < 0 and code != -signal.SIGINT for code in exit_codes[:1] if code)
                 self.checkpoints.finish(was_graceful=not (self.found_exit.reason or was_killed))
         is_copied = self.checkpoints is None or self.checkpoints.has_ended
-        return self.found_exit if is_copied else None
+        if not is_copied or self.found_exit is None:
+            return None
+        return replace(self.found_exit, reason=self.found_exit.reason or self.problem())
 
     def _find_exit(self, exit_codes: list[int | None]) -> ProcessesExit | None:
         """Return how the processes ended: asked to, well, or by a failure of one of them; None while they run.

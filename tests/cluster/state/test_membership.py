@@ -263,8 +263,10 @@ def test_agent_waits_asks_or_fails(statuses: list[MachineStatus], seen: dict[str
         pytest.param(all_of("failed", reason="no progress"), {"attempt": replace(FIRST, crash_step=8, crash_count=2)},
                      {"end_state": "failed", "reason": "no progress (3 times at step 8)"}, id="the third stall"),
         # commands
-        pytest.param(FINISHED, {"silent": {"2.c": 100.0}, "rules": COMMAND_RULES},
-                     {"members": (), "end_state": MachineState.DONE}, id="the command has ended well everywhere"),
+        pytest.param([replace(FINISHED[0], reason="no copy"), *FINISHED[1:]],
+                     {"silent": {"2.c": 100.0}, "rules": COMMAND_RULES},
+                     {"members": (), "end_state": MachineState.DONE, "reason": "no copy"},
+                     id="the command has ended well everywhere"),
         pytest.param([*FINISHED[:2], STARTING[2]], {"silent": {"2.c": 8.0}, "rules": COMMAND_RULES},
                      {"members": ("0.a", "1.b"), "reason": "machine 2 lost"}, id="a loss starts the command again"),
         pytest.param(COMMAND_FAILED, {"rules": COMMAND_RULES},

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -226,6 +227,25 @@ def test_rank_0_that_gives_no_sign_for_too_long_has_stalled(make: Fixture, tmp_p
     processes.last_sign = (processes.last_sign[0], processes.last_sign[1] - 60.0)
     reason = "no progress of rank 0 for 60 s (--stall-seconds)"
     assert wait_for_exit(processes) == ProcessesExit(AgentPhase.FAILED, reason, Fault.OWN, rank=0)
+
+
+def test_script_that_makes_no_process_group_is_told_of_also_at_its_end(
+    make: Fixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "GROUP_SECONDS", 0.0)
+    processes = make(f"until [ -e {tmp_path}/end ]; do sleep 0.01; done", procs=2)
+    with socket.create_server(("127.0.0.1", 0)) as of_the_script:
+        attempt = replace(ATTEMPT, master_port=of_the_script.getsockname()[1])
+        processes.start(attempt, 0)
+        assert processes.problem() and processes.read_progress() and not processes.problem()
+        processes.start(replace(attempt, master_port=process.free_port()), 0)
+        problem = "no process listens on MASTER_PORT: without init_process_group, each rank trains alone"
+        assert processes.read_progress() and processes.problem() == problem
+    (tmp_path / "end").touch()
+    assert wait_for_exit(processes) == ProcessesExit(AgentPhase.FINISHED, problem)
+    assert start_and_end(processes).reason == "", "machine 1 cannot know it"
+    processes.spec = replace(processes.spec, procs=1)
+    assert processes.start(replace(attempt, members=("0.a",)), 0) and not processes.problem(), "a rank without others"
 
 
 def test_request_sends_the_save_signal_once_and_any_exit_counts_as_saved(make: Fixture) -> None:
