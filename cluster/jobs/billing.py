@@ -116,7 +116,7 @@ def cost_report(job: Job, target_top5: float | None = None) -> CostReport:
             target_time = next((row.time for row in epochs if (row.top5 or 0.0) >= target_top5), None)
         begin, end = (first_step.time, epochs[-1].time) if first_step and epochs else (0.0, 0.0)
         training_dollars = dollars_until(end) - dollars_until(begin) if epochs else 0.0
-        losses = timeline.lost_intervals(job.run_folder)
+        losses = timeline.lost_intervals(job.run_folder, job.spec.own_command is not None)
         adoption = job.supervision.adoption
         rented = job.backend.rented_now()
         return CostReport(

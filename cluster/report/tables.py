@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from cluster.state.timeline import AttemptRow, describe_members, known_first_steps
+from cluster.state.timeline import AttemptRow, describe_members
 from infra.costs import JobCost
 from train.forecast import TermComparison
 from train.metrics.text import format_duration, format_lr_range
@@ -85,12 +85,12 @@ def attempts_table(rows: Sequence[AttemptRow], format_moment: Callable[[float], 
             row.attempt if row.machines else "end",
             format_moment(row.at),
             describe_members(row.machines),
-            first_step,
+            row.first_step,
             format_known(row.pause, "{:.1f} s"),
             row.steps_lost,
             row.reason,
         )
-        for row, first_step in zip(rows, known_first_steps(rows), strict=True)
+        for row in rows
     ]
     filled = [index for index in range(len(columns)) if any(row[index] not in ("", None) for row in cells)]
     return make_table(

@@ -95,7 +95,7 @@ def write_result(
         seed=run.spec.workload.seed
         if measured.seed is None and isinstance(run.spec.workload, Recipe)
         else measured.seed,
-        goodput=_job_goodput(run.folder, measured),
+        goodput=_job_goodput(run, measured),
         where=add_job_times(run, measured.where, agent_seconds["total"]) if measured.where else None,
         seconds={**agent_seconds, **trainer_seconds},
         target=target_outcome(run, cost, measured.epochs),
@@ -110,7 +110,7 @@ def write_result(
         machines=run.spec.machines,
         setup={name: row.seconds for name, row in machine_rows(run).items()},
         attempts=run.folder.attempts.last_training_number(),
-        timeline=timeline.attempt_rows(run.folder),
+        timeline=timeline.attempt_rows(run.folder, run.spec.own_command is not None),
         dollars=cost.job_cost().dollars,
         backend=run.spec.backend,
         did_not_answer=list(unreachable),
@@ -168,12 +168,14 @@ def _measurements_so_far(run: Run) -> TrainResult:
     )
 
 
-def _job_goodput(run_folder: RunFolder, measured: TrainResult) -> float | None:
+def _job_goodput(run: Run, measured: TrainResult) -> float | None:
     """Return the trainers' goodput with the time that changes of attempt cost. They do not know that time."""
+    if run.spec.own_command:
+        return timeline.command_goodput(run.folder)
     wall_seconds = measured.seconds.get("first step to last without losses", 0.0)
     if not measured.goodput or not wall_seconds:
         return measured.goodput
-    lost_seconds = timeline.lost_seconds(run_folder)
+    lost_seconds = timeline.lost_seconds(run.folder)
     return measured.goodput * wall_seconds / (wall_seconds + lost_seconds)
 
 

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from train.metrics.step_search import StepEnds, first_and_last_step, last_step_until
+from train.metrics.step_search import StepEnds, StepTime, first_and_last_step, last_step_until
 from train.recipe.target import CLOCK_JUMPED
 from train.tools.agent_protocol import metrics_file
 from train.tools.text_files import read_json_lines
 
+from .attempts import Attempt
 from .heartbeats import StateChange, read_status
 from .run_folder import RunFolder
 from .states import AttemptReason, MachineState, SetupStep
@@ -31,42 +32,57 @@ class AttemptRow:
     """One attempt in the history of a job.
 
     `at` is when the attempt was agreed on (seconds since 1970, by the wall clock of the machine that proposed it).
-    `machines` are the names of its members; the row of the job's end has none. `pause` is the time in seconds from the
-    last step before the attempt to its own first step. `steps_lost` is the number of steps that were done again. Both
-    are None before they are known, and for the first attempt; `pause` also where the clocks contradict.
+    `machines` are the names of its members; the row of the job's end has none. `first_step` is the step from which it
+    went on; that of a command follows from what it tells, and is None where it tells too little. `pause` is the time in
+    seconds from the last step before the attempt to its own first step. `steps_lost` is the number of steps that were
+    done again. Both are None before they are known, and for the first attempt; `pause` also where the clocks
+    contradict.
     """
 
     attempt: int
     at: float
     machines: tuple[str, ...]
     reason: str
-    first_step: int
+    first_step: int | None
     last_step: int | None = None
     pause: float | None = None
     steps_lost: int | None = None
 
 
-def attempt_rows(run_folder: RunFolder) -> list[AttemptRow]:
+def _first_step(attempt: Attempt, ends: StepEnds | None, is_command: bool) -> int | None:
+    """Return the step from which an attempt went on: that of a command is before the first step that it told.
+
+    None for a command that has told no step, or has counted its steps anew, as some do in each epoch.
+    """
+    if not is_command:
+        return attempt.first_step
+    return ends.first.step - 1 if ends and ends.last.images else None
+
+
+def attempt_rows(run_folder: RunFolder, is_command: bool = False) -> list[AttemptRow]:
     """Return a row for each attempt."""
     rows: list[AttemptRow] = []
     moved = moved_launches(run_folder)
     previous_launch = ""
     last_trained_launch = ""  # of the user
     last_step_time: float | None = None  # of the last step so far, made in that launch
-    position = 0  # the steps that are done: after an attempt without a step, those of the checkpoint it resumed from
+    # The steps that are done: after an attempt without a step, those of the checkpoint it resumed from.
+    position: int | None = 0
     for attempt in run_folder.attempts.all():
         ends = first_and_last_step(metrics_file(run_folder.path, attempt.number))
+        first_step = _first_step(attempt, ends, is_command)
         user_launch = moved.get(attempt.launch_id, attempt.launch_id)
         row = AttemptRow(
             attempt=attempt.number,
             at=attempt.time,
             machines=attempt.machine_names,
             reason=attempt.reason,
-            first_step=attempt.first_step,
+            first_step=first_step,
             last_step=ends.last.step if ends else None,
         )
         if last_step_time is not None and attempt.members:
-            row = replace(row, steps_lost=max(0, position - attempt.first_step))
+            if position is not None and first_step is not None:
+                row = replace(row, steps_lost=max(0, position - first_step))
             if ends and user_launch == last_trained_launch:
                 pause = ends.first.time - last_step_time
                 with_jump = "; ".join(filter(None, (row.reason, CLOCK_JUMPED)))
@@ -75,20 +91,14 @@ def attempt_rows(run_folder: RunFolder) -> list[AttemptRow]:
             row = replace(row, reason=AttemptReason.MOVED)
         elif rows and row.reason == AttemptReason.START:
             row = replace(row, reason=AttemptReason.RESUME)
-        if attempt.members:
-            position = attempt.first_step
+        if attempt.members and first_step is not None:
+            position = first_step
         if ends:
-            position, last_step_time = ends.last.step, ends.last.time
+            position, last_step_time = None if first_step is None else ends.last.step, ends.last.time
             last_trained_launch = user_launch
         previous_launch = attempt.launch_id
         rows.append(row)
     return rows
-
-
-def known_first_steps(rows: Sequence[AttemptRow]) -> list[int | None]:
-    """Return the step from which each attempt went on. That of a command is not known, however many it had done."""
-    has_steps = any(row.first_step or row.last_step is not None for row in rows)
-    return [row.first_step if has_steps else None for row in rows]
 
 
 def describe_members(names: Sequence[str]) -> str:
@@ -117,13 +127,28 @@ def moved_launches(run_folder: RunFolder) -> dict[str, str]:
     return user_launch_ids
 
 
-def lost_intervals(run_folder: RunFolder) -> list[tuple[float, float]]:
+def lost_intervals(run_folder: RunFolder, is_command: bool = False) -> list[tuple[float, float]]:
     """Return begin and end (seconds since 1970) of each time that a change of attempt cost.
 
     Such a time holds the steps that were done again and, within a launch, the pause before them. The trainers do not
     know these times: their own clock goes on from the checkpoint that they were given. That of an epoch's end holds
     the validation too.
     """
+    return _divide_time(run_folder, is_command)[0]
+
+
+def command_goodput(run_folder: RunFolder) -> float | None:
+    """Return the share of a command's time in which it made steps that count, from the first told step to the last.
+
+    None for a command that has told too few steps.
+    """
+    lost, useful_seconds = _divide_time(run_folder, is_command=True)
+    all_seconds = useful_seconds + sum(end - begin for begin, end in lost)
+    return useful_seconds / all_seconds if all_seconds else None
+
+
+def _divide_time(run_folder: RunFolder, is_command: bool) -> tuple[list[tuple[float, float]], float]:
+    """Return the lost intervals, and the seconds between the steps that count."""
     intervals: list[tuple[float, float]] = []
     kept: list[tuple[Path, StepEnds, float]] = []  # attempts of which steps count, and until when
     last_trained_launch = ""  # of the user
@@ -133,11 +158,15 @@ def lost_intervals(run_folder: RunFolder) -> list[tuple[float, float]]:
         ends = first_and_last_step(path) if attempt.members else None
         if not ends:
             continue
+        first_step = _first_step(attempt, ends, is_command)
         user_launch = moved.get(attempt.launch_id, attempt.launch_id)
         lost_until = ends.first.time if user_launch == last_trained_launch else 0.0
+        last_kept: StepTime | None
         while kept:
             previous_path, previous, kept_until = kept.pop()
-            last_kept = last_step_until(previous_path, attempt.first_step)
+            last_kept = previous.last
+            if first_step is not None and previous.last.images:
+                last_kept = last_step_until(previous_path, first_step)
             begin, end = (last_kept or previous.first).time, lost_until or kept_until
             if end > begin:  # the clocks of two machines may differ
                 intervals.append((begin, end))
@@ -147,7 +176,7 @@ def lost_intervals(run_folder: RunFolder) -> list[tuple[float, float]]:
                 break
         kept.append((path, ends, ends.last.time))
         last_trained_launch = user_launch
-    return intervals
+    return intervals, sum(kept_until - ends.first.time for _, ends, kept_until in kept)
 
 
 def lost_seconds(run_folder: RunFolder) -> float:

@@ -1,7 +1,6 @@
 """Write the metrics of a run: TensorBoard events, JSON lines, and text on stdout."""
 
 import io
-import json
 import time
 from pathlib import Path
 
@@ -11,11 +10,9 @@ from train.recipe.history import EpochResult
 from train.tools.agent_protocol import EVENTS_FOLDER, metrics_file
 from train.tools.files import open_regular
 from train.tools.host import unix_time
-from train.tools.records import encode
-from train.tools.text_files import replace_nonfinite
 
 from . import text
-from .records import ROW_KINDS, EpochRow, MetricsRow, RunInfo, StartRow, StepRow, val_scalars
+from .records import EpochRow, MetricsRow, RunInfo, StartRow, StepRow, row_line, val_scalars
 
 PRINT_SECONDS = 10.0  # least time between two lines about steps
 
@@ -44,9 +41,8 @@ class MetricsLog:
             self.tensorboard.add_scalar(name, value, images)
 
     def write_row(self, row: MetricsRow) -> None:
-        """Append a row as a JSON line with its kind. NaN and infinity become null."""
-        line = {"kind": ROW_KINDS[type(row)], **encode(row)}
-        self.jsonl_file.write(json.dumps(replace_nonfinite(line)) + "\n")
+        """Append a row."""
+        self.jsonl_file.write(row_line(row))
 
     def write_start(self, step: int, images: int, run_info: RunInfo) -> None:
         """Write the JSON line that begins an attempt: where it starts, and on what it runs. For benchmark records."""

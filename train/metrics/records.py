@@ -4,6 +4,7 @@ The lines of metrics/000007.jsonl are those of attempt 7. Each has its "kind": "
 """
 
 import contextlib
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +14,8 @@ from train.recipe.history import EpochResult
 from train.recipe.schedule import PhaseRow
 from train.recipe.target import TargetOutcome
 from train.tools.files import open_regular
-from train.tools.records import DamagedRecord, decode_line
-from train.tools.text_files import line_blocks, lines_with
+from train.tools.records import DamagedRecord, decode_line, encode
+from train.tools.text_files import line_blocks, lines_with, replace_nonfinite
 
 from .time_table import TimeTable
 
@@ -73,6 +74,11 @@ ROW_KINDS: dict[type[MetricsRow], str] = {StartRow: "start", StepRow: "train", E
 # What every line of a type contains, as the trainer writes it.
 KIND_MARKERS = {row_type: f'"kind": "{kind}"'.encode() for row_type, kind in ROW_KINDS.items()}
 RowT = TypeVar("RowT", bound=MetricsRow)
+
+
+def row_line(row: MetricsRow) -> str:
+    """Return a row as a JSON line with its kind. NaN and infinity become null."""
+    return json.dumps(replace_nonfinite({"kind": ROW_KINDS[type(row)], **encode(row)})) + "\n"
 
 
 def read_metrics_file(path: Path, row_type: type[RowT]) -> Iterator[RowT]:

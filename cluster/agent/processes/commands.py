@@ -33,11 +33,12 @@ from cluster.state.attempts import Attempt
 from cluster.state.spec import JobSpec
 from cluster.state.states import AgentPhase
 from train.distributed import network
+from train.metrics.records import StepRow, row_line
 from train.recipe.command import Command
-from train.tools import process
-from train.tools.agent_protocol import EVENTS_FOLDER, Fault, TrainerProgress, TrainerState, rank_log_file
+from train.tools import host, process
+from train.tools.agent_protocol import EVENTS_FOLDER, Fault, TrainerProgress, TrainerState, metrics_file, rank_log_file
 from train.tools.errors import PEER_FAILURE_MARKERS, find_gpu_failure, last_line
-from train.tools.files import write_atomic
+from train.tools.files import open_regular, write_atomic
 
 from . import guard
 from .base import OWNER_VARIABLE, AttemptProcesses, ProcessesExit, kill_process_groups, write_heading
@@ -85,6 +86,8 @@ class CommandProcesses(AttemptProcesses):
         self.progress: ScriptProgress | None = None
         self.looked_at = 0.0
         self.last_sign = (0, 0.0)  # the number of signs of life, and when it changed
+        self.logged_step: int | None = None  # the last one in the metrics of this attempt
+        self.do_steps_ascend = True
         self.group_port = 0  # rank 0 listens there for its process group; 0: it has, or need not
         self.group_deadline = 0.0
 
@@ -162,6 +165,7 @@ class CommandProcesses(AttemptProcesses):
     ) -> None:
         first_log = rank_log_file(self.work, attempt.number, self.first_rank)
         self.last_sign = (0, time.monotonic())
+        self.logged_step, self.do_steps_ascend = None, True
         has_peers = self.spec.procs * len(attempt.members) > 1
         self.group_port = attempt.master_port if has_peers and self.first_rank == 0 else 0
         self.group_deadline = time.monotonic() + GROUP_SECONDS
@@ -322,6 +326,8 @@ class CommandProcesses(AttemptProcesses):
                 if self.group_port and network.is_listened_on(self.group_port):
                     self.group_port = 0
             numbers = self.progress.numbers
+            if self.first_rank == 0 and numbers.step not in (None, self.logged_step):
+                self._log_step(numbers)
         if numbers.signs != self.last_sign[0]:
             self.last_sign = (numbers.signs, now)
         return TrainerProgress(
@@ -335,6 +341,28 @@ class CommandProcesses(AttemptProcesses):
             lr=numbers.lr,
             images_per_second=numbers.images_per_second,
         )
+
+    def _log_step(self, numbers: ScriptNumbers) -> None:
+        """Append a step to the metrics of the attempt, by which pauses and steps that are done again are found.
+
+        In the place of the number of images it has the number of steps, or 0 once the script has counted them anew.
+        """
+        step = numbers.step or 0
+        self.do_steps_ascend &= self.logged_step is None or step > self.logged_step
+        self.logged_step = step
+        row = StepRow(
+            attempt=self.attempt_number,
+            time=host.unix_time(),
+            step=step,
+            images=step + 1 if self.do_steps_ascend else 0,
+            epoch=numbers.epoch or 1,
+            scalars={},
+        )
+        path = metrics_file(self.work, self.attempt_number)
+        with contextlib.suppress(OSError):  # the disk is full: the processes will say so
+            path.parent.mkdir(exist_ok=True)
+            with open_regular(path, "ab") as file:
+                file.write(row_line(row).encode())
 
     def problem(self) -> str:
         """Return why no checkpoint is copied, no progress is looked for, or the ranks train alone; "" for none."""

@@ -15,6 +15,7 @@ from infra.aws.journal_events import LaunchMoved, LaunchStarted
 from train.metrics import step_search
 from train.metrics.records import EpochRow, RowT, StepRow, read_metrics_file
 from train.metrics.time_table import TimePart
+from train.recipe import Command
 from train.tools import files, records, text_files
 from train.tools.agent_protocol import metrics_file, metrics_files
 
@@ -100,6 +101,29 @@ def test_validation_before_the_checkpoint_that_is_resumed_is_not_lost(hand_made:
     write_steps(run, 2, (9, 200.0), (16, 207.0))
     run.copy_logs()
     assert timeline.lost_intervals(run.run_folder) == [(167.0, 200.0)]
+
+
+def test_rows_and_goodput_of_a_command_follow_from_the_steps_that_it_tells(hand_made: Fixture) -> None:
+    """The third attempt counts its steps anew: only its pause is known."""
+    run = hand_made(workload=Command(argv=("python", "train.py")), machines=2)
+    run.write_attempt(1, "0.a", "1.b", reason="start")
+    write_steps(run, 1, (1, 100.0), (10, 109.0), (20, 119.0))
+    run.write_attempt(2, "1.b", reason="machine 0 lost", resume_step=3)  # the third copy of its checkpoint folder
+    write_steps(run, 2, (17, 125.0), (40, 148.0))
+    run.write_attempt(3, "1.b", "0.c", reason="machine 0 joined", resume_step=4)
+    anew = (step_line(1, 151.0, images=2, attempt=3), step_line(9, 159.0, attempt=3), step_line(1, 160.0, 0, attempt=3))
+    run.write_metrics(3, *anew)
+    run.write_status("failed", ended=True)
+    run.job.refresh()
+    rows = run.job.timeline()
+    assert rows == list(run.job.result.timeline)
+    assert [(row.first_step, row.last_step, row.pause, row.steps_lost) for row in rows] == [
+        (0, 20, None, None),
+        (16, 40, 6.0, 4),
+        (None, 1, 3.0, None),
+    ]
+    assert timeline.lost_intervals(run.run_folder, is_command=True) == [(109.0, 125.0), (148.0, 151.0)]
+    assert run.job.result.goodput == pytest.approx((9 + 23 + 9) / (60.0))
 
 
 def test_steps_before_the_last_attempt_but_one_are_lost_once_when_its_checkpoint_cannot_be_read(

@@ -23,9 +23,10 @@ from cluster.script.snapshot import newest_version
 from cluster.state.attempts import Attempt
 from cluster.state.spec import UserProject
 from cluster.state.states import AgentPhase
+from train.metrics.records import StepRow, read_metrics_file
 from train.recipe import Command
 from train.tools import process
-from train.tools.agent_protocol import Fault
+from train.tools.agent_protocol import Fault, metrics_file
 
 Fixture = Any
 ATTEMPT = Attempt(number=2, members=("0.a", "1.b"), master_port=1234, reason="machine 2 lost")
@@ -227,6 +228,27 @@ def test_rank_0_that_gives_no_sign_for_too_long_has_stalled(make: Fixture, tmp_p
     processes.last_sign = (processes.last_sign[0], processes.last_sign[1] - 60.0)
     reason = "no progress of rank 0 for 60 s (--stall-seconds)"
     assert wait_for_exit(processes) == ProcessesExit(AgentPhase.FAILED, reason, Fault.OWN, rank=0)
+
+
+def test_steps_of_rank_0_are_in_the_metrics_with_no_number_of_images_once_they_are_counted_anew(
+    make: Fixture, tmp_path: Path
+) -> None:
+    script = f"for step in 3 5 1 7; do echo step $step; until [ -e {tmp_path}/$step ]; do sleep 0.01; done; done"
+    processes = make(script, progress=r"step (?P<step>\d+)")
+    processes.start(ATTEMPT, 0)
+    path = metrics_file(processes.work, 2)
+
+    def logged_steps() -> list[tuple[int, int]]:
+        processes.looked_at = 0.0  # it is looked at twice a second
+        processes.read_progress()
+        return [(row.step, row.images) for row in read_metrics_file(path, StepRow)]
+
+    for step in (3, 5, 1, 7):
+        wait_for(lambda step=step: [logged for logged, _ in logged_steps()][-1:] == [step])
+        assert logged_steps() == logged_steps(), "each step once"
+        (tmp_path / str(step)).touch()
+    assert logged_steps() == [(3, 4), (5, 6), (1, 0), (7, 0)]
+    assert wait_for_exit(processes).phase == AgentPhase.FINISHED
 
 
 def test_script_that_makes_no_process_group_is_told_of_also_at_its_end(
