@@ -153,6 +153,7 @@ def test_script_gets_the_variables_of_torchrun_and_continues_after_a_loss(runner
     assert "machine 0 lost" in job.timeline()[-1].reason
     runner.end(job)
     assert job.result and job.result.attempts == number and job.result.timeline[-1].machines == ()
+    assert job.result.goodput and 0 < job.result.goodput < 1 and (job.result.timeline[number - 1].pause or 0) > 0
     assert "rank 3 is done" in runner.log(job, number, 3) and (job.path / "events/events.out.tfevents.1").exists()
     assert runner.files_with_the_secret(runner.sandbox.path / "runs") == []
     (kept,) = runner.files_with_the_secret(Path(runner.sandbox.env["HOME"], ".local", "state"))
