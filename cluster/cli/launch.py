@@ -162,8 +162,8 @@ def carry_out(
     """
     from cluster.backends import registry
     from cluster.display import cloud as display_cloud
-    from cluster.display import next_commands, sweep
     from cluster.display import plan as display_plan
+    from cluster.display import progress, sweep
     from cluster.display.tables import print_wrapped
     from cluster.jobs import queue, store, submit
 
@@ -204,7 +204,7 @@ def carry_out(
         click.echo(f"resuming interrupted {job.name}, run folder {job.path} (run again to launch a new job)")
     else:
         click.echo(f"{job.name} launched, run folder {job.path}")
-    next_commands.print_next_commands(job)
+    progress.print_next_commands(job)
     sys.exit(EXIT_OK if detach else _follow(job))
 
 
@@ -480,7 +480,7 @@ def adopt(uid: str | None, hosts: str | None, region: str | None, backend: str |
     Without --ssh the job has rented machines, and this computer has credentials of the same account. The other computer
     then rents and terminates nothing more for the job.
     """
-    from cluster.display import next_commands
+    from cluster.display import progress
     from cluster.jobs import adopt as adoption
 
     if hosts:
@@ -492,7 +492,7 @@ def adopt(uid: str | None, hosts: str | None, region: str | None, backend: str |
             "which job? pass --ssh hosts.toml for your own machines, or the UID of a job that `ls --cloud` lists"
         )
     click.echo(f"{job.name} is {job.spec.uid}, run folder {job.path}")
-    next_commands.print_next_commands(job)
+    progress.print_next_commands(job)
 
 
 COMMANDS = (launch, stop, resume, rehearse_loss, adopt, config)

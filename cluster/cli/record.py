@@ -52,15 +52,15 @@ def report(job: tuple[str, ...], output: Path | None, open_browser: bool) -> Non
     Several jobs are shown side by side. The report is one file and needs no network. Jobs that are running, failed or
     were stopped have one too, of the data that exists so far.
     """
-    from cluster import report as reports
     from cluster.jobs import store
+    from cluster.report import page
 
     named_jobs = [store.find(name) for name in job] or [store.find()]
     jobs = list({found_job.name: found_job for found_job in named_jobs}.values())
     for found_job in jobs:
         refresh(found_job)
     folder = jobs[0].path if len(jobs) == 1 else store.runs_folder()
-    path = reports.write_report(jobs, output or folder / reports.REPORT_FILENAME)
+    path = page.write_report(jobs, output or folder / page.REPORT_FILENAME)
     click.echo(path)
     if open_browser and not (has_display() and click.launch(str(path)) == 0):
         warn(f"no browser could be started here; copy the file to a computer with one: {path}")

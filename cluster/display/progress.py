@@ -1,12 +1,16 @@
-"""Follows a running job in the terminal and prints how it ended."""
+"""Follows a running job in the terminal, and prints how it ended and what to type next."""
 
 import contextlib
 import os
+import shutil
+import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.errors import EXIT_UNFINISHED, ClusterError
+from cluster.jobs import checkpoints
 from cluster.jobs.job import Job
 from cluster.script.snapshot import newest_version
 from cluster.state.job_result import JobResult
@@ -21,13 +25,13 @@ from train.tools.agent_protocol import BEST_MODEL_FILE, CLASSES_FILE, MODEL_FILE
 from train.tools.files import FULL_DISK_ERRORS, open_regular
 from train.tools.process_log import log_end
 
-from .next_commands import print_commands_after
 from .status import describe_image_usage, progress_parts, show_machines, show_timeline
 from .tables import STATE_EXIT_CODES, console, print_state
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+PROGRAM = "imgnet-cluster"
 REFRESH_SECONDS = 0.3
 LOG_END_LINES = 10  # of a failed rank
 LOG_END_BYTES = 10_000
@@ -269,3 +273,51 @@ def _print_network(job: Job, result: JobResult) -> None:
             print(f"  {title:11} {folder / name}{accuracy}")
     print(f"  classes     {folder / CLASSES_FILE}")
     print(f"  use it      imgnet-cluster predict {job.name} PHOTO.jpg    imgnet-cluster export {job.name}")
+
+
+def print_next_commands(job: Job) -> None:
+    """Print the commands that are useful while a job runs."""
+    print_activation()
+    keys = job.backend.detach_keys
+    print(f"  session     {PROGRAM} attach {job.name}        (detach with {keys}, the job continues)")
+    print(f"  follow      {PROGRAM} logs -f {job.name}")
+    print(f"  curves      {PROGRAM} tensorboard {job.name}")
+    print(f"  stop        {PROGRAM} stop {job.name}")
+
+
+def print_commands_after(job: Job, result: JobResult) -> None:
+    """Print the commands that are useful in the state in which a job has ended."""
+    if job.status().step or result.epochs:
+        print(f"  curves      {PROGRAM} tensorboard {job.name}")
+    if job.status().step or result.epochs or job.spec.own_command:
+        print(f"  report      {PROGRAM} report {job.name}")
+    end = job.run_folder.attempts.newest()
+    rank = f" --rank {end.failed_rank}" if end and end.failed_rank else ""
+    print(f"  log         {PROGRAM} logs {job.name}{rank}")
+    if result.state != JobState.DONE:
+        print(f"  {_describe_continuation(job, result)}")
+    print(f"  all results {job.run_folder.result_path}")
+    print_activation()
+
+
+def _describe_continuation(job: Job, result: JobResult) -> str:
+    """Return the command that continues a job that is not done.
+
+    A failed job is resumed when it has a checkpoint and the cause was not its input; else it is launched again.
+    """
+    resume = f"{PROGRAM} resume {job.name}"
+    has_saved = job.spec.own_command is not None or checkpoints.has_saved(job)
+    if result.state == JobState.STOPPED:
+        return f"continue    {resume}" if has_saved else f"start again {resume}  (nothing was saved yet)"
+    if has_saved and not result.is_input_wrong:
+        return f"continue    {resume}"
+    return f"fix it, then: {job.launch_command}"
+
+
+def print_activation() -> None:
+    """Print how to put the program on PATH, when it is not there: `make demo` calls it by its path."""
+    activate = Path(sys.prefix, "bin", "activate")
+    if shutil.which(PROGRAM) or not activate.exists():
+        return
+    shown_path = os.path.relpath(activate) if activate.is_relative_to(Path.cwd()) else activate
+    print(f"  first       . {shown_path}        (so that this shell finds {PROGRAM})")

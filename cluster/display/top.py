@@ -4,9 +4,8 @@ The age of a status is measured with this computer's clock only, because the mac
 """
 
 import contextlib
-import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -52,14 +51,11 @@ class StatusAgeTracker:
     seen_changing: set[str] = field(default_factory=set)
 
     def update(self, machines: Machines, now: float) -> None:
-        """Compare the statuses with the last ones. Machines that are no longer listed are forgotten."""
-        for name in [name for name in self.last_rows if name not in machines]:
-            del self.last_rows[name], self.changed_at[name]
-            self.seen_changing.discard(name)
+        """Compare the statuses with the last ones."""
         for name, row in machines.items():
-            if name in self.last_rows and self.last_rows[name] != row:
-                self.seen_changing.add(name)
             if self.last_rows.get(name) != row:
+                if name in self.last_rows:
+                    self.seen_changing.add(name)
                 self.last_rows[name] = row
                 self.changed_at[name] = now
 
@@ -73,7 +69,7 @@ class StatusAgeTracker:
 
 
 def machine_cells(machines: Machines, now: float, tracker: StatusAgeTracker) -> list[dict[str, "str | Text"]]:
-    """Return the cells of each machine by column, sorted by name; "" for what is not known.
+    """Return the cells of each machine by column; "" for what is not known.
 
     `now` is a time of the clock of `StatusAgeTracker.update`. A status that is too old is red.
     """
@@ -83,7 +79,7 @@ def machine_cells(machines: Machines, now: float, tracker: StatusAgeTracker) -> 
     fresh_names = [name for name, age in ages.items() if (age or 0.0) <= STALE_STATUS_SECONDS]
     slowest = find_slowest_rank({name: status for name in fresh_names if (status := machines[name].status)})
     rows = []
-    for name in sorted(machines, key=_natural_sort_key):
+    for name in machines:
         cells: dict[str, str | Text] = {"machine": name, "state": machines[name].state, **_load_cells(machines[name])}
         age = ages[name]
         lower_bound = "" if name in tracker.seen_changing else "> "
@@ -102,9 +98,9 @@ def _load_cells(machine: MachineRow) -> dict[str, str]:
     status = machine.status
     numbers: TrainingNumbers = status or TrainingNumbers()
     load = (status and status.use) or MachineLoad()
-    utilizations = _numbers(gpu.use for gpu in load.gpus)
-    memory_gb = _numbers(gpu.memory_gb for gpu in load.gpus)
-    temperatures = _numbers(gpu.temperature for gpu in load.gpus)
+    utilizations = [gpu.use for gpu in load.gpus if gpu.use is not None]
+    memory_gb = [gpu.memory_gb for gpu in load.gpus if gpu.memory_gb is not None]
+    temperatures = [gpu.temperature for gpu in load.gpus if gpu.temperature is not None]
     ram = [format_known(number, "{:.0f}") for number in (load.memory_gb, load.memory_total_gb)]
     return {
         "attempt": format_cell(status and status.attempt),
@@ -119,16 +115,6 @@ def _load_cells(machine: MachineRow) -> dict[str, str]:
         "in Gbit/s": format_known(load.net_in_gbit, "{:.2f}"),
         "out Gbit/s": format_known(load.net_out_gbit, "{:.2f}"),
     }
-
-
-def _numbers(values: Iterable[float | None]) -> list[float]:
-    """Return the values that are known."""
-    return [value for value in values if value is not None]
-
-
-def _natural_sort_key(name: str) -> list[tuple[int, str]]:
-    """Return a sort key by which machine-10 comes after machine-9."""
-    return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name)]
 
 
 def job_summary_line(status: JobStatus, width: int = UNCUT_WIDTH_CHARACTERS) -> str:

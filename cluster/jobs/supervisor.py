@@ -181,7 +181,7 @@ def write_job_report(job: Job) -> None:
     if os.environ.get("IMGNET_NO_REPORT"):
         return
     with contextlib.suppress(OSError):
-        process = start_process(module_command("cluster.report", str(job.path)), job.path / REPORT_LOG)
+        process = start_process(module_command("cluster.report.page", str(job.path)), job.path / REPORT_LOG)
         try:
             process.wait(REPORT_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:

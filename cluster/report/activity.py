@@ -2,13 +2,13 @@
 
 import time
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from itertools import accumulate, pairwise
 
+from cluster.state import timeline
 from cluster.state.run_folder import Run, RunFolder
 from cluster.state.states import MachineState
-from cluster.state.timeline import FINAL_AGENT_STATES, AttemptRow, moved_launches, state_changes
 
 
 class Activity(StrEnum):
@@ -24,47 +24,34 @@ class Activity(StrEnum):
 ActivitySpan = tuple[Activity, float, float]  # with begin and end in seconds
 SpansByMachine = Mapping[str, Sequence[ActivitySpan]]
 
-ABSENT_STATES = (MachineState.GONE, MachineState.LEFT)
-ACTIVITY_BY_STATE = {  # how the states of an agent are drawn
-    MachineState.SETUP: Activity.GETTING_READY,
-    MachineState.FETCHING: Activity.GETTING_READY,
-    MachineState.INDEXING: Activity.GETTING_READY,
-    MachineState.WARMING: Activity.GETTING_READY,
-    MachineState.STARTING: Activity.GETTING_READY,
-    MachineState.JOINING: Activity.GETTING_READY,
+ACTIVITY_BY_STATE = {  # how the states of an agent are drawn; all others: waiting
+    **dict.fromkeys(timeline.STARTUP_STEP_BY_STATE, Activity.GETTING_READY),
+    MachineState.WAITING: Activity.WAITING,
     MachineState.TRAINING: Activity.TRAINING,
     MachineState.VALIDATING: Activity.VALIDATING,
-}  # all others: waiting
+    MachineState.LOST: Activity.LOST,
+}
 
 
-def machine_activity(run: Run, timeline: Sequence[AttemptRow]) -> SpansByMachine:
+def machine_activity(run: Run, attempts: Sequence[timeline.AttemptRow]) -> SpansByMachine:
     """Return the activity of each machine. Seconds are of the wall clock.
 
     A machine is LOST from when it was gone until it came back, or until the job's end if it is not in the last attempt.
     """
-    spans_by_machine = {name: list(_machine_spans(run.folder, name)) for name in run.spec.machine_names}
-    memberships = [row.machines for row in timeline if row.machines]
+    spans_by_machine = {
+        name: [
+            (ACTIVITY_BY_STATE.get(state, Activity.WAITING), begin, end)
+            for state, begin, end in timeline.state_spans(run.folder, name)
+        ]
+        for name in run.spec.machine_names
+    }
+    memberships = [row.machines for row in attempts if row.machines]
     job_end = max((end for spans in spans_by_machine.values() for *_, end in spans), default=0.0)
     for name, spans in spans_by_machine.items():
         was_member = any(name in names for names in memberships)
         if spans and was_member and name not in memberships[-1] and spans[-1][2] < job_end:
             spans.append((Activity.LOST, spans[-1][2], job_end))
     return spans_by_machine
-
-
-def _machine_spans(run_folder: RunFolder, name: str) -> Iterable[ActivitySpan]:
-    for (state, begin), (next_state, end) in pairwise(state_changes(run_folder, name)):
-        # SETUP after a state that is not final is the first line of a new agent. The old agent died without a
-        # word, and nobody knows when.
-        was_replaced = next_state == MachineState.SETUP and state not in FINAL_AGENT_STATES
-        if state in ABSENT_STATES or was_replaced:
-            activity = Activity.LOST
-        elif state in FINAL_AGENT_STATES:
-            continue
-        else:
-            activity = ACTIVITY_BY_STATE.get(state, Activity.WAITING)
-        if end > begin:
-            yield activity, begin, end
 
 
 class WorkClock:
@@ -111,7 +98,7 @@ def machine_losses(run_folder: RunFolder, spans_by_machine: SpansByMachine) -> l
     for name, spans in spans_by_machine.items():
         lost_times[name] = sorted(begin for kind, begin, _ in spans if kind == Activity.LOST)
         other_ends[name] = sorted(end for kind, _, end in spans if kind != Activity.LOST)
-    moved = moved_launches(run_folder)
+    moved = timeline.moved_launches(run_folder)
     attempts = [attempt for attempt in run_folder.attempts.all() if attempt.members]
     losses = []
     for attempt, next_attempt in pairwise(attempts):

@@ -4,18 +4,18 @@ A chart of which there is nothing to draw yet is None.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cluster.plots import figures
-from cluster.plots.figures import SERIES_COLORS
-from train.metrics.records import EpochRow
+from cluster.plots.figures import MUTED_COLOR, PAGE_BACKGROUND_COLOR, SERIES_COLORS
 from train.metrics.text import PART_TITLES, three_digits
 
+from .activity import Activity, ActivitySpan
 from .facts import JobFacts
-from .steps import StepPoint
 from .svg import figure_to_svg
 from .tables import format_error
 
@@ -24,13 +24,21 @@ if TYPE_CHECKING:
 
 Points = Sequence[tuple[float, float]]
 Unit = tuple[str, float]  # label of an axis, and how many seconds or images one unit of it is
-Moment = StepPoint | EpochRow
+Moment = Any  # a StepPoint or EpochRow; in the chart of costs, seconds
 
 LINE_STYLES = {"solid": "-", "dashed": (0, (4, 2)), "dotted": (0, (1, 1.5))}
 LINE_WIDTH = 1.8
 MAX_POINTS_WITH_MARKERS = 40
 FORECAST_COLOR = SERIES_COLORS[3]
 ACTUAL_COLOR = SERIES_COLORS[0]
+ACTIVITY_COLORS = {
+    Activity.TRAINING: SERIES_COLORS[0],
+    Activity.VALIDATING: SERIES_COLORS[2],
+    Activity.GETTING_READY: SERIES_COLORS[3],
+    Activity.WAITING: MUTED_COLOR,
+}
+LOST_COLOR = SERIES_COLORS[1]
+MACHINES_WIDTH_INCHES = 3.2 * figures.WIDTH_INCHES
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,7 @@ VALIDATION_LOSS = Series("validation", lambda facts: ((epoch, epoch.val_loss) fo
 LEARNING_RATE = Series("", lambda facts: ((step, step.lr) for step in facts.steps))
 IMAGE_SIZE = Series("", lambda facts: ((step, step.image_size) for step in facts.steps))
 GLOBAL_BATCH = Series("", lambda facts: ((step, step.global_batch) for step in facts.steps))
+COST = Series("", lambda facts: facts.dollars_over_time)
 
 
 def _speeds(facts: JobFacts) -> Iterable[tuple[Moment, float]]:
@@ -205,14 +214,10 @@ def short_piece_ends(points: Points, min_length: float) -> list[int]:
 
 def cost_chart(all_facts: Sequence[JobFacts]) -> Chart | None:
     """Return the dollars spent over time, with a curve for each job on rented machines."""
-    curves = []
     unit, seconds_per_unit = time_unit(
-        max(moment for facts in all_facts for moment, _ in (*facts.dollars_over_time, (0, 0)))
+        max(seconds for facts in all_facts for seconds, _ in (*facts.dollars_over_time, (0, 0)))
     )
-    for index, facts in enumerate(all_facts):
-        points = [(seconds / seconds_per_unit, dollars) for seconds, dollars in facts.dollars_over_time]
-        if points:
-            curves.append(Curve(LegendEntry(facts.job, _series_color(index)), points))
+    curves = _curves(all_facts, (COST,), lambda seconds: seconds / seconds_per_unit)
     note = f"{unit} since the launch of the first machine"
     return _curve_chart("Cost over time", unit, {"dollars": curves}, bottom=0, note=note)
 
@@ -290,3 +295,72 @@ def forecast_note(facts: JobFacts) -> str:
     predicted, actual = total.forecast / seconds_per_unit, total.actual / seconds_per_unit
     error_note = f" ({error})" if (error := format_error(total)) else ""
     return f"total: forecast {predicted:.1f} {unit}{source_note}, actual {actual:.1f}{error_note}"
+
+
+def machines_chart(facts: JobFacts) -> Chart | None:
+    """Return the chart of what each machine did, or None when no activity is known."""
+    if not any(facts.activity.values()):
+        return None
+    names = list(facts.activity)
+    figure, (axes,) = figures.make_axes(MACHINES_WIDTH_INCHES, 0.95 + 0.3 * min(len(names), 40))
+    end_time = max(end for spans in facts.activity.values() for *_, end in spans)
+    unit, seconds_per_unit = time_unit(end_time)
+    spans_by_kind = defaultdict[Activity, list[tuple[int, float, float]]](list)  # row, begin, end
+    for row, name in enumerate(names):
+        for kind, begin, end in merge_adjacent_spans(facts.activity[name]):
+            spans_by_kind[kind].append((row, begin / seconds_per_unit, end / seconds_per_unit))
+    for kind, color in ACTIVITY_COLORS.items():
+        boxes = [(begin, end, row - 0.32, row + 0.32) for row, begin, end in spans_by_kind[kind]]
+        figures.draw_boxes(axes, boxes, color)
+    lost_lines = [((begin, row), (end, row)) for row, begin, end in spans_by_kind[Activity.LOST]]
+    figures.draw_lines(axes, lost_lines, color=LOST_COLOR, linestyle=LINE_STYLES["dotted"], linewidth=1.6)
+    losses = [(moment / seconds_per_unit, names.index(name)) for name, moment in facts.losses if name in names]
+    axes.plot(
+        [moment for moment, _ in losses],
+        [row for _, row in losses],
+        linestyle="",
+        marker="X",
+        color=LOST_COLOR,
+        markeredgecolor=PAGE_BACKGROUND_COLOR,
+        markersize=10,
+        zorder=5,
+    )
+    axes.set(xlabel=unit, ylabel="machine", ylim=(len(names) - 0.4, -0.95))
+    axes.set_yticks(range(len(names)), names)
+    axes.grid(visible=False, axis="y")
+    axes.margins(x=0.01)
+    starts = [(row.attempt, row.at / seconds_per_unit) for row in facts.timeline if row.machines]
+    figures.draw_lines(
+        axes,
+        [((moment, 0.0), (moment, 1.0)) for _, moment in starts],
+        transform=axes.get_xaxis_transform(),
+        color=MUTED_COLOR,
+        linestyle=LINE_STYLES["dashed"],
+        linewidth=1.0,
+    )
+    last_labelled = -end_time
+    for number, moment in starts:
+        if moment - last_labelled >= 0.015 * end_time / seconds_per_unit:  # else it would overlap the number before
+            axes.text(moment, -0.62, f" {number}", color=MUTED_COLOR, va="center", fontsize=9.5)
+            last_labelled = moment
+    kinds = {kind for kind, spans in spans_by_kind.items() if spans}
+    legend = [LegendEntry(kind, color, "box") for kind, color in ACTIVITY_COLORS.items() if kind in kinds]
+    if Activity.LOST in kinds:
+        legend.append(LegendEntry(Activity.LOST, LOST_COLOR, "dotted"))
+    if losses:
+        legend.append(LegendEntry("moment of the loss", LOST_COLOR, "cross"))
+    if starts:
+        legend.append(LegendEntry("start of an attempt", MUTED_COLOR, "dashed"))
+    title = "Machines over time"
+    return Chart(title, figure_to_svg(figure, title, facts.job), legend)
+
+
+def merge_adjacent_spans(spans: Sequence[ActivitySpan]) -> list[ActivitySpan]:
+    """Merge neighboring spans of the same activity."""
+    merged: list[ActivitySpan] = []
+    for kind, begin, end in spans:
+        if merged and merged[-1][0] == kind and begin <= merged[-1][2]:
+            merged[-1] = (kind, merged[-1][1], end)
+        else:
+            merged.append((kind, begin, end))
+    return merged

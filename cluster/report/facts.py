@@ -63,15 +63,7 @@ class JobFacts:
 
 
 def collect_facts(job: Job) -> JobFacts:
-    """Return the facts of a job in any state.
-
-    Raises `ClusterError` when the run folder is damaged.
-    """
-    with job.report_damaged_files():
-        return _collect_facts(job)
-
-
-def _collect_facts(job: Job) -> JobFacts:
+    """Return the facts of a job in any state. A damaged file raises what `Job.report_damaged_files` expects."""
     spec, command, result = job.spec, job.spec.own_command, job.result
     timeline = job.timeline()
     activity = machine_activity(job.run, timeline)
@@ -122,16 +114,22 @@ def _provenance(job: Job, clock: WorkClock) -> dict[str, str]:
     """Return what is needed to reproduce the numbers: code, versions, seed, data, times; "" for what is not known."""
     spec, result = job.spec, job.result
     processes = f"{_count(spec.machines, 'machine')} x {_count(spec.procs, 'process', 'processes')}"
-    commit = {"commit of the program": _describe_commit(spec.git_commit)}
+    commit = (spec.git_commit or "not known").replace("+changes", ", with files that are not committed")
     if command := spec.own_command:
         project = spec.user_project.folder if spec.user_project else ""
-        rows = {"command": command.text, "project": project, **commit, "data": spec.train.data, "processes": processes}
+        rows = {
+            "command": command.text,
+            "project": project,
+            "commit of the program": commit,
+            "data": spec.train.data,
+            "processes": processes,
+        }
     else:
         scale_note = "" if spec.train.scale == 1 else f": a rehearsal with {spec.train.scale:g} of all"
         versions = (result and result.versions) or {}
         rows = {
             "recipe": f"{spec.recipe.name}, {spec.recipe_file or 'from Python'}",
-            **commit,
+            "commit of the program": commit,
             "seed": str(spec.recipe.seed if result is None or result.seed is None else result.seed),
             "data": f"{spec.recipe.data.name}, {spec.data_source or spec.train.data}",
             "images": _describe_images(job) + scale_note,
@@ -179,14 +177,6 @@ def _describe_images(job: Job) -> str:
         train_images = max(epoch.train_images for epoch in epochs)
         val_images = max(epoch.val_images or val_images for epoch in epochs)
     return f"{train_images:,} for training, {val_images:,} for validation"
-
-
-def _describe_commit(commit: str | None) -> str:
-    """Return the commit that `git_commit` found, and whether the working tree had other changes."""
-    if commit is None:
-        return "not known"
-    name = commit.removesuffix("+changes")
-    return name if name == commit else f"{name}, with files that are not committed"
 
 
 def _count(number: int, singular: str, plural: str = "") -> str:

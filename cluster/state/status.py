@@ -297,22 +297,18 @@ def seconds_by_state(run: Run) -> dict[str, float]:
     At each moment the job is in the state of the machine that is furthest (`MachineState`): a machine that waits or has
     gone does not count while another trains. The time of an agent that was killed counts until its last heartbeat.
     """
-    spans: list[tuple[float, float, MachineState]] = []
-    for name in run.spec.machine_names:
-        for (state, begin), (next_state, end) in pairwise(timeline.state_changes(run.folder, name)):
-            is_new_agent = next_state == MachineState.SETUP  # until then no agent was alive
-            if state not in timeline.FINAL_AGENT_STATES and not is_new_agent and end > begin:
-                spans.append((begin, end, state))
+    spans = [span for name in run.spec.machine_names for span in timeline.state_spans(run.folder, name)]
     seconds: dict[str, float] = {}
-    edges = sorted({edge for begin, end, _ in spans for edge in (begin, end)})
-    starting = sorted(spans, key=lambda span: span[0], reverse=True)
-    active: list[tuple[float, float, MachineState]] = []
+    edges = sorted({edge for _, *ends in spans for edge in ends})
+    starting = sorted(spans, key=lambda span: span[1], reverse=True)
+    active: list[tuple[MachineState, float, float]] = []
     for begin, end in pairwise(edges):
-        while starting and starting[-1][0] <= begin:
+        while starting and starting[-1][1] <= begin:
             active.append(starting.pop())
-        active = [span for span in active if span[1] >= end]
-        if active:
-            state = max((state for _, _, state in active), key=list(MachineState).index)
+        active = [span for span in active if span[2] >= end]
+        states = [state for state, *_ in active if state != MachineState.LOST]
+        if states:
+            state = max(states, key=list(MachineState).index)
             part = "validation" if state == MachineState.VALIDATING else str(state)
             seconds[part] = seconds.get(part, 0.0) + end - begin
     return {"total": sum(seconds.values()), **seconds}

@@ -1,7 +1,8 @@
 """History of a job: its attempts, their members, times, reasons, and what each change of attempt cost. Only reads."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 from train.metrics.step_search import StepEnds, StepTime, first_and_last_step, last_step_until
@@ -195,6 +196,19 @@ def state_changes(run_folder: RunFolder, machine: str) -> list[tuple[MachineStat
         status = read_status(run_folder.status_path(machine))
         changes.append((MachineState.GONE, max(changes[-1][1], status.time if status else 0.0)))
     return changes
+
+
+def state_spans(run_folder: RunFolder, machine: str) -> Iterator[tuple[MachineState, float, float]]:
+    """Yield the states of a machine's agents, each with its begin and end; LOST while the machine was gone.
+
+    A state that the start of a new agent follows counts as LOST too: the old agent died without a word, and nobody
+    knows when. The time after an agent that has done its work is left out.
+    """
+    for (state, begin), (next_state, end) in pairwise(state_changes(run_folder, machine)):
+        if state in (MachineState.DONE, MachineState.STOPPED) or end <= begin:
+            continue
+        is_lost = next_state == MachineState.SETUP or state in FINAL_AGENT_STATES
+        yield MachineState.LOST if is_lost else state, begin, end
 
 
 def startup_seconds(run_folder: RunFolder, machine: str, since: float = 0.0) -> dict[str, float]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cluster.display import next_commands
+from cluster.display import progress
 
 Fixture = Any
 LAUNCH = "imgnet-cluster launch --local 'my recipe.py'"
@@ -43,7 +43,7 @@ def test_commands_after_the_end_fit_the_state(
     run.write_status(state, reason="the loss is not a number", ended=True, step=steps)
     run.job.refresh()
     assert run.job.result and run.job.result.is_input_wrong == (fault == "input")
-    next_commands.print_commands_after(run.job, run.job.result)
+    progress.print_commands_after(run.job, run.job.result)
     shown = capsys.readouterr().out
     assert expected in shown and unexpected not in shown
     assert ("  curves      imgnet-cluster tensorboard job-1\n" in shown) == bool(steps)
@@ -55,14 +55,14 @@ def test_shell_without_the_program_is_told_how_to_find_it(
     """`make demo` calls the program by its path."""
     monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
     monkeypatch.setattr("shutil.which", lambda name: None)
-    next_commands.print_activation()
+    progress.print_activation()
     assert capsys.readouterr().out == "", "there is nothing to activate"
     (tmp_path / ".venv/bin").mkdir(parents=True)
     (tmp_path / ".venv/bin/activate").touch()
-    next_commands.print_activation()
+    progress.print_activation()
     assert f". {tmp_path}/.venv/bin/activate" in capsys.readouterr().out
     monkeypatch.chdir(tmp_path)
-    next_commands.print_activation()
+    progress.print_activation()
     assert "  first       . .venv/bin/activate " in capsys.readouterr().out
 
 
@@ -72,5 +72,5 @@ def test_keys_that_leave_a_session_are_right_in_a_tmux_of_ones_own(
     job = hand_made().job
     for variable, keys in (("", "Ctrl-b d"), ("/tmp/tmux-0/default,1,0", "Ctrl-b Ctrl-b d")):
         monkeypatch.setenv("TMUX", variable)
-        next_commands.print_next_commands(job)
+        progress.print_next_commands(job)
         assert f"(detach with {keys}, the job continues)" in capsys.readouterr().out

@@ -22,11 +22,11 @@ from PIL import Image
 from support import aws_journal
 from support.report_reader import BEGIN, agent, done, draw_val, epoch, home, lost, step, thumbnails
 
-from cluster import report as reports
 from cluster.connectors.hosts_file import Hosts
 from cluster.report import charts, sample_images
 from cluster.report import facts as report_facts
 from cluster.report.activity import Activity, WorkClock
+from cluster.report.page import render_report
 from cluster.report.steps import step_points
 from cluster.report.tables import cost_table
 from infra.aws.journal_events import InstanceEnded
@@ -125,7 +125,7 @@ def test_machine_that_is_replaced_before_the_next_attempt_was_lost_and_one_that_
     run.write_attempt(4, "0.c", time=BEGIN + 900, launch_id="of a resume")
     done(run, state="failed")
     assert report_facts.collect_facts(run.job).losses == [("0", 13.0)]
-    labels = re.findall(r"> (\d)</text>", reports.render_report([run.job]))
+    labels = re.findall(r"> (\d)</text>", render_report([run.job]))
     assert labels == ["1", "2", "4"], "the row of the end is no start of an attempt"
 
 
@@ -150,7 +150,7 @@ def test_render_report_page_is_complete_and_self_contained(run: Any) -> None:
     target = {"metric": "top5", "goal": 52, "stops": False, "reached": True, "epoch": 2, "minutes": 0.48, "best": 52.0}
     done(run, target=target)
     with matplotlib.rc_context({"font.size": 40, "axes.grid": False, "text.usetex": True}):  # a matplotlibrc
-        page = reports.render_report([run.job])
+        page = render_report([run.job])
     assert chart_titles(page) == [
         "Accuracy over time", "Accuracy over images", "Loss over images", "Learning rate over images",
         "Image size and global batch over images", "Images per second over time", "Machines over time",
@@ -187,11 +187,11 @@ def test_render_report_shows_the_most_confused_classes_with_images(run: Any, tmp
     (run.run_folder.path / "network").mkdir()
     (run.run_folder.path / "network" / "confusion.json").write_text(json.dumps(confusion))
     index = load_index(draw_val(tmp_path / "animals", "<i>fox", "lynx", "emu"), "val")
-    page = reports.render_report([run.job])
+    page = render_report([run.job])
     assert "Most frequent errors" in page and "Classes of the lowest accuracy" in page
     assert ">40.0<" in page and ">60.0<" in page and "taken for &lt;i&gt;fox" not in page
     write_class_thumbnails(index, [2, 0], run.run_folder.path, 1)
-    page = reports.render_report([run.job])
+    page = render_report([run.job])
     assert "lynx taken for &lt;i&gt;fox" in page and "6 of the class, 60.0 %" in page
     assert page.count('alt="validation image, lynx"') == page.count('alt="validation image, &lt;i&gt;fox"') == 1
 
@@ -207,7 +207,7 @@ def test_render_report_hostile_names_stay_text(hand_made: Fixture, tmp_path: Pat
     run.write_attempt(2, "0.a", time=BEGIN + 15, reason=HOSTILE)
     done(run, state="failed", reason=HOSTILE, recipe=recipe_name, versions={HOSTILE: HOSTILE})
     run.run_folder.path.joinpath("machines.json").write_text(json.dumps({"machines": {"0": {"host": HOSTILE}}}))
-    page = reports.render_report([run.job])
+    page = render_report([run.job])
     reader = Reader(page)
     assert "script" not in reader.tags and not any(name.startswith("on") for name, _ in reader.attributes)
     assert reader.tags["title"] == reader.tags["style"] == reader.tags["main"] == 1
@@ -218,13 +218,13 @@ def test_render_report_hostile_names_stay_text(hand_made: Fixture, tmp_path: Pat
 
 def test_render_report_of_a_job_that_begins_has_what_there_is(hand_made: Fixture) -> None:
     run = hand_made(forecast={"minutes": 1740.0, "terms": {"compute": 60.0}, "source": "presets", "start": {}})
-    page = reports.render_report([run.job])
+    page = render_report([run.job])
     assert chart_titles(page) == ["Forecast"] and "1740 minutes in total (constants: presets)" in page
     assert "Training has not started yet." in page and "There are none: no trainer" in page
     assert ">0-2<" in page  # the planned schedule
     home(run, "metrics/000001.jsonl", step(1, BEGIN), step(2, BEGIN + 1), epoch(1, BEGIN + 2, top1=None, top5=None))
     run.write_status("training", step=2, steps=16)
-    page = reports.render_report([run.job])
+    page = render_report([run.job])
     assert "No validation yet." in page and "Loss over images" in chart_titles(page)
     assert not [title for title in chart_titles(page) if "Accuracy" in title]
 
@@ -236,7 +236,7 @@ def test_render_report_several_jobs_share_charts_and_images(run: Any, hand_made:
     shutil.copy(run.run_folder.path / "logs/val-000001.json", second.run_folder.path / "logs")
     home(second, "metrics/000001.jsonl", step(1, BEGIN), step(9, BEGIN + 9), epoch(1, BEGIN + 10))
     done(second)
-    page = reports.render_report([run.job, second.job])
+    page = render_report([run.job, second.job])
     assert chart_titles(page).count("Accuracy over time") == 1 and chart_titles(page).count("Machines over time") == 1
     assert re.search(r"<td[^>]*>seed</td><td[^>]*>0</td><td[^>]*>11</td>", page)
     assert "momentum" not in page.partition("Training</h2>")[0]  # the jobs have it in common
@@ -266,7 +266,7 @@ def test_comparison_card_shows_only_differing_settings(hand_made: Fixture) -> No
     data, optim = replace(recipe.data, name="mine", train=1000), Optim(nesterov=True)
     second = hand_made("job-2", recipe=replace(recipe, data=data, optim=optim), scale=0.5)
     done(second, state="failed", reason="nothing <but> this", epochs=[], top1=None, top5=None)
-    header = reports.render_report([first.job, second.job]).partition("<h2>")[0]
+    header = render_report([first.job, second.job]).partition("<h2>")[0]
     assert re.search(r'<div class="card"><div class="scroll" tabindex="0"><table>', header)
     cells = [Reader(row).texts for row in re.findall(r"<tr>(.*?)</tr>", re.sub(r"></td>", ">-</td>", header))]
     rows = {name: values for name, *values in cells}
@@ -294,7 +294,7 @@ def test_render_report_rented_job_shows_cost_over_time(hand_made: Fixture) -> No
     assert cost_table(facts.cost).caption.endswith(" in total")
     note = " in total, 0.5000 of them for traffic and what belongs to no machine"
     assert cost_table(replace(facts.cost, nat_dollars=0.5)).caption.endswith(note)
-    page = reports.render_report([run.job])
+    page = render_report([run.job])
     assert "Cost over time" in chart_titles(page) and "g5.xlarge" in page and "$1.00" in page
 
 
@@ -327,14 +327,14 @@ def test_render_report_shows_the_rectangle_that_the_last_phase_sees(hand_made: F
     phases = [replace(run.spec.recipe.phases[0], size=64, rect_val=True)]
     run = hand_made("job-2", recipe=replace(run.spec.recipe, phases=phases))
     thumbnails(run, draw_val(tmp_path / "data", "cat", "dog"))
-    page = reports.render_report([run.job])
+    page = render_report([run.job])
     assert "at most 1.5 times as long as it is wide, so that parts of a very tall" in page
     assert "90 wide, 60 high; seen as 96 x 64" in page and page.count('class="square"') == 6
 
 
 def test_render_report_unreadable_images_are_one_line(run: Any) -> None:
     (run.run_folder.path / "logs/val-000001.json").write_text("""[{"jpeg": "'><script>"}]""")
-    assert "There are none: no trainer" in Reader(reports.render_report([run.job])).text
+    assert "There are none: no trainer" in Reader(render_report([run.job])).text
 
 
 # --- who writes it --------------------------------------------------------------------------------------------------
@@ -449,7 +449,7 @@ def pages(hand_made: Fixture, tmp_path: Path) -> Callable[[str], str]:
     home(large, "metrics/000001.jsonl", step(1, 1.8e9), epoch(1, 1.8e9 + 10, top1=100.0, top5=100.0))
     large.write_status("training", step=98_765, steps=1_234_567, seconds=123_456.0)
     jobs_by_name = {"one": [first.job], "two": [first.job, second.job], "new": [third.job], "large": [large.job]}
-    return lambda name: reports.render_report(jobs_by_name[name])
+    return lambda name: render_report(jobs_by_name[name])
 
 
 @pytest.mark.rehearsal
