@@ -171,7 +171,7 @@ def _create_job(spec: JobSpec, launch_id: str, take_over: Callable[[Path], None]
         run_folder.shared.mkdir(parents=True)
         setup_record = SetupRecord(launch=launch_id, is_adopted=True)
         write_atomic(run_folder.launch_path, launch_id.encode())
-        write_atomic(path / "machines.json", to_json_bytes(encode(setup_record)))
+        write_atomic(run_folder.setup_record_path, to_json_bytes(encode(setup_record)))
         try:
             take_over(path)
         except ClusterError:

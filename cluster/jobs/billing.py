@@ -1,7 +1,6 @@
 """Operations on jobs whose machines cost money: terminate at once, report the cost, extend the time limit."""
 
 import contextlib
-import time
 from dataclasses import dataclass
 
 from cluster.backends.rentals import RentalLimit
@@ -10,11 +9,9 @@ from cluster.errors import ClusterError
 from cluster.state import result, timeline
 from cluster.state.states import JobState
 from infra.costs import JobCost
-from train.tools.files import write_atomic
-from train.tools.text_files import to_json_bytes
 
 from .job import Job
-from .store import all_jobs
+from .store import intact_jobs
 from .supervision import job_lock, terminate_machines
 
 DOWN_REASON = "ended by the user (imgnet-cluster down)"
@@ -25,23 +22,13 @@ JOB_LOCK_TIMEOUT_SECONDS = 120.0
 
 def rented_jobs() -> list[Job]:
     """Return the jobs of this runs folder that run, or ran, on rented machines. Damaged run folders are left out."""
-    found_jobs = []
-    for job in all_jobs():
-        with contextlib.suppress(ClusterError):
-            if job.spec.cloud:
-                found_jobs.append(job)
-    return found_jobs
+    return [job for job in intact_jobs() if job.spec.cloud]
 
 
 def unfinished_jobs() -> list[Job]:
     """Return the jobs of this runs folder that have not ended, waiting jobs first. Damaged run folders are left out."""
-    found_jobs: list[Job] = []
-    waiting_jobs: list[Job] = []
-    for job in all_jobs():
-        with contextlib.suppress(ClusterError):
-            if not job.has_ended:
-                (waiting_jobs if job.is_waiting else found_jobs).append(job)
-    return waiting_jobs + found_jobs
+    unfinished = [job for job in intact_jobs() if not job.has_ended]
+    return sorted(unfinished, key=lambda job: not job.is_waiting)
 
 
 def terminate_job(job: Job) -> list[str]:
@@ -55,7 +42,7 @@ def terminate_job(job: Job) -> list[str]:
         return []
     if not job.has_ended:
         with contextlib.suppress(OSError):  # a full disk must not prevent the termination of machines that cost money
-            write_atomic(job.run_folder.shared / "stop", to_json_bytes({"time": time.time(), "reason": DOWN_REASON}))
+            job.run_folder.request_stop(DOWN_REASON)
         # The supervisor would replace the machines that are terminated below.
         tmux.kill_session(job.name, job.path)
     with job_lock(job.path, JOB_LOCK_TIMEOUT_SECONDS):
@@ -85,16 +72,8 @@ class CostReport:
 
     def to_json(self) -> dict[str, object]:
         """Return the report as plain data."""
-        return {
-            "job": self.job,
-            "is_billed": self.is_billed,
-            **self.cost.to_json(),
-            "per_epoch": self.per_epoch,
-            "to_target": self.to_target,
-            "wasted": self.wasted,
-            "wasted_seconds": self.wasted_seconds,
-            "warning": self.warning,
-        }
+        numbers = {name: getattr(self, name) for name in ("per_epoch", "to_target", "wasted", "wasted_seconds")}
+        return {"job": self.job, "is_billed": self.is_billed, **self.cost.to_json(), **numbers, "warning": self.warning}
 
 
 def cost_report(job: Job, target_top5: float | None = None) -> CostReport:

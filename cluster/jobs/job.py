@@ -1,7 +1,6 @@
 """A job: a run folder, with the operations that read or change it."""
 
 import contextlib
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -32,7 +31,6 @@ from train.tools import host
 from train.tools.agent_protocol import RESULT_FILE, rank_log_file
 from train.tools.files import NO_FILE_ERRORS, write_atomic
 from train.tools.records import MALFORMED_DATA_ERRORS, DamagedRecord, damaged, read_record
-from train.tools.text_files import to_json_bytes
 
 from . import queue_state
 from .supervision import PROCESS_START_SECONDS, JobBusy, Supervision, is_recent, job_lock, terminate_machines
@@ -332,7 +330,7 @@ class Job:
 
     def fail(self, reason: str) -> None:
         """End a job that cannot start or was stopped before it started, with its processes and rented machines."""
-        was_stopped = (self.run_folder.shared / "stop").exists()
+        was_stopped = self.run_folder.stop_path.exists()
         with job_lock(self.path, WRITE_RESULT_LOCK_SECONDS):
             self._end(reason, JobState.STOPPED if was_stopped else JobState.FAILED)
 
@@ -377,7 +375,7 @@ class Job:
     def start_locked(self) -> None:
         """Start the job. The caller holds its lock. Raises `ClusterError`."""
         self._refuse_if_alive()
-        (self.run_folder.shared / "stop").unlink(missing_ok=True)
+        self.run_folder.stop_path.unlink(missing_ok=True)
         for name in self.spec.machine_names:
             self.run_folder.disabled_marker(name).unlink(missing_ok=True)
         previous_result = self.run_folder.result_path.read_bytes() if self.has_ended else b""
@@ -407,7 +405,7 @@ class Job:
         if self.has_ended:
             raise ClusterError(f"{self.name} is {self.state} already; there is nothing to stop")
         self.supervision.require()
-        write_atomic(self.run_folder.shared / "stop", to_json_bytes({"time": time.time(), "pid": os.getpid()}))
+        self.run_folder.request_stop()
         if wait := self.backend.waits_for():  # no agent will obey the request
             return self.fail(f"stopped while {wait}")
         deadline = time.monotonic() + JOB_STOP_TIMEOUT_SECONDS

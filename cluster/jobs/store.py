@@ -40,16 +40,25 @@ def all_jobs(folder: Path | None = None) -> list[Job]:
     return [Job(each.path) for each in run_folders(folder or runs_folder())]
 
 
+def intact_jobs(folder: Path | None = None) -> list[Job]:
+    """Return the jobs of a runs folder (default: `runs_folder`), oldest first, without those of damaged run folders."""
+    jobs = []
+    for job in all_jobs(folder):
+        with contextlib.suppress(ClusterError):
+            if job.spec:
+                jobs.append(job)
+    return jobs
+
+
 def jobs_on_machines(hosts: Collection[Host]) -> list[Job]:
     """Return the jobs of this user, from any runs folder, that have not ended and are on any of these machines."""
     addresses = {host_address(host) for host in hosts}
-    jobs = []
-    for job in [job for folder in (runs_folder(), *busy_runs_folders()) for job in all_jobs(folder)]:
-        with contextlib.suppress(ClusterError):  # damaged
-            is_at_work = not (job.has_ended or job.is_waiting)
-            if is_at_work and addresses.intersection(map(host_address, job.spec.host_list)):
-                jobs.append(job)
-    return jobs
+    return [
+        job
+        for folder in (runs_folder(), *busy_runs_folders())
+        for job in intact_jobs(folder)
+        if not (job.has_ended or job.is_waiting) and addresses.intersection(map(host_address, job.spec.host_list))
+    ]
 
 
 def is_job_name(text: str) -> bool:

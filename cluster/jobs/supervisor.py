@@ -90,7 +90,7 @@ class MachineReplacer:
         run_folder = self.job.run_folder
         statuses = status.machine_statuses(self.job.run)
         end_states = {name: each.state for name, each in statuses.items() if each.ended}
-        is_ending = (run_folder.shared / "stop").exists() or run_folder.attempts.is_finished(run_folder.launch_id)
+        is_ending = run_folder.stop_path.exists() or run_folder.attempts.is_finished(run_folder.launch_id)
         if is_ending or not {MachineState.DONE, MachineState.STOPPED}.isdisjoint(end_states.values()):
             return []
         dead_machines = self.job.backend.dead_machines()

@@ -89,9 +89,9 @@ class Fleet:
         self.wait_until_ready = wait_until_ready
         self.hosts = dict(zip(spec.machine_names, spec.hosts.machines, strict=False))
         self.connectors = {name: self._make_connector(name) for name in self.hosts}
-        self.setup_progress = SetupProgress(folders.path / "machines.json")
+        self.setup_progress = SetupProgress(folders.setup_record_path)
         self.provisioner = Provisioner(
-            spec, self.hosts, self.connectors, self.setup_progress, folders.shared / "stop", while_waiting
+            spec, self.hosts, self.connectors, self.setup_progress, folders.stop_path, while_waiting
         )
         self.pool = ThreadPoolExecutor(max_workers=2 * len(self.hosts) + 4)
 
@@ -239,7 +239,7 @@ class Fleet:
         if self.last_pull_start is None:
             self.last_pull_start = now
             logger.info("no agent is running any more; the last files are being copied")
-        if (self.folders.shared / "stop").exists():
+        if self.folders.stop_path.exists():
             patience_seconds = min(patience_seconds, STOPPED_PATIENCE_SECONDS)
         if now < self.last_pull_start + patience_seconds:
             return False
@@ -279,7 +279,7 @@ class Fleet:
         Goes over connections of its own, to a few more machines with each call until one has it: an answer that is
         under way does not delay it. Raises `ClusterError` when all of them refuse it.
         """
-        stop_path = self.folders.shared / "stop"
+        stop_path = self.folders.stop_path
         if self.stop_request_sent or not stop_path.exists():
             return
         content = stop_path.read_bytes()
@@ -323,7 +323,7 @@ class Fleet:
         requested, or that a machine began when its time limit had passed.
         """
         long_ago, launch_id = time.monotonic() - STOP_GRACE_SECONDS, self.folders.launch_id
-        if (self.folders.shared / "stop").exists():
+        if self.folders.stop_path.exists():
             self.stop_seen_at = min(self.stop_seen_at, time.monotonic())
         old_statuses = [
             parse_status(text) for text, changed_at in self.mirror.last_status.values() if changed_at < long_ago

@@ -55,7 +55,7 @@ def first_launch_time(run: Run) -> float:
     """
     if not run.spec.queue:
         return run.spec.created
-    first_signs = [float(row["time"]) for row in read_json_lines(run.folder.path / "cloud.jsonl", "time")][:1]
+    first_signs = [float(row["time"]) for row in read_json_lines(run.folder.journal_path, "time")][:1]
     for name in run.spec.machine_names:
         first_signs += [begin for _, begin in timeline.state_changes(run.folder, name)[:1]]
     return min(first_signs, default=run.spec.created)

@@ -3,7 +3,9 @@
 import contextlib
 import fcntl
 import math
+import os
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -29,6 +31,7 @@ AGENT_OUTPUT = "agent.out"  # in an agent's work folder: what it prints
 SUPERVISOR_LOCK = ".supervisor.lock"  # in the run folder
 MAX_LAUNCH_ID_BYTES = 1000
 MAX_STATE_LOG_BYTES = 2_000_000  # of one machine: 20,000 changes of state
+SHARED_FOLDER = ("machine", "shared")  # in the run folder
 JOB_NAME = re.compile("job-[1-9][0-9]*")
 REHEARSED_NOTICE = "rehearsed spot notice (imgnet-cluster rehearse-loss)"  # the reason of a notice that a user sends
 
@@ -98,6 +101,16 @@ def _effective_ends(first_images: Iterable[int | None]) -> list[float]:
     return ends[::-1]
 
 
+class PathBelow:
+    """A path below a run folder, as an attribute of `RunFolder`."""
+
+    def __init__(self, *parts: str) -> None:
+        self.parts = parts
+
+    def __get__(self, folder: "RunFolder", _: object = None) -> Path:
+        return folder.path.joinpath(*self.parts)
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """The paths of one job. `path` is the run folder, which keeps its logs, metrics, event files and result.
@@ -108,43 +121,35 @@ class RunFolder:
 
     path: Path
 
+    spec_path = PathBelow("job.json")  # the job's specification
+    notify_path = PathBelow("notify.json")  # the targets of notifications, which never leave this computer
+    user_project = PathBelow("user_project")  # the copy of the user's project; the trainers import from it
+    recipe_path = PathBelow(*SHARED_FOLDER, "recipe.json")  # the recipe as it is run, resolved to plain data
+    started_marker = PathBelow(".begun")  # exists once the job was started and no longer waits in its queue
+    setup_record_path = PathBelow("machines.json")  # the set-up of the machines
+    journal_path = PathBelow("cloud.jsonl")  # the journal of rented machines; without it, nothing was ever rented
+    supervisor_log_path = PathBelow(SUPERVISOR_LOG)
+    network_folder = PathBelow(NETWORK_FOLDER)  # the trained network and its classes, once the job is done
+    result_path = PathBelow("result.json")  # exists once the job has ended, in whatever state
+    # Attempts, machine statuses, checkpoints, and the result of the trainers.
+    shared = PathBelow(*SHARED_FOLDER)
+    # The random ID of the last launch. Agents copy it into their status files, so that a status of an earlier launch is
+    # recognized without comparing clocks.
+    launch_path = PathBelow(*SHARED_FOLDER, "launch")
+    stop_path = PathBelow(*SHARED_FOLDER, "stop")  # exists when the job is to save and end
+
     @property
     def number(self) -> int:
         """The number of the job: 3 for "job-3"."""
         return int(self.path.name.removeprefix("job-"))
 
-    @property
-    def spec_path(self) -> Path:
-        """The job's specification."""
-        return self.path / "job.json"
-
-    @property
-    def started_marker(self) -> Path:
-        """A file that exists once the job was started and no longer waits in its queue."""
-        return self.path / ".begun"
-
-    @property
-    def shared(self) -> Path:
-        """The shared folder: attempts, machine statuses, checkpoints, and the result of the trainers."""
-        return self.path / "machine" / "shared"
-
     def work_folder(self, machine: str = "0") -> Path:
         """Return the folder through which trainers and agent of one machine of this computer communicate."""
         return self.path / "machine" / "work" / machine
 
-    @property
-    def supervisor_log_path(self) -> Path:
-        """The log of the job's supervisor, as JSON lines."""
-        return self.path / SUPERVISOR_LOG
-
     def disabled_marker(self, machine: str) -> Path:
         """Return the file that exists when a machine was killed for good and must not be replaced."""
         return self.path / f".away-{machine}"
-
-    @property
-    def recipe_path(self) -> Path:
-        """The recipe as it is run, resolved to plain data."""
-        return self.shared / "recipe.json"
 
     def write_spec(self, spec: JobSpec) -> None:
         """Write the specification, its recipe, and the targets of notifications, which only this user may read.
@@ -167,25 +172,6 @@ class RunFolder:
         return read_record(self.spec_path, RequestedLimits)
 
     @property
-    def notify_path(self) -> Path:
-        """The targets of notifications, which never leave this computer."""
-        return self.path / "notify.json"
-
-    @property
-    def user_project(self) -> Path:
-        """The job's copy of the user's project, made by the launch and by `resume`. The trainers import from it."""
-        return self.path / "user_project"
-
-    @property
-    def launch_path(self) -> Path:
-        """The file that holds the random ID of the last launch.
-
-        Agents copy the ID into their status files, so that a status of an earlier launch is recognized without
-        comparing clocks.
-        """
-        return self.shared / "launch"
-
-    @property
     def launch_id(self) -> str:
         """The ID of the last launch, "" before the first."""
         return self.read_launch_id(self.shared)
@@ -205,6 +191,11 @@ class RunFolder:
     def attempts(self) -> AttemptHistory:
         """The attempts of the job."""
         return AttemptHistory(self.shared)
+
+    def request_stop(self, reason: str = "") -> None:
+        """Ask the agents to save and end; "": the user wants it. Raises `OSError`."""
+        request = {"time": time.time(), "pid": os.getpid(), "reason": reason}
+        write_atomic(self.stop_path, to_json_bytes(request))
 
     def end_reason(self) -> str:
         """Return why the job is to end: a stop request, or because it is over; "" while it goes on."""
@@ -264,16 +255,6 @@ class RunFolder:
     def status_path(self, machine: str = "0") -> Path:
         """Return the status file of a machine's agent."""
         return self.shared / "status" / f"{machine}.json"
-
-    @property
-    def network_folder(self) -> Path:
-        """The folder of the trained network: its weights, and what its classes are. It exists once the job is done."""
-        return self.path / NETWORK_FOLDER
-
-    @property
-    def result_path(self) -> Path:
-        """The job's result. It exists once the job has ended, in whatever state."""
-        return self.path / "result.json"
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ def read_agent_status(run_folder: RunFolder, machine: str = "0") -> MachineStatu
 
 def read_setup_record(run_folder: RunFolder) -> SetupRecord:
     """Return the record of the machines' set-up, an empty one when there is none."""
-    return read_record(run_folder.path / "machines.json", SetupRecord) or SetupRecord()
+    return read_record(run_folder.setup_record_path, SetupRecord) or SetupRecord()
 
 
 def agents_start_time(run: Run) -> float:
@@ -222,7 +222,7 @@ def _starting_job_status(run: Run, status: JobStatus) -> JobStatus:
     activity = supervisor_records.read_activity(run.folder.path) if run.spec.cloud else None
     if activity and activity.doing:
         return replace(status, state=JobState.ACQUIRING, doing=activity.doing)
-    setup_record = read_record(run.folder.path / "machines.json", SetupRecord)
+    setup_record = read_record(run.folder.setup_record_path, SetupRecord)
     if setup_record:
         counts = Counter(
             "failed" if row.reason else str(row.step) for row in setup_record.machines.values() if row.step

@@ -120,7 +120,7 @@ def moved_launches(run_folder: RunFolder) -> dict[str, str]:
     """
     user_launch_ids: dict[str, str] = {}
     user_launch_id = ""
-    for row in read_json_lines(run_folder.path / "cloud.jsonl", "what", "launch_id"):
+    for row in read_json_lines(run_folder.journal_path, "what", "launch_id"):
         if row["what"] == "LaunchMoved":
             user_launch_ids[str(row["launch_id"])] = user_launch_id
         else:

@@ -24,7 +24,7 @@ from train.tools.text_files import to_json_bytes
 
 from .controller import HOSTS_FILE, NOT_RENTED, RentedJobController
 from .errors import cloud_errors_as_cluster_errors
-from .provider import JOURNAL_FILE, CloudProvider, MachineT
+from .provider import CloudProvider, MachineT
 
 
 class RentedBackend(RemoteBackend, Generic[MachineT]):
@@ -113,7 +113,7 @@ class RentedBackend(RemoteBackend, Generic[MachineT]):
     def terminate(self) -> list[str]:
         """Terminate all machines of the job. Raises `ClusterError` with what is not terminated."""
         name, folder = self.run.spec.name, self.run.folder
-        if (folder.path / JOURNAL_FILE).exists():  # else nothing was ever rented
+        if folder.journal_path.exists():  # else nothing was ever rented
             with cloud_errors_as_cluster_errors():
                 leftovers = self._open_provider().terminate_job()
             if leftovers:

@@ -278,7 +278,7 @@ class RentedJobController(Generic[MachineT]):
 
     def _request_stop(self, reason: str) -> None:
         """Write a stop request, which all agents follow."""
-        write_atomic(self.run_folder.shared / "stop", to_json_bytes({"time": time.time(), "reason": reason}))
+        self.run_folder.request_stop(reason)
         logger.info(reason)
 
     def _update_machines(self, seen_machines: dict[str, MachineT], asked_at: float) -> None:

@@ -29,7 +29,6 @@ from infra.errors import Interrupted
 from infra.rented_machine import RentedMachine
 from train.tools import host
 
-JOURNAL_FILE = "cloud.jsonl"  # in the run folder; without it, nothing was ever rented
 REMOTE_FOLDER = "~/.imgnet"  # on every rented machine; its boot script creates the folder
 # From the time limit until the machine powers off: for the last checkpoint and its download.
 POWEROFF_GRACE_SECONDS = 900

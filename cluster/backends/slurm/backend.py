@@ -196,7 +196,7 @@ class SlurmBackend(SharedFolderBackend):
 
     def explain_end(self) -> str:
         """Return how Slurm ended the job, "" when it ended by itself or was stopped."""
-        if (self.run.folder.shared / "stop").exists():
+        if self.run.folder.stop_path.exists():
             return ""
         with contextlib.suppress(SlurmError):
             queue = self._wait_for_end()

@@ -9,7 +9,6 @@ from cluster.backends.aws.terms.options import AwsOptions
 from cluster.backends.aws.terms.rental_spec import MARKETS
 from cluster.backends.planner import ResumedRun
 from cluster.backends.rented.errors import cloud_errors_as_cluster_errors
-from cluster.backends.rented.provider import JOURNAL_FILE
 from cluster.errors import BadInput, ClusterError
 from infra.aws.client import Account
 from infra.aws.instances import amis, preflight
@@ -141,7 +140,7 @@ def options_of_resume(options: AwsOptions, resumed: ResumedRun | None) -> AwsOpt
     """
     if resumed is None:
         return options
-    journal = Journal(resumed.run.folder.path / JOURNAL_FILE)
+    journal = Journal(resumed.run.folder.journal_path)
     regions = [recorded.request.place.region for recorded in journal.launch_requests() if recorded.is_granted]
     if not regions:  # the job never had a machine
         return options

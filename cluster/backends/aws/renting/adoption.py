@@ -15,9 +15,10 @@ from cluster.backends.aws.terms.options import AwsOptions
 from cluster.backends.aws.terms.rental_spec import METADATA_URL, RentalSpec, RentalTerms
 from cluster.backends.rentals import JobAdoption
 from cluster.backends.rented.errors import cloud_errors_as_cluster_errors
-from cluster.backends.rented.provider import JOURNAL_FILE, MAX_HOURS_WITHOUT_LIMIT, REMOTE_FOLDER, find_jump_host
+from cluster.backends.rented.provider import MAX_HOURS_WITHOUT_LIMIT, REMOTE_FOLDER, find_jump_host
 from cluster.connectors.ssh import SSHConnector
 from cluster.errors import ClusterError, NoSuchJob
+from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
 from infra.aws import tags
 from infra.aws.client import Account, get_public_address
@@ -272,7 +273,7 @@ class AwsAdoption(JobAdoption):
 
     def take_over(self, run_path: Path, launch_id: str) -> None:
         """Write the job's journal to a run folder, and claim the job for this computer."""
-        journal = Journal(run_path / JOURNAL_FILE)
+        journal = Journal(RunFolder(run_path).journal_path)
         journal.copy(LaunchStarted(time=host.unix_time(), launch_id=launch_id), *self.events)
         # A machine that was requested with these terms is not in their sum, although EC2 rounds its start down.
         known_dollars = billing.job_cost(journal, self.terms.at - TERMS_ROUNDING_SECONDS).dollars

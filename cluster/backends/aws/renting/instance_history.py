@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cluster.backends.aws.terms.rental_spec import RentalSpec
-from cluster.backends.rented.provider import JOURNAL_FILE, REMOTE_FOLDER, CloudProvider, find_jump_host
+from cluster.backends.rented.provider import REMOTE_FOLDER, CloudProvider, find_jump_host
 from cluster.backends.rented.traffic import read_traffic
 from cluster.connectors.hosts_file import Host
 from cluster.state.run_folder import RunFolder
@@ -48,7 +48,7 @@ class InstanceHistory(CloudProvider[Instance]):
     def __init__(self, spec: JobSpec, run_folder: RunFolder, get_stop_reason: Callable[[], str] = lambda: "") -> None:
         super().__init__(spec, run_folder, get_stop_reason)
         self.rental_spec = RentalSpec.from_json(spec.cloud)
-        self.journal = Journal(run_folder.path / JOURNAL_FILE)
+        self.journal = Journal(run_folder.journal_path)
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -203,7 +203,7 @@ class InstanceHistory(CloudProvider[Instance]):
     @classmethod
     def job_cost(cls, run_path: Path, moment: float) -> JobCost:
         """Return what the machines of a run folder and their traffic have cost until `moment`. Reads files only."""
-        return billing.job_cost(Journal(run_path / JOURNAL_FILE), moment, read_traffic(run_path).until(moment))
+        return billing.job_cost(Journal(RunFolder(run_path).journal_path), moment, read_traffic(run_path).until(moment))
 
     @property
     def closing_time(self) -> float | None:
@@ -238,7 +238,7 @@ def ssh_hosts(events: Sequence[JournalEvent], instances: Mapping[str, Instance])
     for instance in instances.values():
         if instance.launch_token not in request_by_token:
             raise CloudError(
-                f"instance {instance.id} has the tag of this job, but {JOURNAL_FILE} has no record of its launch, so "
+                f"instance {instance.id} has the tag of this job, but cloud.jsonl has no record of its launch, so "
                 "its host key is unknown; if nothing needs it: aws ec2 terminate-instances --region "
                 f"{instance.region} --instance-ids {instance.id}"
             )
