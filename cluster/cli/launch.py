@@ -421,7 +421,8 @@ def resume(job: str | None, env: tuple[str, ...], detach: bool, dry_run: bool, y
 
     resumed_job = store.find(job)
     plan = resumed_job.plan_resume(**given_options(options))
-    secrets = secret_values.new_values(env, resumed_job.spec.secret_names, resumed_job.spec.uid, resumed_job.name)
+    command = resumed_job.spec.own_command
+    secrets = secret_values.new_values(env, command.secrets if command else (), resumed_job.spec.uid, resumed_job.name)
     display_plan.show_resume_plan(plan)
     display_plan.show_other_jobs(plan.spec)
     is_billed = resumed_job.backend.is_billed

@@ -13,9 +13,8 @@ from cluster.errors import EXIT_UNFINISHED, ClusterError
 from cluster.jobs import checkpoints
 from cluster.jobs.job import Job
 from cluster.script.snapshot import newest_version
-from cluster.state.job_result import JobResult
 from cluster.state.states import JobState, MachineState
-from cluster.state.status import JobStatus
+from cluster.state.status import JobResult, JobStatus
 from cluster.state.timeline import describe_members
 from train.metrics.records import EpochRow
 from train.metrics.text import epoch_header, epoch_line, format_duration
@@ -69,7 +68,7 @@ def follow(job: Job, others: Sequence[Job] = ()) -> int:
             trouble = _refresh(job, trouble, out)
             has_ended = job.has_ended
             status = job.status()
-            epoch_lines = new_epoch_lines(job.epochs(), shown_epochs)
+            epoch_lines = new_epoch_lines(job.run_folder.epochs(), shown_epochs)
             if not has_shown_machines and status.doing == MachineState.TRAINING:
                 has_shown_machines = True
                 machines = job.machine_details()

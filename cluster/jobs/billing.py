@@ -88,8 +88,8 @@ def cost_report(job: Job, target_top5: float | None = None) -> CostReport:
         return job.backend.job_cost(moment).dollars
 
     with job.report_damaged_files():
-        epochs = job.epochs()
-        first_step = next(job.steps(), None)
+        epochs = job.run_folder.epochs()
+        first_step = next(job.run_folder.steps(), None)
         target_time = None
         if target_top5 is not None:
             target_time = next((row.time for row in epochs if (row.top5 or 0.0) >= target_top5), None)

@@ -19,14 +19,13 @@ from cluster.state import result as state_result
 from cluster.state import status as state_status
 from cluster.state import supervisor_records
 from cluster.state import timeline as state_timeline
-from cluster.state.job_result import JobResult
 from cluster.state.run_folder import Run, RunFolder, install_log_path, setup_log_path
 from cluster.state.spec import JobSpec
 from cluster.state.states import JobState
-from cluster.state.status import JobStatus, MachineRow
+from cluster.state.status import JobResult, JobStatus, MachineRow
 from cluster.state.timeline import AttemptRow
 from train.metrics.hparams import HParamValue
-from train.metrics.records import VAL_SCALARS, EpochRow, StepRow, val_scalars
+from train.metrics.records import VAL_SCALARS, val_scalars
 from train.tools import host
 from train.tools.agent_protocol import RESULT_FILE, rank_log_file
 from train.tools.files import NO_FILE_ERRORS, write_atomic
@@ -69,15 +68,14 @@ class Job:
         try:
             clock = host.unix_time if self.is_supervisor else supervisor_records.home_clock(self.path)
             return replace(Run.read(self.path), folder=self.run_folder, clock=clock)
-        except DamagedRecord as error:
+        except (DamagedRecord, OSError) as error:
             raise self._damage(error) from error
-        except OSError as error:
-            raise self._damage(damaged(error)) from error
 
-    def _damage(self, error: DamagedRecord) -> DamagedJob:
+    def _damage(self, error: DamagedRecord | OSError) -> DamagedJob:
         """Return the error about a damaged file of the run folder. It names the file and says what to do."""
+        what = damaged(error) if isinstance(error, OSError) else error
         return DamagedJob(
-            f"{self.path}: a file in it is damaged ({error}); restore the file; when none of its processes runs, you "
+            f"{self.path}: a file in it is damaged ({what}); restore the file; when none of its processes runs, you "
             "may delete the folder to forget the job"
         )
 
@@ -115,7 +113,7 @@ class Job:
     @property
     def is_waiting(self) -> bool:
         """Whether the job is in a queue and has not been started yet."""
-        return not queue_state.has_left_queue(self.run)
+        return bool(self.spec.queue) and not (self.run_folder.started_marker.exists() or self.has_ended)
 
     @property
     def hparams(self) -> dict[str, HParamValue]:
@@ -160,9 +158,8 @@ class Job:
         # Liveness is read before the agents' statuses: the last status of a dead agent is final.
         is_gone = not self.backend.is_remote and not self.has_ended and not self.is_alive
         if is_gone and self.has_agent_status and not self.is_booting:  # result.json could not be written yet
-            has_training_result = (self.run_folder.shared / RESULT_FILE).exists()
             state, reason = state_status.infer_end_state(self.run)
-            if not has_training_result:
+            if not (self.run_folder.shared / RESULT_FILE).exists():
                 job_status = replace(job_status, state=state, reason=reason)
         return job_status
 
@@ -184,7 +181,7 @@ class Job:
             raise self._damage(error) from error
         except OSError as error:
             if error.errno in NO_FILE_ERRORS:
-                raise self._damage(damaged(error)) from error
+                raise self._damage(error) from error
             raise
         except MALFORMED_DATA_ERRORS as error:
             if self.is_supervisor:  # its log keeps the traceback
@@ -204,21 +201,13 @@ class Job:
         """Whether the agents of the last launch were started so recently that their first status may still come."""
         return is_recent(state_status.agents_start_time(self.run))
 
-    def epochs(self) -> list[EpochRow]:
-        """Return the finished epochs. Those repeated by a later attempt appear once. Each line is read once."""
-        return self.run_folder.epochs()
-
-    def steps(self) -> Iterator[StepRow]:
-        """Yield the metrics of the steps, about one row a second. Steps repeated by a later attempt appear once."""
-        return self.run_folder.steps()
-
     def scalars(self, name: str) -> list[tuple[int, float]]:
         """Return (images seen, value) of a scalar by its name in TensorBoard: "accuracy/val_top1", "loss/train", ..."""
         values: list[tuple[int, float | None]]
         if name in VAL_SCALARS:
-            values = [(row.images, val_scalars(row).get(name)) for row in self.epochs()]
+            values = [(row.images, val_scalars(row).get(name)) for row in self.run_folder.epochs()]
         else:
-            values = [(row.images, row.scalars.get(name)) for row in self.steps()]
+            values = [(row.images, row.scalars.get(name)) for row in self.run_folder.steps()]
         return [(images, value) for images, value in values if value is not None]
 
     @property
@@ -368,13 +357,13 @@ class Job:
             self.run = replace(self.run, spec=spec)
             vars(self).pop("backend", None)  # it works by the old specification
 
-    def _refuse_if_alive(self) -> None:
-        if self.is_alive:
+    def _refuse_if(self, is_running: bool) -> None:
+        if is_running:
             raise ClusterError(f"{self.name} is running; to watch it: imgnet-cluster attach {self.name}")
 
     def start_locked(self) -> None:
         """Start the job. The caller holds its lock. Raises `ClusterError`."""
-        self._refuse_if_alive()
+        self._refuse_if(self.is_alive)
         self.run_folder.stop_path.unlink(missing_ok=True)
         for name in self.spec.machine_names:
             self.run_folder.disabled_marker(name).unlink(missing_ok=True)
@@ -472,7 +461,7 @@ class Job:
         spec = plan.spec if plan else earlier_spec
         self.backend.check(spec, self.path.parent)
         with job_lock(self.path):
-            self._refuse_if_alive()
+            self._refuse_if(self.is_alive)
             try:
                 self._change_spec(spec)
                 self.claim_machines()
@@ -487,7 +476,6 @@ class Job:
         self.refresh()
         if adoption := self.supervision.adoption:
             raise ClusterError(adoption.error)
-        if not self.has_ended:
-            raise ClusterError(f"{self.name} is running; to watch it: imgnet-cluster attach {self.name}")
+        self._refuse_if(not self.has_ended)
         if self.state == JobState.DONE:
             raise ClusterError(f"{self.name} is done; there is nothing to resume. Run it again: {self.launch_command}")

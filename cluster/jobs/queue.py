@@ -138,22 +138,20 @@ def main() -> int:
     try:
         # With a timeout: a command may hold the lock for a moment, to see whether the process is alive.
         with locked(queue_state.queue_lock_path(runs_folder, queue_id), LOCK_TIMEOUT_SECONDS):
-            while _advance_or_retry(runs_folder, queue_id):
-                time.sleep(QUEUE_POLL_SECONDS)
-            queue_state.remove_queue_files(runs_folder, queue_id)
+            is_unfinished = True
+            while is_unfinished:
+                try:
+                    is_unfinished = advance_queue(runs_folder, queue_id)
+                    time.sleep(QUEUE_POLL_SECONDS)
+                except Exception:  # such as a full disk: try again
+                    print(traceback.format_exc(), flush=True)
+                    time.sleep(QUEUE_RETRY_SECONDS)
+            # No process will need the queue again.
+            queue_state.queue_start_marker(runs_folder, queue_id).unlink(missing_ok=True)
+            queue_state.queue_lock_path(runs_folder, queue_id).unlink(missing_ok=True)
     except BlockingIOError:
         print(f"queue {queue_id}: another process is running", file=sys.stderr)
     return 0
-
-
-def _advance_or_retry(runs_folder: Path, queue_id: str) -> bool:
-    """Advance the queue. After an unexpected error, such as a full disk, wait and return True to try again."""
-    try:
-        return advance_queue(runs_folder, queue_id)
-    except Exception:
-        print(traceback.format_exc(), flush=True)
-        time.sleep(QUEUE_RETRY_SECONDS)
-        return True
 
 
 if __name__ == "__main__":

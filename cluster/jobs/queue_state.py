@@ -33,11 +33,6 @@ def queue_start_marker(runs_folder: Path, queue_id: str) -> Path:
     return runs_folder / f".queue-{queue_id}.asked"
 
 
-def has_left_queue(run: Run) -> bool:
-    """Whether the job is not waiting: it was started, it has ended, or it never belonged to a queue."""
-    return not run.spec.queue or run.folder.started_marker.exists() or run.folder.result_path.exists()
-
-
 def queued_runs(runs_folder: Path, queue_id: str | None = None) -> list[Run]:
     """Return the runs of a queue (None: of all jobs), ordered by job number. Damaged ones are left out."""
     runs = []
@@ -72,12 +67,6 @@ def ensure_queue_process(runs_folder: Path, queue_id: str) -> None:
             argv = module_command("cluster.jobs.queue", str(runs_folder), queue_id)
             tmux.start_session(f"queue-{queue_id}", runs_folder, "queue", argv)
             start_marker.touch()
-
-
-def remove_queue_files(runs_folder: Path, queue_id: str) -> None:
-    """Remove the files of an empty queue. The caller holds its lock; no process will need the queue again."""
-    for path in (queue_start_marker(runs_folder, queue_id), queue_lock_path(runs_folder, queue_id)):
-        path.unlink(missing_ok=True)
 
 
 def running_specs(runs_folder: Path, queue_id: str | None = None) -> list[JobSpec]:

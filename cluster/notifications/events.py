@@ -9,9 +9,9 @@ from itertools import pairwise
 from cluster.connectors.untrusted import one_line
 from cluster.state import status, timeline
 from cluster.state.attempts import Attempt
-from cluster.state.job_result import JobResult
 from cluster.state.run_folder import Run, stop_reason
 from cluster.state.states import JobState
+from cluster.state.status import JobResult
 from cluster.state.timeline import describe_members
 from train.metrics.text import format_duration
 from train.tools.agent_protocol import TrainingNumbers

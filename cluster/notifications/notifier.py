@@ -10,8 +10,8 @@ import logging
 import time
 from uuid import uuid4
 
-from cluster.state.job_result import JobResult
 from cluster.state.run_folder import Run, RunFolder, is_locked
+from cluster.state.status import JobResult
 from train.tools.files import locked
 from train.tools.records import read_record
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from cluster.backends.catalog import MachineType, find_machine_type
 from cluster.errors import BadInput
-from cluster.state.job_result import JobResult
 from cluster.state.run_folder import Run
 from cluster.state.spec import JobSpec
+from cluster.state.status import JobResult
 from train.forecast import DEFAULT_CONSTANTS, Constants, MeasuredRun, StartSeconds, calibrate
 from train.recipe.schedule import Schedule
 

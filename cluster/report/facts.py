@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cluster.jobs.job import Job
-from cluster.state.job_result import JobResult
-from cluster.state.status import JobStatus
+from cluster.state.status import JobResult, JobStatus
 from cluster.state.timeline import AttemptRow
 from infra.costs import JobCost
 from train.forecast import Forecast, TermComparison
 from train.metrics import text
 from train.metrics.confusion import Confusion
+from train.metrics.hparams import HParamValue
 from train.metrics.records import EpochRow
 from train.recipe.schedule import PhaseRow, scaled_image_count
 from train.tools.agent_protocol import CONFUSION_FILE
@@ -30,7 +30,7 @@ class JobFacts:
 
     Moments of epochs, steps, attempts (`timeline`), `activity` and `losses` (machine, moment) are in seconds at work.
     `schedule`, `forecast` and `forecast_comparison` are those of the result or, before it, of the plan. `settings` are
-    those worth comparing with other jobs, None where a value would mislead. `dollars_over_time` has points (seconds
+    those worth comparing with other jobs. `dollars_over_time` has points (seconds
     since the first launch of a machine, dollars until then). `confusion` is that of the last validation, None before
     the job is done. `provenance` is what is needed to reproduce the numbers.
     """
@@ -40,7 +40,7 @@ class JobFacts:
     model: str
     place: str  # of the machines, such as "this computer"
     data: str
-    settings: Mapping[str, str | int | float | None]
+    settings: Mapping[str, HParamValue]
     epochs: Sequence[EpochRow]
     steps: Sequence[StepPoint]
     schedule: Sequence[PhaseRow]
@@ -79,8 +79,8 @@ def collect_facts(job: Job) -> JobFacts:
         place=job.backend.description,
         data="" if command else spec.recipe.data.name,
         settings=comparable_settings(job),
-        epochs=[replace(row, time=clock.seconds_at(row.time)) for row in job.epochs()],
-        steps=step_points(job.steps(), clock),
+        epochs=[replace(row, time=clock.seconds_at(row.time)) for row in job.run_folder.epochs()],
+        steps=step_points(job.run_folder.steps(), clock),
         schedule=schedule,
         timeline=[replace(row, at=clock.seconds_at(row.at)) for row in timeline],
         activity={
@@ -148,32 +148,22 @@ def _provenance(job: Job, clock: WorkClock) -> dict[str, str]:
     return rows
 
 
-def comparable_settings(job: Job) -> dict[str, str | int | float | None]:
-    """Return the settings of a job, by name, that are worth comparing with other jobs; None where it would mislead."""
-    hparams = job.hparams
+def comparable_settings(job: Job) -> dict[str, HParamValue]:
+    """Return the settings of a job, by name, that are worth comparing with other jobs."""
     if job.spec.own_command:
-        return {name: value for name, value in hparams.items() if name != "command"}
+        return job.hparams
     recipe = job.spec.recipe
-    # These shapes warm up within a part of a phase, so the number of warm-up epochs would be wrong.
-    warms_up_within_phase = any(phase.shape in ("one_cycle", "gradual_warmup") for phase in recipe.phases)
-    return {
-        "data": f"{recipe.data.name}, {_describe_images(job)}",
-        "training": text.describe_training(recipe),
-        "highest learning rate": hparams["lr"],
-        "epochs of warm-up": None if warms_up_within_phase else hparams["warmup_epochs"],
-        "epochs planned": hparams["epochs"],
-        "first global batch": hparams["batch_first"],
-        "largest global batch": hparams["batch_largest"],
-        "largest image size": hparams["size_largest"],
-        "seed": hparams["seed"],
-    }
+    # Of shapes that warm up within a part of a phase, the number of warm-up epochs would mislead.
+    hparams = {name: value for name, value in job.hparams.items() if name not in ("model", "world", "warmup_epochs")}
+    data = f"{recipe.data.name}, {_describe_images(job)}"
+    return {"data": data, "training": text.describe_training(recipe), **hparams}
 
 
 def _describe_images(job: Job) -> str:
     """Return the numbers of used images; before the first epoch, and of a shortened run, the planned numbers."""
     data = job.spec.recipe.data
     train_images, val_images = (scaled_image_count(count, job.spec.train.scale) for count in (data.train, data.val))
-    if job.spec.train.max_steps is None and (epochs := job.epochs()):
+    if job.spec.train.max_steps is None and (epochs := job.run_folder.epochs()):
         train_images = max(epoch.train_images for epoch in epochs)
         val_images = max(epoch.val_images or val_images for epoch in epochs)
     return f"{train_images:,} for training, {val_images:,} for validation"

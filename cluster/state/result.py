@@ -20,10 +20,10 @@ from train.tools.records import DamagedRecord, encode, read_record
 from train.tools.text_files import read_json_lines, to_json_bytes
 
 from . import timeline
-from .job_result import JobResult
 from .run_folder import Run, RunFolder
 from .states import JobState
 from .status import (
+    JobResult,
     add_job_times,
     best_informed_status,
     infer_end_state,

@@ -143,11 +143,6 @@ class JobSpec:
         return self.workload if isinstance(self.workload, Command) else None
 
     @property
-    def secret_names(self) -> tuple[str, ...]:
-        """The names of the secret variables of the job's command."""
-        return self.own_command.secrets if self.own_command else ()
-
-    @property
     def settings(self) -> dict[str, HParamValue]:
         """The settings of a recipe, or the arguments of a command, as one flat row: jobs are compared by them."""
         world_size = self.machines * self.procs

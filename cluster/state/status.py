@@ -1,11 +1,13 @@
-"""Derives the state of a job from its files. Only reads; result.py writes the result when the job has ended."""
+"""The state of a job: its status, derived from its files, and its result, result.json, which result.py writes."""
 
 import shutil
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from cluster.connectors import untrusted
+from train.forecast import Constants, Forecast, StartSeconds, TermComparison
+from train.metrics.records import TrainResult
 from train.metrics.step_search import first_and_last_step
 from train.metrics.time_table import TimeTable
 from train.recipe import target
@@ -16,10 +18,10 @@ from train.tools.text_files import last_line
 from . import supervisor_records, timeline
 from .attempts import Attempt
 from .heartbeats import MachineStatus, find_slowest_rank, read_status
-from .job_result import JobResult
 from .run_folder import AGENT_OUTPUT, Run, RunFolder, install_log_path, stop_reason
 from .states import AgentPhase, AttemptReason, JobState, MachineState, SetupStep, WorkKind
 from .supervisor_records import MachineSetup, SetupRecord
+from .timeline import AttemptRow
 
 # The states of a machine in which its job does not run: not yet, or not any more.
 JOB_STATE_OF_INACTIVE = {
@@ -32,6 +34,7 @@ JOB_STATE_OF_INACTIVE = {
 AGENT_STEPS = (*timeline.STARTUP_STEP_BY_STATE.values(), SetupStep.STANDBY)
 # States of a machine that has gone on after a loss.
 RECOVERED_STATES = (MachineState.TRAINING, MachineState.VALIDATING, MachineState.FINISHED, MachineState.DONE)
+ONE_TIME_STEPS = (SetupStep.DATA, SetupStep.INDEXING)  # done once for a data set: it is drawn, its folders are searched
 FULL_DISK_BYTES = 1e6  # a disk with less free space than this is full
 
 
@@ -79,6 +82,47 @@ class JobStatus:
     run: str
     goodput: float | None = None
     seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobResult(TrainResult):
+    """How a job ended and what its trainers measured.
+
+    `procs` is the number of processes of each machine. `setup` has the seconds of each step of each machine up to its
+    first training step. `did_not_answer` are the machines that did not answer at the end. `ids_wrong` are the errors in
+    the log of used images, None when there is no such log. `is_input_wrong`: the job failed and would fail again
+    unless the recipe, the options or the images are changed.
+
+    `constants` are the machine constants that the run measured. When a forecast was made at the launch, `forecast`
+    holds it and `against` compares it with the run. They are None for a job that is not done or measured too little.
+    """
+
+    job: str = ""
+    state: JobState
+    reason: str
+    machines: int = 1
+    attempts: int
+    setup: dict[str, dict[str, float]] = field(default_factory=dict)
+    timeline: list[AttemptRow] = field(default_factory=list)
+    dollars: float = 0.0
+    backend: str = ""
+    did_not_answer: list[str] = field(default_factory=list)
+    is_input_wrong: bool = False
+    ids_wrong: list[str] | None = None
+    constants: Constants | None = None
+    forecast: Forecast | None = None
+    against: tuple[TermComparison, ...] | None = None
+
+    def start_seconds(self) -> StartSeconds:
+        """Return the seconds of the start of the slowest machine, without what is done once for a data set."""
+        starts = [
+            {step: seconds for step, seconds in steps.items() if step not in ONE_TIME_STEPS}
+            for steps in self.setup.values()
+        ]
+        slowest = max(starts, key=lambda steps: sum(steps.values()), default={})
+        steps_of_setup = list(SetupStep)[: list(SetupStep).index(SetupStep.OTHERS)]
+        setup_seconds = sum(slowest.get(step, 0.0) for step in steps_of_setup)
+        return StartSeconds(setup=setup_seconds, trainers=sum(slowest.values()) - setup_seconds)
 
 
 @dataclass(frozen=True, kw_only=True)

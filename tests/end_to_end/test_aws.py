@@ -24,8 +24,7 @@ from support.waiting import PATIENCE
 from cluster.backends.rented.traffic import read_traffic
 from cluster.jobs.billing import rental_limit
 from cluster.jobs.job import Job
-from cluster.state.job_result import JobResult
-from cluster.state.status import machine_statuses
+from cluster.state.status import JobResult, machine_statuses
 from infra.aws.journal_events import InstancesReleased
 
 

@@ -226,7 +226,7 @@ def test_resume_continues_at_the_step_that_stop_saved(sandbox: Sandbox) -> None:
     assert f"at step {saved_step}" in sandbox.cli("logs", "job-1").out
     assert job.result and job.result.attempts == 2 and len(job.result.epochs) == 5
     assert job.state == "done"
-    images = [row.images for row in job.steps()]
+    images = [row.images for row in job.run_folder.steps()]
     assert images == sorted(set(images)), "a step is in the metrics twice"
 
 
@@ -389,7 +389,7 @@ def test_full_runs_folder_is_waited_for(sandbox: Sandbox, small_disk: Path) -> N
     filling.unlink()
     sandbox.train_fast()
     assert launch.wait(120) == 0, sandbox.output()
-    assert job.state == "done" and len(job.epochs()) == 5
+    assert job.state == "done" and len(job.run_folder.epochs()) == 5
 
 
 def test_launch_killed_before_its_tmux_session_is_failed_and_can_be_resumed(sandbox: Sandbox) -> None:

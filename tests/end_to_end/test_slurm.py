@@ -110,7 +110,7 @@ def test_rehearse_loss_stop_resume_attach_and_shell(user: SlurmUser) -> None:
     stopped = sandbox.cli("stop", "job-1")
     assert stopped.code == 0, stopped
     user.assert_end(job, "stopped")
-    step = max((row.step for row in job.steps()), default=0)
+    step = max((row.step for row in job.run_folder.steps()), default=0)
     resumed = sandbox.cli("resume", "-d", "job-1")
     assert resumed.code == 0, resumed
     wait_for_steps(job, 3, "0", "1", "2")

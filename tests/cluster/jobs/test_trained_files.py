@@ -20,8 +20,8 @@ from cluster.errors import BadInput, ClusterError
 from cluster.jobs import checkpoints
 from cluster.machines import trained_files
 from cluster.script.snapshot import newest_version, remove_version
-from cluster.state.job_result import JobResult
 from cluster.state.states import JobState
+from cluster.state.status import JobResult
 from train.tools.records import encode
 from train.weights.safetensors_header import BLANK_SHA256, header_bytes
 

@@ -17,9 +17,9 @@ from cluster.planning.candidates import Candidate
 from cluster.planning.launch_options import make_launch_options
 from cluster.planning.resolve import load_recipes, plan
 from cluster.state import result as state_result
-from cluster.state.job_result import JobResult
 from cluster.state.result import write_result
 from cluster.state.states import JobState
+from cluster.state.status import JobResult
 from infra.aws.market.instance_types import BUILTIN_TYPES, ON_DEMAND_PRICES, RETIREMENT_REASONS
 from train.forecast import DEFAULT_CONSTANTS, Constants, Forecast, forecast
 from train.recipe import Model

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from cluster.errors import ClusterError
 from cluster.state import attempts, heartbeats, status, supervisor_records, timeline
-from cluster.state.job_result import JobResult
 from cluster.state.run_folder import Run, RunFolder
+from cluster.state.status import JobResult
 from infra.aws.journal import Journal
 from infra.aws.journal_events import JournalEvent
 from train.tools.records import DamagedRecord, read_record

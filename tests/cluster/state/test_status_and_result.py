@@ -14,8 +14,8 @@ from cluster.errors import ClusterError
 from cluster.state import result as job_result
 from cluster.state import status as job_status
 from cluster.state import supervisor_records
-from cluster.state.job_result import JobResult
 from cluster.state.states import JobState, SetupStep
+from cluster.state.status import JobResult
 from cluster.state.supervisor_records import MachineSetup, SetupRecord
 from train.forecast import StartSeconds
 from train.metrics.time_table import TimeTable

@@ -216,7 +216,7 @@ def test_polling_reads_no_file_of_the_history_again(hand_made: Fixture, monkeypa
 
     def poll() -> list[str]:
         opened.clear()
-        job.status(), job.timeline(), job.epochs(), job.machine_details()
+        job.status(), job.timeline(), job.run_folder.epochs(), job.machine_details()
         return [name for name in opened if name[:6].isdigit()]
 
     assert len(poll()) >= ATTEMPTS
