@@ -96,7 +96,7 @@ def find_interrupted_duplicate(spec: JobSpec) -> Job | None:
         with contextlib.suppress(ClusterError):
             if not (job.has_ended or job.is_waiting or job.is_alive):
                 job.refresh()
-                duplicate = job if _asks_for_the_same(job.spec, spec) else duplicate
+                duplicate = job if request_fingerprint(job.spec) == request_fingerprint(spec) else duplicate
     return duplicate
 
 
@@ -104,13 +104,10 @@ def find_running_duplicate(spec: JobSpec) -> Job | None:
     """Return the newest job on rented machines that runs, or waits, with the same request. None if there is none."""
     for job in reversed(rented_jobs() if spec.cloud else []):
         with contextlib.suppress(ClusterError):
-            if not job.has_ended and (job.is_waiting or job.is_alive) and _asks_for_the_same(job.spec, spec):
+            is_at_work = not job.has_ended and (job.is_waiting or job.is_alive)
+            if is_at_work and request_fingerprint(job.spec) == request_fingerprint(spec):
                 return job
     return None
-
-
-def _asks_for_the_same(spec: JobSpec, other: JobSpec) -> bool:
-    return request_fingerprint(spec) == request_fingerprint(other)
 
 
 def request_fingerprint(spec: JobSpec) -> dict[str, object]:

@@ -11,9 +11,10 @@ from cluster.backends.base import Backend
 from cluster.errors import ClusterError, JobAdopted, NoCloudAccess, NoCloudAnswer
 from cluster.state import supervisor_records
 from cluster.state.run_folder import SUPERVISOR_LOCK, RunFolder, lock_holder
-from cluster.state.supervisor_records import SupervisorHeartbeat, SupervisorTrouble
+from cluster.state.supervisor_records import TROUBLE_FILE, SupervisorHeartbeat, SupervisorTrouble
 from train.tools.files import locked
 from train.tools.process import command_line
+from train.tools.records import read_record
 
 PROCESS_START_SECONDS = 20.0  # for a new agent to write its first status, for a new supervisor to take its lock
 START_MARKER = ".supervised"  # in the run folder; changed whenever a command starts a supervisor
@@ -85,7 +86,8 @@ class Supervision:
         return trouble if trouble and trouble.adopted_since else None
 
     def _trouble(self) -> SupervisorTrouble | None:
-        return None if self.run_folder.result_path.exists() else supervisor_records.read_trouble(self.path)
+        has_ended = self.run_folder.result_path.exists()
+        return None if has_ended else read_record(self.path / TROUBLE_FILE, SupervisorTrouble)
 
     def _was_started_recently(self, *other_signs: Path) -> bool:
         signs = [path.stat().st_mtime for path in (self.path / START_MARKER, *other_signs) if path.exists()]

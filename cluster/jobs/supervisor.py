@@ -231,7 +231,11 @@ def supervise(job: Job, notifier: Notifier | None = None) -> int:
             logger.exception("an unexpected error; the supervisor tries again")
             trouble = SupervisorTrouble(error=f"{type(error).__name__}: {error}")
             time.sleep(SUPERVISOR_RETRY_SECONDS)
-        notifier.update(_view_of(job, replacer))
+        dollars = 0.0
+        with contextlib.suppress(ClusterError, DamagedRecord):
+            dollars = job.backend.job_cost().dollars if job.spec.cloud and job.spec.notify else 0.0
+        dead_machines = () if job.has_ended else tuple(replacer.dead_machines)
+        notifier.update(SupervisorView(dead_machines=dead_machines, dollars=dollars))
         if trouble != known_trouble and supervisor_records.write_trouble(job.path, trouble):
             known_trouble = trouble
         if job.has_ended:
@@ -242,15 +246,6 @@ def supervise(job: Job, notifier: Notifier | None = None) -> int:
         if not job.run_folder.spec_path.exists():  # the user deleted the run folder; the machines obey their limits
             return 1
         time.sleep(SUPERVISOR_POLL_SECONDS)
-
-
-def _view_of(job: Job, replacer: MachineReplacer) -> SupervisorView:
-    """Return what users are told of by this process only."""
-    dollars = 0.0
-    with contextlib.suppress(ClusterError, DamagedRecord):
-        dollars = job.backend.job_cost().dollars if job.spec.cloud and job.spec.notify else 0.0
-    dead_machines = () if job.has_ended else tuple(replacer.dead_machines)
-    return SupervisorView(dead_machines=dead_machines, dollars=dollars)
 
 
 def _supervise_once(job: Job, replacer: MachineReplacer) -> None:

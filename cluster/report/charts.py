@@ -101,9 +101,7 @@ def _speeds(facts: JobFacts) -> Iterable[tuple[Moment, float]]:
 
 def training_charts(all_facts: Sequence[JobFacts]) -> list[Chart]:
     """Return the charts over time and over images, with the curves of all jobs in each. Empty charts are left out."""
-    moments: list[Moment] = []
-    for facts in all_facts:
-        moments += [*facts.steps, *facts.epochs]
+    moments: list[Moment] = [moment for facts in all_facts for moment in (*facts.steps, *facts.epochs)]
     time = time_unit(max((moment.time for moment in moments), default=0.0))
     images = image_unit(max((moment.images for moment in moments), default=0))
 
@@ -147,16 +145,12 @@ def _curves(all_facts: Sequence[JobFacts], all_series: Sequence[Series], x: Call
         for number, series in enumerate(all_series):
             points = [(x(moment), value) for moment, value in series.values(facts) if value is not None]
             name = f"{facts.job} {series.name}".strip() if has_several_jobs else series.name
-            color = _series_color(index if has_several_jobs else number)
+            color = SERIES_COLORS[(index if has_several_jobs else number) % len(SERIES_COLORS)]
             # Earlier jobs get wider lines, so that lines which cover each other are all visible.
             width = LINE_WIDTH + 0.9 * min(2, len(all_facts) - 1 - index)
             if not all(math.isnan(y) for _, y in points):
                 curves.append(Curve(LegendEntry(name, color, series.symbol), points, width))
     return curves
-
-
-def _series_color(index: int) -> str:
-    return SERIES_COLORS[index % len(SERIES_COLORS)]
 
 
 def _curve_chart(
@@ -173,31 +167,27 @@ def _curve_chart(
         return None
     figure, all_axes = figures.make_axes(rows=len(panels))
     for axes, (label, curves) in zip(all_axes, panels.items(), strict=True):
-        _plot_curves(axes, curves, style)
+        end = max(x for curve in curves for x, _ in curve.points)
+        for curve in curves:
+            marked_points = short_piece_ends(curve.points, 0.02 * end)
+            if len(curve.points) <= MAX_POINTS_WITH_MARKERS and style == "default":
+                marked_points = list(range(len(curve.points)))
+            axes.plot(
+                *zip(*curve.points, strict=True),
+                color=curve.legend_entry.color,
+                linestyle=LINE_STYLES[curve.legend_entry.symbol],
+                marker="o" if marked_points else "",
+                markevery=marked_points or None,
+                drawstyle=style,
+                linewidth=curve.width,
+            )
+        axes.margins(x=0.02)
+        axes.set_xlim(left=0)
         axes.set_ylabel(label)
         axes.set_ylim(bottom=bottom)
     all_axes[-1].set_xlabel(x_label)
     legend = [curve.legend_entry for curve in curves] if len(curves) > 1 else []
     return Chart(title, figure_to_svg(figure, title), legend, note)
-
-
-def _plot_curves(axes: "Axes", curves: Sequence[Curve], style: str) -> None:
-    end = max(x for curve in curves for x, _ in curve.points)
-    for curve in curves:
-        marked_points = short_piece_ends(curve.points, 0.02 * end)
-        if len(curve.points) <= MAX_POINTS_WITH_MARKERS and style == "default":
-            marked_points = list(range(len(curve.points)))
-        axes.plot(
-            *zip(*curve.points, strict=True),
-            color=curve.legend_entry.color,
-            linestyle=LINE_STYLES[curve.legend_entry.symbol],
-            marker="o" if marked_points else "",
-            markevery=marked_points or None,
-            drawstyle=style,
-            linewidth=curve.width,
-        )
-    axes.margins(x=0.02)
-    axes.set_xlim(left=0)
 
 
 def short_piece_ends(points: Points, min_length: float) -> list[int]:

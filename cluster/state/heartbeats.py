@@ -174,18 +174,16 @@ class StateChange:
 
 def parse_state_change(line: bytes) -> StateChange | None:
     """Return the change of state in a line of a state log, None for a damaged line."""
-    try:
+    with contextlib.suppress(DamagedRecord):
         return decode_line(StateChange, line)
-    except DamagedRecord:
-        return None
+    return None
 
 
 def parse_status(text: bytes) -> MachineStatus | None:
     """Return the status that a status file holds; None when the file is torn or damaged."""
-    try:
+    with contextlib.suppress(DamagedRecord):
         return decode_json(MachineStatus, text)
-    except DamagedRecord:
-        return None
+    return None
 
 
 def read_status(path: Path) -> MachineStatus | None:

@@ -145,11 +145,6 @@ def write_trouble(run_path: Path, trouble: SupervisorTrouble | None) -> bool:
     return True
 
 
-def read_trouble(run_path: Path) -> SupervisorTrouble | None:
-    """Return the present trouble, None for none. Raises `DamagedRecord`."""
-    return read_record(run_path / TROUBLE_FILE, SupervisorTrouble)
-
-
 def write_activity(run_path: Path, doing: str) -> None:
     """Write the present activity. A full disk must not end the job, so errors are ignored."""
     with contextlib.suppress(OSError):

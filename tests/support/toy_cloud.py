@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from cluster.backends.rented.backend import RentedBackend
-from cluster.backends.rented.provider import JOURNAL_FILE, REMOTE_FOLDER, CloudProvider
+from cluster.backends.rented.provider import REMOTE_FOLDER, CloudProvider
 from cluster.connectors.hosts_file import Host
 from infra.costs import JobCost
 from infra.errors import MachinesRefused, NoMachines
@@ -39,7 +39,7 @@ class ToyCloud(CloudProvider[RentedMachine]):
 
     def _rent(self, name: str) -> RentedMachine:
         """Write the intent to the journal, then rent a machine."""
-        with (self.run_folder.path / JOURNAL_FILE).open("a") as journal:
+        with self.run_folder.journal_path.open("a") as journal:
             journal.write(f"rent {name}\n")
         cls = type(self)
         cls.free_machines -= 1

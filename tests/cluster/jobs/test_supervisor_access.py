@@ -16,7 +16,6 @@ from support.toy_cloud import ToyBackend, ToyCloud
 
 from cluster.backends.local import LocalBackend
 from cluster.backends.rentals import RentedNow
-from cluster.backends.rented.provider import JOURNAL_FILE
 from cluster.connectors import tmux
 from cluster.connectors.hosts_file import Hosts
 from cluster.display.cloud import show_cost
@@ -140,7 +139,7 @@ def test_job_is_ending_until_its_machines_are_known_to_be_gone(
     assert all(part in str(rented) for part in parts)
     monkeypatch.setattr(ToyBackend, "rented_now", lambda _: rented)
     monkeypatch.setattr(ToyCloud, "terminate_job", Mock(side_effect=NoCredentials(REFUSED.error)))
-    (job.path / JOURNAL_FILE).write_text("rent 0\n")
+    job.run_folder.journal_path.write_text("rent 0\n")
     with pytest.raises(
         ClusterError, match=f"^{REFUSED.error}; job-1 is ending: {rented}; .*imgnet-cluster down job-1$"
     ):
