@@ -163,14 +163,14 @@ def carry_out(
     from cluster.backends import registry
     from cluster.display import cloud as display_cloud
     from cluster.display import plan as display_plan
-    from cluster.display import progress, sweep
+    from cluster.display import progress
     from cluster.display.tables import print_wrapped
     from cluster.jobs import queue, store, submit
 
     plans = [_with_command(plan, is_only=len(plans) == 1) for plan in plans]
     display_plan.show_plan(plans[0], unasked_reason)
     if len(plans) > 1:
-        sweep.show_other_plans(plans)
+        display_plan.show_other_plans(plans)
     display_plan.show_other_jobs(plans[0].spec, max_parallel)
     backend_class = registry.backend_class(plans[0].spec.backend)
     for plan in plans:
@@ -283,7 +283,7 @@ def plan_all(makers: "Sequence[Callable[..., Plan]]", dry_run: bool) -> "tuple[l
 
 def _follow_all(launched_jobs: "list[Job]", max_parallel: int, detach: bool) -> int:
     """Follow the jobs of a sweep one after the other, then show their table. Returns the largest exit code."""
-    from cluster.display import sweep
+    from cluster.display import progress
 
     names = ", ".join(job.name for job in launched_jobs)
     click.echo(f"{names} launched, {max_parallel} at a time\n  list         imgnet-cluster ls")
@@ -294,7 +294,7 @@ def _follow_all(launched_jobs: "list[Job]", max_parallel: int, detach: bool) -> 
         if code == EXIT_INTERRUPTED:
             return code
     if not detach:
-        sweep.show_sweep(launched_jobs)
+        progress.show_sweep(launched_jobs)
     return code
 
 

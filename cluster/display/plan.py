@@ -11,8 +11,9 @@ from cluster.machines.checks import describe_age
 from cluster.machines.host_check import HostReport
 from cluster.machines.setup_progress import fold_by_machine
 from cluster.planning.resume import ResumePlan
-from cluster.report.tables import schedule_table
+from cluster.report.tables import differing_settings, schedule_table
 from cluster.state.spec import JobSpec
+from cluster.state.states import work_title
 from train.metrics.text import describe_training
 from train.recipe.schedule import PhaseRow
 
@@ -149,3 +150,26 @@ def _fact_cells(report: HostReport) -> Sequence[object]:
     gpus = f"{len(facts.gpus)} x {', '.join(gpu_names)}" if gpu_names else "none"
     torch = report.torch or "none"
     return facts.python, torch, gpus, facts.cpus, facts.memory_gb, facts.work.free_gb, facts.shared.fsync_ms
+
+
+def show_other_plans(plans: Sequence[Plan]) -> None:
+    """Print a row with the differing settings of each plan of a sweep. Only the first plan is printed in full."""
+    settings = [plan.spec.settings for plan in plans]
+    names = differing_settings(settings)
+    has_steps = any(plan.schedule for plan in plans)
+    has_price = any(plan.rental_plan for plan in plans)
+    rows = []
+    most_dollars: list[float | None] = []
+    for plan, values in zip(plans, settings, strict=True):
+        most_dollars.append(plan.rental_plan.max_dollars if plan.rental_plan else None)
+        at_most = [cloud.format_dollars(most_dollars[-1])] if has_price else []
+        steps = [plan.schedule.steps if plan.schedule else None] if has_steps else []
+        rows.append((plan.spec.workload.name, *(values.get(name) for name in names), *steps, *at_most))
+    print(f"\nabove is the plan of the first of {len(plans)} runs; all of them:")
+    work = work_title(plan.spec.work_kind for plan in plans)
+    print_table((work, *names, *(["steps"] if has_steps else []), *(["at most"] if has_price else [])), rows)
+    known_dollars = [dollars for dollars in most_dollars if dollars is not None]
+    if has_price and len(known_dollars) == len(plans):
+        print(f"all runs together at most {cloud.format_dollars(sum(known_dollars))}")
+    for note in dict.fromkeys(note for plan in plans for note in plan.notes if note not in plans[0].notes):
+        print_wrapped(f"note: {note}", len("note: "))

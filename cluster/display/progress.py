@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from cluster.errors import EXIT_UNFINISHED, ClusterError
 from cluster.jobs import checkpoints
 from cluster.jobs.job import Job
+from cluster.report.tables import differing_settings
 from cluster.script.snapshot import newest_version
-from cluster.state.states import JobState, MachineState
+from cluster.state.states import JobState, MachineState, work_title
 from cluster.state.status import JobResult, JobStatus
 from cluster.state.timeline import describe_members
 from train.metrics.records import EpochRow
@@ -24,13 +25,15 @@ from train.tools.agent_protocol import BEST_MODEL_FILE, CLASSES_FILE, MODEL_FILE
 from train.tools.files import FULL_DISK_ERRORS, open_regular
 from train.tools.process_log import log_end
 
+from .cloud import format_dollars
 from .status import describe_image_usage, progress_parts, show_machines, show_timeline
-from .tables import STATE_EXIT_CODES, console, print_state
+from .tables import STATE_EXIT_CODES, console, print_state, print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 PROGRAM = "imgnet-cluster"
+BEST_MARK = "*"  # of the best accuracy in a sweep
 REFRESH_SECONDS = 0.3
 LOG_END_LINES = 10  # of a failed rank
 LOG_END_BYTES = 10_000
@@ -320,3 +323,30 @@ def print_activation() -> None:
         return
     shown_path = os.path.relpath(activate) if activate.is_relative_to(Path.cwd()) else activate
     print(f"  first       . {shown_path}        (so that this shell finds {PROGRAM})")
+
+
+def show_sweep(jobs: Sequence[Job]) -> None:
+    """Print a row for each job of a sweep: the settings that differ, the best accuracy, time and cost."""
+    settings = [job.hparams for job in jobs]
+    statuses = [job.status() for job in jobs]
+    names = differing_settings(settings)
+    best = max((status.top1 for status in statuses if status.top1 is not None), default=None)
+    has_cost = any(job.result and job.result.dollars for job in jobs)
+    work = work_title(status.work for status in statuses)
+    columns = ("job", work, "state", *names, "top-1", "best", "at work", *(["cost"] if has_cost else []))
+    rows = [
+        (
+            job.name,
+            status.recipe,
+            status.state,
+            *(values.get(name) for name in names),
+            "" if status.top1 is None else f"{status.top1:.2f}",
+            BEST_MARK if status.top1 is not None and status.top1 == best else "",
+            format_duration(status.seconds),
+            *([format_dollars(job.result.dollars) if job.result else ""] if has_cost else []),
+        )
+        for job, values, status in zip(jobs, settings, statuses, strict=True)
+    ]
+    print_table(columns, rows, optional=(work,))
+    print(f"  compare     imgnet-cluster report {' '.join(job.name for job in jobs)}")
+    print(f"  curves      imgnet-cluster tensorboard {' '.join(job.name for job in jobs)}")

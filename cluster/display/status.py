@@ -4,14 +4,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from cluster.report.tables import attempts_table
+from cluster.report.tables import attempts_table, format_cell
 from cluster.state.states import JobState, SetupStep, work_title
 from cluster.state.status import JobStatus, MachineRow
 from cluster.state.timeline import AttemptRow
 from train.metrics.text import START_TITLES, format_duration, time_table_lines
 from train.tools.records import encode
 
-from .tables import DAMAGED, format_cell, print_state, print_table, print_wrapped
+from .tables import DAMAGED, print_state, print_table, print_wrapped
 from .terminal import cut_text
 
 MAX_REASON_CHARACTERS = 140

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from cluster.errors import EXIT_JOB_FAILED, EXIT_JOB_STOPPED, EXIT_OK
+from cluster.report.tables import format_cell
 from cluster.state.states import JobState, MachineState
 
 from .terminal import clean, styled_stream
@@ -184,12 +185,3 @@ def print_wrapped(line: str, indent: int = 0) -> None:
     indentation = " " * indent
     lines = textwrap.wrap(line, width, subsequent_indent=indentation, break_long_words=False, break_on_hyphens=False)
     print("\n".join(lines))
-
-
-def format_cell(value: object) -> str:
-    """Return a value as text: "" for None, four significant digits for a float, all before the point of a large one."""
-    if value is None:
-        return ""
-    if not isinstance(value, float):
-        return str(value)
-    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"

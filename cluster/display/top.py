@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from cluster.report.tables import format_known
+from cluster.report.tables import format_cell, format_known
 from cluster.state.heartbeats import MachineLoad, find_slowest_rank
 from cluster.state.states import JobState, MachineState
 from cluster.state.status import JobStatus, MachineRow
@@ -18,7 +18,7 @@ from train.metrics.text import format_duration
 from train.tools.agent_protocol import TrainingNumbers
 
 from .status import format_of_total, progress_parts
-from .tables import STATE_COLORS, STATE_EXIT_CODES, build_table, console, format_cell
+from .tables import STATE_COLORS, STATE_EXIT_CODES, build_table, console
 
 if TYPE_CHECKING:
     from rich.console import Group

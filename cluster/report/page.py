@@ -58,7 +58,7 @@ def environment() -> Environment:
     jinja = Environment(
         loader=FileSystemLoader(FOLDER),
         autoescape=True,
-        finalize=lambda value: value if isinstance(value, Markup) else tables.display_text(value),
+        finalize=lambda value: value if isinstance(value, Markup) else tables.format_cell(value),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -49,16 +49,19 @@ class Table:
 
 def make_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], caption: str = "") -> Table:
     """Return a table of these cells. One without rows is left out of the page."""
-    texts = [[display_text(cell) for cell in row] for row in rows]
-    return Table(columns, texts, caption)
+    return Table(columns, [[format_cell(cell) for cell in row] for row in rows], caption)
 
 
-def display_text(value: object) -> str:
-    """Return a value as text for people, without the characters that HTML does not allow."""
+def format_cell(value: object) -> str:
+    """Return a value as text: "" for None, four significant digits for a float, all before the point of a large one.
+
+    Characters that HTML does not allow are left out.
+    """
     if value is None:
         return ""
-    text = f"{value:.4g}" if isinstance(value, float) else str(value)
-    return "".join(character for character in text if character.isprintable() or character in "\n\t ")
+    if isinstance(value, float):
+        return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
+    return "".join(character for character in str(value) if character.isprintable() or character in "\n\t ")
 
 
 def format_error(row: TermComparison) -> str:

@@ -6,7 +6,8 @@ from typing import Any
 
 from support.train_records import EPOCH_FIELDS, make_epoch
 
-from cluster.display import progress, status, tables
+from cluster.display import progress, status
+from cluster.report.tables import format_cell
 from cluster.state.states import JobState
 from cluster.state.status import JobStatus
 from cluster.state.timeline import AttemptRow
@@ -21,7 +22,7 @@ def test_format_of_durations_and_of_ranges_of_rates() -> None:
     durations = {59.4: "0:59", 59.6: "1:00", 3599.9: "1:00:00", 86400: "24:00:00"}
     assert {seconds: text.format_duration(seconds) for seconds in durations} == durations
     cells = {0.000123456: "0.0001235", 28_000.3: "28000", 28_000: "28000", None: ""}
-    assert {value: tables.format_cell(value) for value in cells} == cells
+    assert {value: format_cell(value) for value in cells} == cells
     minutes = {0.01234: "0.0123", 99.4: "99.4", 1222.7: "1223", None: ""}
     assert {value: text.three_digits(value) for value in minutes} == minutes
     ranges = {(0.1, 0.1): "0.1", (0.0, 0.0): "0", (3.84, 0.0336): "3.84 to 0.0336"}

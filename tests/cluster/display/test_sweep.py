@@ -7,7 +7,8 @@ import pytest
 from support import report_reader
 from support.specs import TINY
 
-from cluster.display import sweep
+from cluster.display import plan as display_plan
+from cluster.display import progress
 from cluster.jobs import store
 from cluster.planning.commands import plan_command
 from cluster.planning.launch_options import make_launch_options
@@ -30,7 +31,7 @@ def rows(text: str) -> list[list[str]]:
 def test_plans_of_a_sweep_are_one_table(capsys: pytest.CaptureFixture[str]) -> None:
     plans = [plan(make_recipe(lr), make_launch_options(procs=1)) for lr in (0.01, 0.1, 0.4)]
     plans[2] = replace(plans[2], notes=("only this one warns",))
-    sweep.show_other_plans(plans)
+    display_plan.show_other_plans(plans)
     shown = capsys.readouterr().out
     assert ["recipe", "lr", "steps"] in rows(shown) and ["lr0.4", "0.4", "16"] in rows(shown)
     assert "the first of 3 runs" in shown and "note: only this one warns" in shown
@@ -38,7 +39,7 @@ def test_plans_of_a_sweep_are_one_table(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_plans_of_commands_show_their_arguments_under_command(capsys: pytest.CaptureFixture[str]) -> None:
     commands = [Command(argv=["python", "-c", "1", "--lr", str(lr)], name=f"lr{lr:g}", procs=1) for lr in (0.1, 0.2)]
-    sweep.show_other_plans([plan_command(command, make_launch_options()) for command in commands])
+    display_plan.show_other_plans([plan_command(command, make_launch_options()) for command in commands])
     shown = rows(capsys.readouterr().out)
     assert ["command", "lr"] in shown and ["lr0.2", "0.2"] in shown
 
@@ -52,7 +53,7 @@ def test_sweep_ends_with_a_table_that_marks_the_best(hand_made: Fixture, capsys:
     jobs = [store.find(f"job-{number}") for number in (1, 2, 3)]
     for job in jobs:
         job.refresh()
-    sweep.show_sweep(jobs)
+    progress.show_sweep(jobs)
     shown = capsys.readouterr().out
     assert rows(shown)[0] == ["job", "recipe", "state", "lr", "top-1", "best", "at", "work"]
     assert ["job-1", "lr0.01", "stopped", "0.01", "48.33", "0:00"] in rows(shown)
