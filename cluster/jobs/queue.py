@@ -141,8 +141,8 @@ def main() -> int:
             is_unfinished = True
             while is_unfinished:
                 try:
-                    is_unfinished = advance_queue(runs_folder, queue_id)
-                    time.sleep(QUEUE_POLL_SECONDS)
+                    if is_unfinished := advance_queue(runs_folder, queue_id):
+                        time.sleep(QUEUE_POLL_SECONDS)
                 except Exception:  # such as a full disk: try again
                     print(traceback.format_exc(), flush=True)
                     time.sleep(QUEUE_RETRY_SECONDS)
