@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from cluster.errors import EXIT_JOB_FAILED, EXIT_JOB_STOPPED, EXIT_OK
-from cluster.report.tables import format_cell
 from cluster.state.states import JobState, MachineState
 
 from .terminal import clean, styled_stream
@@ -93,6 +92,8 @@ def build_table(
     from rich import box
     from rich.table import Table
     from rich.text import Text
+
+    from cluster.report.tables import format_cell  # late, because it needs the state of jobs, and --help does not
 
     rows = [list(row) for row in rows]
     all_columns = [
