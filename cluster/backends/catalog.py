@@ -12,7 +12,7 @@ are used without its backend: its object store, on the machines of a job, and it
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cluster.errors import BadInput
 
@@ -61,12 +61,6 @@ class MachineType:
     retired_reason: str = ""  # why the type can no longer be rented; "" if it can
 
 
-@cache
-def _class_paths() -> dict[str, str]:
-    """Return "module:class" for each backend, by name."""
-    return _with_other_packages(BUILTIN_BACKENDS, ENTRY_POINT_GROUP)
-
-
 def _with_other_packages(builtin: dict[str, str], group: str) -> dict[str, str]:
     """Add what other packages register under an entry point group. What this project has cannot be replaced."""
     from importlib.metadata import entry_points  # takes 30 ms
@@ -74,14 +68,19 @@ def _with_other_packages(builtin: dict[str, str], group: str) -> dict[str, str]:
     return builtin | {entry.name: entry.value for entry in entry_points(group=group) if entry.name not in builtin}
 
 
+def _find(builtin: dict[str, str], group: str, name: str) -> str | None:
+    """Return "module:name" of what is registered under a name. Other packages are asked only when it is not ours."""
+    return builtin.get(name) or _with_other_packages(builtin, group).get(name)
+
+
 def backend_names() -> list[str]:
     """Return the names of all backends."""
-    return list(_class_paths())
+    return list(_with_other_packages(BUILTIN_BACKENDS, ENTRY_POINT_GROUP))
 
 
 def load_class(name: str) -> type:
     """Return the class of a backend. Raises `BadInput` when there is none, or when its package cannot be used."""
-    class_path = BUILTIN_BACKENDS.get(name) or _class_paths().get(name)
+    class_path = _find(BUILTIN_BACKENDS, ENTRY_POINT_GROUP, name)
     if class_path is None:
         raise BadInput(f"no backend {name!r}; the backends are {', '.join(backend_names())}")
     found = _import(class_path, f"the backend {name}")
@@ -93,14 +92,10 @@ def load_class(name: str) -> type:
 def open_object_store(url: str) -> "rentals.ObjectStore":
     """Open a location such as s3://my-bucket/data. Raises `ClusterError`."""
     scheme = url.partition("://")[0]
-    path = BUILTIN_OBJECT_STORES.get(scheme)
-    path = path or _with_other_packages(BUILTIN_OBJECT_STORES, OBJECT_STORE_GROUP).get(scheme)
+    path = _find(BUILTIN_OBJECT_STORES, OBJECT_STORE_GROUP, scheme)
     if path is None:
         raise BadInput(f"{url}: not in an object store; a location looks like s3://my-bucket/data")
-    store_class = _import(path, f"the object store {scheme}://")
-    if not callable(store_class):
-        raise BadInput(f"the object store {scheme}:// ({path}) is no class")
-    store: rentals.ObjectStore = store_class(url)
+    store: rentals.ObjectStore = _import(path, f"the object store {scheme}://")(url)
     return store
 
 
@@ -108,24 +103,22 @@ def open_object_store(url: str) -> "rentals.ObjectStore":
 def find_machine_type(name: str) -> MachineType | None:
     """Return a machine type from the built-in tables of all clouds, without a request; None when no table has it."""
     for cloud, path in _with_other_packages(BUILTIN_MACHINE_TYPES, MACHINE_TYPE_GROUP).items():
-        find = _import(path, f"the table of machine types {cloud}")
-        if callable(find) and isinstance(found := find(name), MachineType):
+        found: MachineType | None = _import(path, f"the table of machine types {cloud}")(name)
+        if found:
             return found
     return None
 
 
 def known_names(kind: str) -> list[str]:
     """Return the names that a "TYPE", "REGION" or "ZONE" of a cloud may have, without a request."""
-    names = _import(BUILTIN_NAMES[kind], f"the names of a {kind}")
-    assert callable(names)
-    return list(names())
+    return list(_import(BUILTIN_NAMES[kind], f"the names of a {kind}")())
 
 
-def _import(class_path: str, what: str) -> object:
+def _import(class_path: str, what: str) -> Any:  # what a package names may be anything
     """Return what "module:name" names. Raises `BadInput` when the code of another package cannot be imported."""
     module_name, _, name = class_path.partition(":")
     try:
-        found: object = getattr(import_module(module_name), name)
+        return getattr(import_module(module_name), name)
     except Exception as error:  # the code of another package: anything may happen
         if module_name.startswith("cluster."):
             raise
@@ -133,7 +126,6 @@ def _import(class_path: str, what: str) -> object:
             f"{what} ({class_path}) cannot be imported: {type(error).__name__}: {error}; "
             "repair or uninstall the package that registers it"
         ) from error
-    return found
 
 
 def options_class(name: str) -> type[BackendOptions]:

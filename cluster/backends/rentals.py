@@ -1,4 +1,4 @@
-"""What a cloud reports without a run folder: what a launch would rent, offers, rented jobs, leftovers, findings.
+"""What a cloud reports without a run folder: what a launch would rent, offers, rented jobs, leftovers.
 
 The fields of rows that commands print as JSON have the names that the JSON has.
 """
@@ -6,13 +6,14 @@ The fields of rows that commands print as JSON have the names that the JSON has.
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
 
 from cluster.connectors.hosts_file import Host
 from cluster.errors import ClusterError
 from cluster.state.spec import JobSpec
+from infra.offers import CapacityBlockRow, LaunchFinding
 from infra.rented_machine import RentedMachine
 from train.data.fetch.sources import Source
 from train.recipe.schema import Recipe
@@ -27,10 +28,7 @@ class RentalPlan:
     type: str
     market: str
     gpus: str  # of each machine: "8 x A100", or "none"
-    zones: tuple[str, ...]  # with the first choice of type and market, in the order in which they are tried
-    other_choices: tuple[str, ...]  # what is tried next, one line each, with its price and forecast
     spares: str  # how many of the machines are spares that are rented in another way, and how; "" for none
-    facts: dict[str, str] = field(default_factory=dict)  # what else a launch gets, by a label: "image", "network"
     dollars_per_hour: float | None  # of all machines, None when unknown
     on_demand_dollars_per_hour: float | None = None  # of all machines, where their own price is unknown
     minutes: float | None  # forecast of the whole run, None when there is none
@@ -41,10 +39,9 @@ class RentalPlan:
     max_dollars: float | None  # from now on
     is_dollar_limit_set: bool  # by the user; else the limit follows from the hours and the dearest place
     spent_dollars: float | None = None  # by a job that is resumed, of which only the rest is planned; None: a new job
-    ssh_address: str
     traffic: tuple[str, ...]  # what is billed by amount: the expected cost, then what it assumes, a line each
-    missing_stack_parts: tuple[str, ...]  # what the launch would create
-    extra_costs: tuple[str, ...] = ()  # what is billed besides and is in no sum, one line each
+    # What else the launch does, gets and costs, a label and a line each: ("then", another choice), ("image", its name).
+    facts: tuple[tuple[str, str], ...] = ()
     requests: tuple[tuple[str, Mapping[str, object]], ...]  # that rent the machines, as (action, arguments)
 
 
@@ -120,24 +117,6 @@ class OfferRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CapacityBlockRow:
-    """A block of reserved machines that can be bought."""
-
-    type: str
-    zone: str
-    gpus: int
-    gpu: str
-    machines: int
-    start: str
-    end: str
-    hours: float  # until the cloud ends the machines
-    fee: float  # for the whole block, paid when it is bought
-    currency: str
-    offering: str  # its ID
-    buy: str  # the shell command that buys the block
-
-
-@dataclass(frozen=True, kw_only=True)
 class RentedJob:
     """A job that has rented machines, or left something that is billed, as the tags describe it."""
 
@@ -160,15 +139,6 @@ class Garbage:
     region: str
     remove: dict[str, str]  # why each job's resources can be removed, by the job's uid
     stay: tuple[str, ...]  # why each other job's resources stay
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaunchFinding:
-    """What a check of a launch found."""
-
-    level: str  # "error", "warning" or "ok"
-    what: str
-    type_next: str  # a command that helps, "" if none does
 
 
 class JobAdoption(ABC):

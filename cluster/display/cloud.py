@@ -3,9 +3,10 @@
 import json
 from collections.abc import Mapping, Sequence
 
-from cluster.backends.rentals import CapacityBlockRow, LaunchFinding, OfferRow, RentalLimit, RentalPlan, RentedJob
+from cluster.backends.rentals import OfferRow, RentalLimit, RentalPlan, RentedJob
 from cluster.jobs.billing import CostReport
 from cluster.report.tables import cost_table
+from infra.offers import CapacityBlockRow, LaunchFinding
 from train.metrics.text import three_digits
 
 from .tables import print_table, print_wrapped
@@ -62,16 +63,8 @@ def show_rental_plan(rental: RentalPlan) -> None:
         print_field("at most", f"{dollars} until power-off, with disks, addresses and expected traffic ({counted})")
     for number, line in enumerate(rental.traffic):
         print_field("" if number else "traffic", line)
-    for extra_cost in rental.extra_costs:
-        print_field("not counted", extra_cost)
-    print_field("zones in order", ", ".join(rental.zones))
-    for choice in rental.other_choices:
-        print_field("then", choice)
-    for label, fact in rental.facts.items():
+    for label, fact in rental.facts:
         print_field(label, fact)
-    print_field("ssh", f"from {rental.ssh_address} only")
-    for part in rental.missing_stack_parts:
-        print_field("creates", part)
 
 
 def extension_question(job_name: str, before: RentalLimit, after: RentalLimit) -> str:

@@ -181,11 +181,11 @@ def with_known_price(plan: Plan) -> Plan:
     assert plan.rental_plan
     rental = plan.rental_plan
     rate = rental.machines * ON_DEMAND_PRICES[rental.type]
+    known_facts = {"zones in order": "us-east-1c, us-east-1d, us-east-1a", "ssh": "from 198.51.100.7/32 only"}
     priced = replace(
         rental,
         dollars_per_hour=rate,
         dollars=rate * (rental.minutes or 0.0) / 60,
-        zones=("us-east-1c", "us-east-1d", "us-east-1a"),
-        ssh_address="198.51.100.7/32",
+        facts=tuple((label, known_facts.get(label, text)) for label, text in rental.facts),
     )
     return replace(plan, rental_plan=priced)

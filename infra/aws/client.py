@@ -53,15 +53,13 @@ def _client_property(service: str, config: Config = RETRY_CONFIG) -> "cached_pro
 class Account:
     """An AWS account in one region. Raises `NoCredentials` when no region is set."""
 
-    def __init__(self, region: str | None = None, profile: str | None = None) -> None:
-        # Kept because the session reports "default" for no profile, and would then ignore keys in the environment.
-        self._profile = profile
+    def __init__(self, region: str | None = None) -> None:
         import boto3  # late: offline planning imports this module and does without
 
         with _explain_errors("AWS"):
             # boto3 itself knows AWS_DEFAULT_REGION and the profile's region, which come after AWS_REGION.
             region = region or os.environ.get("AWS_REGION") or None
-            self._session = boto3.session.Session(profile_name=profile, region_name=region)
+            self._session = boto3.session.Session(region_name=region)
             _forbid_questions(self._session)
             _name_key_errors(self._session)
             _follow_clock(self._session)
@@ -74,7 +72,7 @@ class Account:
 
     def in_region(self, region: str) -> "Account":
         """Return the same account in another region."""
-        return self if region == self.region else Account(region, self._profile)
+        return self if region == self.region else Account(region)
 
     def require_credentials(self) -> None:
         """Raise `NoCredentials` when no credentials are found. AWS is not asked whether it accepts them."""

@@ -64,6 +64,18 @@ def parse_user_tags(texts: Sequence[str]) -> dict[str, str]:
     return user_tags
 
 
+def job_tags(uid: str, name: str, owner: str, expires: float, user_tags: Tags) -> dict[str, str]:
+    """Return the tags of everything that is rented for a job. `expires` is in seconds since 1970."""
+    return {
+        **user_tags,
+        STACK: STACK_VALUE,
+        JOB: uid,
+        OWNER: owner,
+        EXPIRES: format_time(expires),
+        NAME: f"imgnet {name}",
+    }
+
+
 def select_user_tags(tags: Tags) -> dict[str, str]:
     """Return those of a resource's tags that its user gave: neither ours nor AWS's."""
     return {key: value for key, value in tags.items() if key != NAME and not key.startswith((OWN_PREFIX, "aws:"))}

@@ -21,6 +21,7 @@ from support.simcloud.in_process import account_at
 from support.simcloud.spot_market import IMAGES, image_id, spot_price
 
 from infra.aws import client as aws_client
+from infra.aws import tags
 from infra.aws.client import Account
 from infra.aws.instances import gang as instances_gang
 from infra.aws.instances import instances
@@ -107,13 +108,14 @@ class GangTestbed:
         image = replace(IMAGE, id=self.image_id(place.region))
         return replace(
             INSTANCE_REQUEST,
-            job_uid=self.uid,
-            expires=self.sim.now() + 7200,
+            own_tags={
+                **tags.job_tags(self.uid, "job-3", "ann", self.sim.now() + 7200, {}),
+                tags.BOOT_KEY: public_key(),
+                tags.TERMS: "",
+            },
             image=image,
             stack=self.stack,
             user_data=user_data("PRIVATE", public_key(), 7200, image),
-            host_key=public_key(),
-            terms="",
         )
 
     def image_id(self, region: str = "us-east-1") -> str:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from infra.aws import tags
 from infra.aws.instances.amis import Image
 from infra.aws.instances.request import InstanceRequest, build_launch_request
 from infra.aws.instances.user_data import build_user_data
@@ -15,7 +16,7 @@ from infra.aws.journal_events import (
     RequestGranted,
     encode_event,
 )
-from infra.aws.launch_request import Place
+from infra.aws.launch_request import Internet, Place
 from infra.aws.market.instance_types import BUILTIN_TYPES
 from infra.aws.stack.stack import Stack
 
@@ -30,29 +31,20 @@ STACK = Stack(
 )
 IMAGE = Image("ami-0f6", "ubuntu", 22, 75, "/dev/sda1", "Deep Learning", "/opt/pytorch/bin/python")
 INSTANCE_REQUEST = InstanceRequest(
-    job_uid="job-3-9073e811",
-    job_name="job-3",
-    owner="ann",
-    expires=1_795_298_400.0,  # 2026-11-21 22:00 UTC
+    own_tags={
+        **tags.job_tags("job-3-9073e811", "job-3", "ann", 1_795_298_400.0, {}),  # until 2026-11-21 22:00 UTC
+        tags.BOOT_KEY: "ssh-ed25519 AAAA",
+        tags.TERMS: '{"machines":2}',
+    },
     image=IMAGE,
     stack=STACK,
     user_data="#cloud-config",
-    host_key="ssh-ed25519 AAAA",
-    terms='{"machines":2}',
 )
 
 
 def user_data(private_key: str, public_key: str, limit_seconds: int = 600, image: Image = IMAGE) -> str:
     """Return the user data of a machine with this host key."""
-    return build_user_data(
-        poweroff_seconds=limit_seconds,
-        private_key=private_key,
-        public_key=public_key,
-        file_system=STACK.file_system,
-        access_point=STACK.access_point,
-        ssh_user=image.ssh_user,
-        python=image.python,
-    )
+    return build_user_data(STACK, image, Internet.PUBLIC, (private_key, public_key), poweroff_seconds=limit_seconds)
 
 
 def write_journal(path: Path, *events: JournalEvent) -> None:
@@ -65,7 +57,7 @@ def launch_request(
 ) -> LaunchRequest:
     """Return a request for machines. `has_overhead`: with a disk of 100 GB each, which costs money too."""
     stack = replace(STACK, region=place.region, subnets={place.zone: "subnet-1"})
-    instance_request = replace(INSTANCE_REQUEST, stack=stack, expires=0.0)
+    instance_request = replace(INSTANCE_REQUEST, stack=stack)
     request = build_launch_request(instance_request, BUILTIN_TYPES[place.type], place, names, number)
     request.parameters["NetworkInterfaces"] = []
     request.parameters["BlockDeviceMappings"] = [{"Ebs": {"VolumeSize": 100}}] if has_overhead else []

@@ -2,19 +2,12 @@
 
 import contextlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cluster.backends.aws.renting.adoption import AwsAdoption
 from cluster.backends.aws.terms.rental_spec import RentalSpec
-from cluster.backends.rentals import (
-    CapacityBlockRow,
-    CloudAdministration,
-    Garbage,
-    LaunchFinding,
-    OfferRow,
-    RentedJob,
-)
+from cluster.backends.rentals import CloudAdministration, Garbage, OfferRow, RentedJob
 from cluster.backends.rented.errors import cloud_errors_as_cluster_errors
 from cluster.errors import BadInput, ClusterError, NoSuchJob
 from cluster.state.spec import JobSpec
@@ -29,6 +22,7 @@ from infra.aws.stack import policies as stack_policies
 from infra.aws.stack import stack
 from infra.aws.tags import Resource
 from infra.errors import CloudError
+from infra.offers import CapacityBlockRow, LaunchFinding
 from train.forecast import forecast
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
@@ -61,7 +55,7 @@ class AwsAdministration(CloudAdministration):
     def missing_stack_parts(self, region: str | None) -> list[str]:
         """Return what `ensure_stack` would create."""
         with cloud_errors_as_cluster_errors():
-            return stack.missing_parts(Account(region))
+            return stack.inspect(Account(region))[0]
 
     def has_stack(self, region: str) -> bool:
         """Return whether the network or the file system of a region's stack exists."""
@@ -71,28 +65,21 @@ class AwsAdministration(CloudAdministration):
     def remove_stack(self, region: str | None, delete_data: bool) -> list[str]:
         """Remove a region's stack, unless instances still run in it."""
         with cloud_errors_as_cluster_errors():
-            account = Account(region)
-            billed_instances = [instance for instance in instances.describe(account, {}) if instance.is_billed]
-            if billed_instances:
-                jobs = ", ".join(sorted({instance.job_uid for instance in billed_instances}))
-                raise ClusterError(
-                    f"{len(billed_instances)} machines of {jobs} are still running in the stack; "
-                    "first run: imgnet-cluster down --all"
-                )
-            return stack.remove(account, delete_data)
+            return stack.remove(Account(region), delete_data)
 
     def rented_jobs(self, region: str) -> list[RentedJob]:
         """Return a row for each job that has machines in a region that are not terminated, or leftovers that cost."""
         with cloud_errors_as_cluster_errors():
             account = Account(region)
-            found_instances = instances.describe(account, {})
+            machines: dict[str, list[Instance]] = {}
+            for instance in instances.describe(account, {}):
+                if instance.state != "terminated":
+                    machines.setdefault(instance.job_uid, []).append(instance)
             leftovers = _leftovers_by_job(account)
-        rows = summarize_by_job([instance for instance in found_instances if instance.state != "terminated"])
-        uids = {row.uid for row in rows}
-        return rows + [
-            _leftover_row(uid, region, billed)
-            for uid, job_leftovers in sorted(leftovers.items())
-            if uid not in uids and (billed := [each for each in job_leftovers if each.description])
+        billed = {uid: [each for each in found if each.description] for uid, found in leftovers.items()}
+        return [
+            _job_row(uid, region, machines.get(uid, []), billed.get(uid, []))
+            for uid in sorted({*machines, *(uid for uid, found in billed.items() if found)})
         ]
 
     def rented_machines(self, region: str, uid: str) -> list[Instance]:
@@ -185,29 +172,12 @@ class AwsAdministration(CloudAdministration):
         with cloud_errors_as_cluster_errors():
             account = Account(region)
             zones_by_type = offers.list_zones_by_type(account, list(BUILTIN_TYPES))
-            types = {
-                name: instance_type
-                for name, instance_type in offers.list_instance_types(account, list(zones_by_type)).items()
+            types = [
+                instance_type
+                for instance_type in offers.list_instance_types(account, list(zones_by_type)).values()
                 if CAPACITY_BLOCK in instance_type.markets and offers.matches_gpu(instance_type, gpu)
-            }
-            offerings = reservations.list_block_offerings(account, types, machine_count, hours)
-        return [
-            CapacityBlockRow(
-                type=offering.type,
-                zone=offering.zone,
-                gpus=types[offering.type].gpus,
-                gpu=types[offering.type].gpu,
-                machines=offering.machine_count,
-                start=tags.format_time(offering.start_time),
-                end=tags.format_time(offering.end_time),
-                hours=offering.usable_hours,
-                fee=offering.fee,
-                currency=offering.currency,
-                offering=offering.id,
-                buy=offering.purchase_command,
-            )
-            for offering in offerings
-        ]
+            ]
+            return reservations.list_block_offerings(account, types, machine_count, hours)
 
     def check_launch(
         self, region: str | None, types: Sequence[str], machine_count: int, market: str, tag_texts: Sequence[str] = ()
@@ -217,11 +187,10 @@ class AwsAdministration(CloudAdministration):
         with cloud_errors_as_cluster_errors():
             account = Account(region)
             try:
-                missing_parts = stack.missing_parts(account)
-                own_stack = stack.find(account)
+                missing_parts, own_stack = stack.inspect(account)
             except CloudError:  # the preflight check meets the same error and reports it as a finding
                 missing_parts, own_stack = [], None
-            findings = preflight.run_preflight(
+            return preflight.run_preflight(
                 account,
                 types=types,
                 machines=machine_count,
@@ -230,10 +199,6 @@ class AwsAdministration(CloudAdministration):
                 own_stack=own_stack,
                 user_tags=user_tags,
             )
-        return [
-            LaunchFinding(level=finding.level, what=finding.message, type_next=finding.next_command)
-            for finding in findings
-        ]
 
     def iam_policies(self, region: str | None = None, data: str | None = None) -> dict[str, stack_policies.Policy]:
         """Return the minimal IAM policies."""
@@ -254,28 +219,27 @@ def _parse_tags(texts: Sequence[str]) -> dict[str, str]:
         raise BadInput(f"--tag: {error}") from error
 
 
-def summarize_by_job(found_instances: Sequence[Instance]) -> list[RentedJob]:
-    """Return a row for each job: number, states, types, markets and zones of its machines, start, expiry and owner."""
-    rows = []
-    for uid in sorted({instance.job_uid for instance in found_instances}):
-        job_instances = [instance for instance in found_instances if instance.job_uid == uid]
-        state_counts = Counter(instance.state for instance in job_instances)
-        first = job_instances[0]
-        rows.append(
-            RentedJob(
-                job=first.tags.get(tags.NAME, "").removeprefix("imgnet "),
-                uid=uid,
-                machines=len(job_instances),
-                state=", ".join(f"{count} {state}" for state, count in state_counts.items()),
-                type=", ".join(sorted({instance.type for instance in job_instances})),
-                market=", ".join(sorted({instance.market for instance in job_instances})),
-                zone=", ".join(sorted({instance.zone for instance in job_instances})),
-                since=tags.format_time(min(instance.launch_time for instance in job_instances)),
-                expires=max(instance.tags.get(tags.EXPIRES, "") for instance in job_instances),
-                owner=first.tags.get(tags.OWNER, ""),
-            )
-        )
-    return rows
+def _job_row(uid: str, region: str, machines: Sequence[Instance], leftovers: Sequence["_Leftover"]) -> RentedJob:
+    """Return the row of a job: of its machines if it has any, else of what it has left and is billed."""
+
+    def join(values: Iterable[str]) -> str:
+        return ", ".join(sorted({*values}))
+
+    tag_sets = [each.tags for each in machines or leftovers]
+    state_counts = Counter(machine.state for machine in machines)
+    states = [f"{count} {state}" for state, count in state_counts.items()]
+    return RentedJob(
+        job=tag_sets[0].get(tags.NAME, "").removeprefix("imgnet "),
+        uid=uid,
+        machines=len(machines),
+        state=", ".join(states or [each.description for each in leftovers]),
+        type=join(machine.type for machine in machines),
+        market=join(machine.market for machine in machines),
+        zone=join(machine.zone for machine in machines) or region,
+        since=tags.format_time(min(machine.launch_time for machine in machines)) if machines else "",
+        expires=max(tag_set.get(tags.EXPIRES, "") for tag_set in tag_sets),
+        owner=tag_sets[0].get(tags.OWNER, ""),
+    )
 
 
 def terminate_by_uid(account: Account, uid: str) -> list[str]:
@@ -311,23 +275,6 @@ def _leftovers_by_job(account: Account) -> dict[str, list[_Leftover]]:
                 leftover = _Leftover(tags=resource_tags, description=_describe_leftover(operation, resource))
                 leftovers.setdefault(resource_tags[tags.JOB], []).append(leftover)
     return leftovers
-
-
-def _leftover_row(uid: str, region: str, billed: Sequence[_Leftover]) -> RentedJob:
-    """Return the row of a job without machines, of which something is billed."""
-    own_tags = billed[0].tags
-    return RentedJob(
-        job=own_tags.get(tags.NAME, "").removeprefix("imgnet "),
-        uid=uid,
-        machines=0,
-        state=", ".join(each.description for each in billed),
-        type="",
-        market="",
-        zone=region,
-        since="",
-        expires=max(each.tags.get(tags.EXPIRES, "") for each in billed),
-        owner=own_tags.get(tags.OWNER, ""),
-    )
 
 
 def _describe_leftover(operation: str, resource: Resource) -> str:

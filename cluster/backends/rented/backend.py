@@ -129,13 +129,18 @@ class RentedBackend(RemoteBackend, Generic[MachineT]):
         cost = self.job_cost()
         if not cost.running and not cost.requested:
             return None
-        rented = RentedNow(machines=cost.running, requested=cost.requested)
+        rate, power_off_time, is_overdue = None, None, False
         with contextlib.suppress(CloudError):
             provider = self._open_provider()
             rate, power_off_time = provider.dollars_per_hour, provider.power_off_time
             is_overdue = power_off_time < self.run.clock()
-            rented = replace_fields(rented, dollars_per_hour=rate, power_off_time=power_off_time, is_overdue=is_overdue)
-        return rented
+        return RentedNow(
+            machines=cost.running,
+            requested=cost.requested,
+            dollars_per_hour=rate,
+            power_off_time=power_off_time,
+            is_overdue=is_overdue,
+        )
 
     def rental_limit(self, hours: float | None = None, dollars: float | None = None) -> RentalLimit:
         """Return the limit of this launch's machines, or the one that they would get from `extend_limits`."""

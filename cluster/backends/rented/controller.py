@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace as replace_fields
+from functools import partial
 from typing import Generic
 from uuid import uuid4
 
@@ -53,6 +54,9 @@ class RentedJobController(Generic[MachineT]):
     def __init__(self, spec: JobSpec, run_folder: RunFolder, provider_class: type[CloudProvider[MachineT]]) -> None:
         self.spec = spec
         self.run_folder = run_folder
+        # Why nothing more is to be rented or waited for: a stop request or the job's end; else "".
+        self.get_stop_reason = run_folder.end_reason
+        self.set_activity = partial(supervisor_records.write_activity, run_folder.path)  # for `status`
         self.provider = provider_class(spec, run_folder, self.get_stop_reason)
         self.fleet: Fleet | None = None  # None: no machines are rented, or they are not known yet
         self.live_machines: dict[str, MachineT] = {}  # by name, as the cloud reported them last
@@ -74,14 +78,6 @@ class RentedJobController(Generic[MachineT]):
         self.exchange = MachineExchange(self.provider, spec.recovery.max_exchanges)
         ActivityHandler.install(run_folder)
 
-    def set_activity(self, activity: str) -> None:
-        """Write the current activity to the run folder, where `status` reads it."""
-        supervisor_records.write_activity(self.run_folder.path, activity)
-
-    def get_stop_reason(self) -> str:
-        """Return why nothing more is to be rented or waited for: a stop request or the job's end; else ""."""
-        return self.run_folder.end_reason()
-
     # --- renting ------------------------------------------------------------------------------------------------------
 
     def poll(self) -> bool:
@@ -95,7 +91,7 @@ class RentedJobController(Generic[MachineT]):
                 if self.run_folder.attempts.is_finished(self.run_folder.launch_id):
                     return False
                 self._start_fleet()
-            self._poll_cloud(time.monotonic())
+            self._poll_cloud()
             is_running = self._tick()
             if self.fleet:
                 self.traffic_log.count(self.fleet, is_last=not is_running)
@@ -136,7 +132,7 @@ class RentedJobController(Generic[MachineT]):
             replace_fields(self.spec, hosts=written_hosts),
             self.run_folder,
             wait_until_ready=self._wait_until_ready,
-            while_waiting=lambda: self._poll_cloud(time.monotonic()),
+            while_waiting=self._poll_cloud,
             limit_start=self.provider.first_machine_time,
         )
         self.set_activity("")
@@ -245,9 +241,10 @@ class RentedJobController(Generic[MachineT]):
 
     # --- monitoring ---------------------------------------------------------------------------------------------------
 
-    def _poll_cloud(self, now: float) -> None:
-        """Ask the cloud in the background which machines live, and stop the job at its limits. `now` is monotonic."""
+    def _poll_cloud(self) -> None:
+        """Ask the cloud in the background which machines live, and stop the job at its limits."""
         assert self.fleet
+        now = time.monotonic()
         if self.poll_future and self.poll_future.done():
             finished_poll, self.poll_future = self.poll_future, None
             try:
@@ -325,11 +322,12 @@ class RentedJobController(Generic[MachineT]):
             if is_over and not self.live_machines and not self.provider.list_machines():
                 return False
             logger.warning("%s", error)
-            self._warn_of_closed_access(time.monotonic())
+            self._warn_of_closed_access()
         return True
 
-    def _warn_of_closed_access(self, now: float) -> None:
-        """Log a warning when ssh is open to an address that this computer no longer has. `now` is monotonic."""
+    def _warn_of_closed_access(self) -> None:
+        """Log a warning when ssh is open to an address that this computer no longer has."""
+        now = time.monotonic()
         if now - self.last_warning_time < REPEATED_WARNING_SECONDS:
             return
         self.last_warning_time = now

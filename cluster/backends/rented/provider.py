@@ -23,7 +23,7 @@ from typing import ClassVar, Generic, TypeVar
 from cluster.connectors.hosts_file import Host
 from cluster.state import supervisor_records
 from cluster.state.run_folder import RunFolder
-from cluster.state.spec import JobSpec, RentalFacts, RequestedLimits
+from cluster.state.spec import JobSpec, RequestedLimits
 from infra.costs import JobCost, TrafficForecast
 from infra.errors import Interrupted
 from infra.rented_machine import RentedMachine
@@ -50,7 +50,8 @@ class CloudProvider(ABC, Generic[MachineT]):
         self.spec = spec
         self.run_folder = run_folder
         self.get_stop_reason = get_stop_reason
-        self._changed_limits = RequestedLimits()
+        self._changed_hours: float | None = None
+        self._changed_dollars: float | None = None
 
     def sleep_unless_stopping(self, seconds: float) -> None:
         """Sleep. Raises `Interrupted` as soon as the job is to stop."""
@@ -214,13 +215,12 @@ class CloudProvider(ABC, Generic[MachineT]):
 
     def change_limits(self, hours: float | None, dollars: float | None) -> None:
         """Let this object use other limits than the requested ones, those that are not None."""
-        self._changed_limits = RequestedLimits(max_hours=hours, cloud=RentalFacts(max_dollars=dollars))
+        self._changed_hours, self._changed_dollars = hours, dollars
 
     @property
     def max_hours(self) -> float | None:
         """The requested time limit in hours, None for none."""
-        changed = self._changed_limits.max_hours
-        return self._requested_limits.max_hours if changed is None else changed
+        return self._requested_limits.max_hours if self._changed_hours is None else self._changed_hours
 
     @property
     def expected_traffic(self) -> TrafficForecast:
@@ -230,10 +230,10 @@ class CloudProvider(ABC, Generic[MachineT]):
     @property
     def max_dollars(self) -> float | None:
         """The limit for all machines of the job together, None for no limit."""
-        for limits in (self._changed_limits, self._requested_limits):
-            if limits.cloud and limits.cloud.max_dollars is not None:
-                return limits.cloud.max_dollars
-        return None
+        if self._changed_dollars is not None:
+            return self._changed_dollars
+        requested = self._requested_limits.cloud
+        return requested.max_dollars if requested else None
 
     @property
     def _requested_limits(self) -> RequestedLimits:

@@ -162,7 +162,7 @@ class Gang:
             for place in places:
                 instance_type = instance_types[place.type]
                 label = f"{place.type} {place.market} in {place.zone}"
-                quota_code = quotas.get_quota_code(instance_type.quota_family, place.market)
+                quota_code = quotas.get_quota_code(place.type, place.market)
                 if (quota_code, place.region) in exhausted_quotas or place in unsuitable_places:
                     continue
                 if self._recently_failed(place):
@@ -237,15 +237,8 @@ class Gang:
             running_instances = self._wait_until_running(request, ids)
         except LaunchRefused as refusal:
             self._remove_placement_group(request.new_group)
-            self.journal.write(
-                RequestRefused(
-                    number=request.number,
-                    code=refusal.code,
-                    message=str(refusal),
-                    has_no_capacity=refusal.error_kind is ErrorKind.NO_CAPACITY,
-                    machines=_launched_machines(instances.assign_names(refusal.launched, request.names)),
-                )
-            )
+            has_no_capacity = refusal.error_kind is ErrorKind.NO_CAPACITY
+            self.journal.write(_refused(request, refusal.launched, str(refusal), refusal.code, has_no_capacity))
             raise
         self.journal.write(RequestGranted(number=request.number, machines=_launched_machines(running_instances)))
         return running_instances
@@ -408,17 +401,8 @@ class Gang:
         found_instances = self.list_instances()
         self._record_forgotten(found_instances)
         for request in self.open_requests():  # machines that it launched all the same are on the bill
-            token = request.token
-            launched = [instance for instance in found_instances if instance.launch_token == token]
-            self._record(
-                RequestRefused(
-                    number=request.number,
-                    code="",
-                    message="the job ended",
-                    has_no_capacity=False,
-                    machines=_launched_machines(instances.assign_names(launched, request.names)),
-                )
-            )
+            launched = [instance for instance in found_instances if instance.launch_token == request.token]
+            self._record(_refused(request, launched, "the job ended"))
         in_use_seconds = 0.0 if remaining else min(timeout_seconds, instances.LEFTOVER_IN_USE_SECONDS)
         lines = [f"machine {instance.id} in {instance.region}: {instance.state}" for instance in remaining]
         lines += instances.remove_leftovers(self.account, self.job_uid, self.pause, in_use_seconds)
@@ -455,6 +439,15 @@ def _build_for_place(build_request: BuildInstanceRequest, place: Place) -> Insta
         if error.code in ACCOUNT_CODES:
             raise
         raise LaunchRefused(str(error), error.code, ErrorKind.PLACE_UNSUITABLE) from error
+
+
+def _refused(
+    request: LaunchRequest, launched: Sequence[Instance], message: str, code: str = "", has_no_capacity: bool = False
+) -> RequestRefused:
+    machines = _launched_machines(instances.assign_names(launched, request.names))
+    return RequestRefused(
+        number=request.number, code=code, message=message, has_no_capacity=has_no_capacity, machines=machines
+    )
 
 
 def _launched_machines(launched: Sequence[Instance]) -> tuple[LaunchedMachine, ...]:

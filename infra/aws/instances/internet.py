@@ -17,7 +17,7 @@ from collections.abc import Callable
 from infra.aws import tags as aws_tags
 from infra.aws.client import Account, call_with_retry, list_tagged
 from infra.aws.stack import network
-from infra.aws.stack.resources import StackContext
+from infra.aws.stack.resources import StackContext, wait_for
 from infra.aws.stack.stack import Stack
 from infra.aws.tags import Resource
 from infra.errors import CloudError
@@ -26,7 +26,6 @@ logger = logging.getLogger(__name__)
 
 NAT_TAG = "imgnet:nat"  # of the gateway's address, which must not become the jump host's
 NAT_START_SECONDS = 600.0
-NAT_POLL_SECONDS = 2.0
 LIVE_STATES = ("pending", "available", "failed", "deleting")
 
 
@@ -59,87 +58,80 @@ def ensure_subnet(
     Each creation is recorded in the context's journal before. Safe to call again after a crash. `ssh_address` is the
     range that may connect over ssh. Raises `CloudError`, and what `pause` raises.
     """
-    account = context.account
-    job_tags = {name: own_tags[name] for name in (aws_tags.STACK, aws_tags.JOB)}
-    gateway = _ensure_gateway(context, stack, zone, job_tags, own_tags, pause)
-    table = _ensure_table(context, stack, gateway, job_tags, own_tags)
-    network.route_to_internet(context, stack.vpc, table, ssh_address)
-    subnets = [
-        subnet for subnet in list_tagged(account, "describe_subnets", job_tags) if subnet["AvailabilityZone"] == zone
+    ec2 = context.account.ec2
+    gateway = _ensure_gateway(context, stack.subnets[zone], own_tags, pause)
+    table = _ensure_tagged(
+        context, "route-table", "describe_route_tables", own_tags, ec2.create_route_table, VpcId=stack.vpc
+    )
+    table_id = str(table["RouteTableId"])
+    context.create(
+        "route through the NAT gateway",
+        ec2.create_route,
+        RouteTableId=table_id,
+        DestinationCidrBlock=network.ANY_IPV4,
+        NatGatewayId=gateway,
+    )
+    network.add_to_s3_endpoint(context, stack.vpc, table_id)  # to S3 without the gateway, which costs by the GB
+    network.route_to_internet(context, stack.vpc, table_id, ssh_address)
+    subnet_ids = [
+        str(subnet["SubnetId"])
+        for subnet in list_tagged(context.account, "describe_subnets", _identifying(own_tags))
+        if subnet["AvailabilityZone"] == zone
     ]
-    if subnets:
-        subnet_id = str(subnets[0]["SubnetId"])
-    else:
-        specifications = aws_tags.tag_specifications(["subnet"], own_tags)
-        subnet_id = network.create_job_subnet(context, stack.vpc, zone, specifications)
-    context.create(f"route of {subnet_id}", account.ec2.associate_route_table, RouteTableId=table, SubnetId=subnet_id)
+    specifications = aws_tags.tag_specifications(["subnet"], own_tags)
+    subnet_id = subnet_ids[0] if subnet_ids else network.create_job_subnet(context, stack.vpc, zone, specifications)
+    context.create(f"route of {subnet_id}", ec2.associate_route_table, RouteTableId=table_id, SubnetId=subnet_id)
     return subnet_id
 
 
 def _ensure_gateway(
-    context: StackContext,
-    stack: Stack,
-    zone: str,
-    job_tags: aws_tags.Tags,
-    own_tags: aws_tags.Tags,
-    pause: Callable[[float], None],
+    context: StackContext, public_subnet: str, own_tags: aws_tags.Tags, pause: Callable[[float], None]
 ) -> str:
     """Return the job's NAT gateway as soon as it is available."""
     ec2 = context.account.ec2
-    if not _usable_gateways(context.account, job_tags):
+
+    def list_gateways(*states: str) -> list[Resource]:
+        return list_tagged(context.account, "describe_nat_gateways", _identifying(own_tags), state=states)
+
+    if not list_gateways("pending", "available"):
         logger.info("creating a NAT gateway; it takes a few minutes")
-        nat_tags = {NAT_TAG: "yes"}
-        addresses = list_tagged(context.account, "describe_addresses", {**job_tags, **nat_tags})
-        if not addresses:
-            specifications = aws_tags.tag_specifications(["elastic-ip"], {**own_tags, **nat_tags})
-            context.create(
-                "address of the NAT gateway", ec2.allocate_address, Domain="vpc", TagSpecifications=specifications
-            )
-            addresses = list_tagged(context.account, "describe_addresses", {**job_tags, **nat_tags})
-        if not addresses:
-            raise CloudError("the address of the NAT gateway was allocated, but AWS does not show it")
-        allocation_id = addresses[0]["AllocationId"]
+        nat_tags = {**own_tags, NAT_TAG: "yes"}
+        address = _ensure_tagged(
+            context, "elastic-ip", "describe_addresses", nat_tags, ec2.allocate_address, Domain="vpc"
+        )
         context.create(
             "NAT gateway",
             ec2.create_nat_gateway,
-            SubnetId=stack.subnets[zone],
-            AllocationId=allocation_id,
-            ClientToken=hashlib.sha256(f"{own_tags[aws_tags.JOB]} {allocation_id}".encode()).hexdigest(),
+            SubnetId=public_subnet,
+            AllocationId=address["AllocationId"],
+            ClientToken=hashlib.sha256(f"{own_tags[aws_tags.JOB]} {address['AllocationId']}".encode()).hexdigest(),
             TagSpecifications=aws_tags.tag_specifications(["natgateway"], own_tags),
         )
-    deadline = time.monotonic() + NAT_START_SECONDS
-    while time.monotonic() < deadline:
-        gateways = _usable_gateways(context.account, job_tags)
-        if gateways and gateways[0]["State"] == "available":
-            return str(gateways[0]["NatGatewayId"])
-        pause(NAT_POLL_SECONDS)
-    raise CloudError(f"the NAT gateway is not available after {NAT_START_SECONDS:.0f} s")
-
-
-def _usable_gateways(account: Account, job_tags: aws_tags.Tags) -> list[Resource]:
-    return list_tagged(account, "describe_nat_gateways", job_tags, state=["pending", "available"])
-
-
-def _ensure_table(
-    context: StackContext, stack: Stack, gateway: str, job_tags: aws_tags.Tags, own_tags: aws_tags.Tags
-) -> str:
-    """Return the job's route table: to S3 by the stack's endpoint, to all else by the NAT gateway."""
-    ec2 = context.account.ec2
-    if not list_tagged(context.account, "describe_route_tables", job_tags):
-        specifications = aws_tags.tag_specifications(["route-table"], own_tags)
-        context.create(
-            "route table of the job", ec2.create_route_table, VpcId=stack.vpc, TagSpecifications=specifications
-        )
-    tables = list_tagged(context.account, "describe_route_tables", job_tags)
-    if not tables:
-        raise CloudError("the route table of the job was created, but AWS does not show it")
-    table = str(tables[0]["RouteTableId"])
-    context.create(
-        "route through the NAT gateway",
-        ec2.create_route,
-        RouteTableId=table,
-        DestinationCidrBlock=network.ANY_IPV4,
-        NatGatewayId=gateway,
+    gateways = wait_for(
+        lambda: list_gateways("available"), "the NAT gateway is not available", NAT_START_SECONDS, pause
     )
-    network.add_to_s3_endpoint(context, stack.vpc, table)
-    return table
+    return str(gateways[0]["NatGatewayId"])
+
+
+def _ensure_tagged(
+    context: StackContext,
+    resource_type: str,
+    operation: str,
+    own_tags: aws_tags.Tags,
+    create_function: Callable[..., object],
+    **params: object,
+) -> Resource:
+    """Return the job's resource of a type, which a describing operation lists; created by `params` if missing."""
+    resources = list_tagged(context.account, operation, _identifying(own_tags))
+    if not resources:
+        specifications = aws_tags.tag_specifications([resource_type], own_tags)
+        context.create(f"{resource_type} of the job", create_function, TagSpecifications=specifications, **params)
+        resources = list_tagged(context.account, operation, _identifying(own_tags))
+    if not resources:
+        raise CloudError(f"the {resource_type} of the job was created, but AWS does not show it")
+    return resources[0]
+
+
+def _identifying(own_tags: aws_tags.Tags) -> dict[str, str]:
+    """Return those of a resource's tags by which it is found again."""
+    return {name: own_tags[name] for name in (aws_tags.STACK, aws_tags.JOB, NAT_TAG) if name in own_tags}

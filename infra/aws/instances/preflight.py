@@ -7,9 +7,9 @@ call would succeed.
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
+from types import MappingProxyType
 
 from infra.aws import tags
 from infra.aws.client import Account, call
@@ -20,6 +20,7 @@ from infra.aws.market.instance_types import InstanceType
 from infra.aws.stack.network import VPC_CIDR
 from infra.aws.stack.stack import Stack
 from infra.errors import CloudError
+from infra.offers import LaunchFinding
 
 from . import amis
 from .request import InstanceRequest, build_launch_request
@@ -32,15 +33,6 @@ POLICY_COMMAND = "imgnet-cluster check --iam"
 DRY_RUN_GROUP_NAME = "imgnet-dry-run"
 
 
-@dataclass(frozen=True)
-class Finding:
-    """The result of one check."""
-
-    level: str  # "ok", "warning" or "error"
-    message: str
-    next_command: str = ""  # what to type next, "" for nothing
-
-
 def run_preflight(
     account: Account,
     *,
@@ -49,24 +41,22 @@ def run_preflight(
     market: str,
     stack_missing: Sequence[str] = (),
     own_stack: Stack | None = None,
-    ami: str | None = None,
-    user_tags: tags.Tags | None = None,
-) -> list[Finding]:
+    user_tags: tags.Tags = MappingProxyType({}),
+) -> list[LaunchFinding]:
     """Check everything that a launch of `machines` machines needs. Errors of AWS become findings.
 
     `types` are the instance types in order of preference; `market` is "spot", "on-demand" or "spot-then-on-demand";
     `stack_missing` are the parts of the stack that the launch would create; `own_stack` is the complete stack;
     `user_tags` are tags of the user that the launch would set, as an organization may demand.
     """
-    user_tags = user_tags or {}
     findings = _check_identity(account)
     if findings[0].level == OK:
         instance_types, type_findings = _check_types(account, types)
-        image, image_findings = _check_image(account, instance_types, ami)
+        image, image_findings = _check_image(account, instance_types)
         quota_findings = _check_quotas(account, instance_types, machines, market)
         findings += type_findings + image_findings + quota_findings
         if stack_missing:
-            findings.append(Finding(OK, f"the first launch creates {', '.join(stack_missing)}"))
+            findings.append(LaunchFinding(OK, f"the first launch creates {', '.join(stack_missing)}"))
         if image and instance_types:
             findings.append(_check_launch_permission(account, instance_types, market, image, own_stack, user_tags))
         findings += [
@@ -76,20 +66,20 @@ def run_preflight(
     return findings + check_tools()
 
 
-def check_tools() -> list[Finding]:
+def check_tools() -> list[LaunchFinding]:
     """Check that the programs that a launch needs are installed on this computer."""
     return [
-        Finding(OK, f"{name}: {path}")
+        LaunchFinding(OK, f"{name}: {path}")
         if (path := shutil.which(name))
-        else Finding(ERROR, f"{name} is not installed here", f"sudo apt-get install {package}")
+        else LaunchFinding(ERROR, f"{name} is not installed here", f"sudo apt-get install {package}")
         for name, package in TOOL_PACKAGES.items()
     ]
 
 
-def _finding_from_error(error: CloudError, level: str = ERROR) -> Finding:
+def _finding_from_error(error: CloudError, level: str = ERROR) -> LaunchFinding:
     """Return an error as a finding. A `CloudError` says what to type next after its last semicolon."""
     message, _, next_step = str(error).rpartition("; ")
-    return Finding(level, message or next_step, next_step.removeprefix("type: ") if message else "")
+    return LaunchFinding(level, message or next_step, next_step.removeprefix("type: ") if message else "")
 
 
 def check_region(name: str) -> None:
@@ -105,14 +95,14 @@ def check_region(name: str) -> None:
 # --- identity and region ------------------------------------------------------------------------------------------
 
 
-def _check_identity(account: Account) -> list[Finding]:
+def _check_identity(account: Account) -> list[LaunchFinding]:
     """Check that the region exists, and that AWS accepts the credentials."""
     try:
         check_region(account.region)
         number, arn = account.identity
     except CloudError as error:
         return [_finding_from_error(error)]
-    return [Finding(OK, f"credentials: {arn} in account {number}"), Finding(OK, f"region {account.region}")]
+    return [LaunchFinding(OK, f"credentials: {arn} in account {number}"), LaunchFinding(OK, f"region {account.region}")]
 
 
 def _list_known_regions() -> list[str]:
@@ -129,7 +119,7 @@ def _list_known_regions() -> list[str]:
 # --- types, image, quotas -----------------------------------------------------------------------------------------
 
 
-def _check_types(account: Account, types: Sequence[str]) -> tuple[list[InstanceType], list[Finding]]:
+def _check_types(account: Account, types: Sequence[str]) -> tuple[list[InstanceType], list[LaunchFinding]]:
     """Check which types the region offers. Return them, and findings with their zones."""
     try:
         names, notes = offers.choose_types(account, types)
@@ -137,30 +127,30 @@ def _check_types(account: Account, types: Sequence[str]) -> tuple[list[InstanceT
         instance_types = list(offers.list_instance_types(account, names).values())
     except CloudError as error:
         return [], [_finding_from_error(error)]
-    findings = [Finding(WARNING, note) for note in notes]
+    findings = [LaunchFinding(WARNING, note) for note in notes]
     for instance_type in instance_types:
         zones = ", ".join(zones_by_type.get(instance_type.name, []))
         gpus = f"{instance_type.gpus} {instance_type.gpu}" if instance_type.gpus else "no GPU"
-        findings.append(Finding(OK, f"{instance_type.name} ({gpus}): {zones}"))
+        findings.append(LaunchFinding(OK, f"{instance_type.name} ({gpus}): {zones}"))
     return instance_types, findings
 
 
 def _check_image(
-    account: Account, instance_types: Sequence[InstanceType], ami: str | None
-) -> tuple[amis.Image | None, list[Finding]]:
+    account: Account, instance_types: Sequence[InstanceType]
+) -> tuple[amis.Image | None, list[LaunchFinding]]:
     """Return the image of the first type that has one. A type without one is an error only when no type has one."""
     first_image = None
-    findings: list[Finding] = []
+    findings: list[LaunchFinding] = []
     errors: list[CloudError] = []
     for arch in dict.fromkeys(instance_type.gpu_arch for instance_type in instance_types):
         try:
-            image = amis.resolve_image(account, arch, ami)
+            image = amis.resolve_image(account, arch)
         except CloudError as error:
             errors.append(error)
             continue
         first_image = first_image or image
         label = arch or "machines without GPUs"
-        findings.append(Finding(OK, f"image {image.id} for {label}: {image.name or 'no name'}"))
+        findings.append(LaunchFinding(OK, f"image {image.id} for {label}: {image.name or 'no name'}"))
     level = WARNING if first_image else ERROR
     findings += [_finding_from_error(error, level) for error in errors]
     return first_image, list(dict.fromkeys(findings))
@@ -168,7 +158,7 @@ def _check_image(
 
 def _check_quotas(
     account: Account, instance_types: Sequence[InstanceType], machines: int, market: str
-) -> list[Finding]:
+) -> list[LaunchFinding]:
     """Compare each quota with the vCPUs that a launch needs of it.
 
     A quota that is too small is an error only when no other type or market has enough.
@@ -176,7 +166,7 @@ def _check_quotas(
     names_by_need: dict[tuple[str, str, int], list[str]] = {}  # the need is a quota code, a market, and vCPUs
     for single_market in market.split("-then-"):
         for instance_type in instance_types:
-            code = quotas.get_quota_code(instance_type.quota_family, single_market)
+            code = quotas.get_quota_code(instance_type.name, single_market)
             need = (code, single_market, machines * instance_type.vcpus)
             names_by_need.setdefault(need, []).append(instance_type.name)
     codes = {code for code, _, _ in names_by_need}
@@ -190,14 +180,14 @@ def _check_quotas(
         if limit is None:
             command = f"aws service-quotas get-service-quota --region {account.region} --service-code ec2 --quota-code"
             message = f"{label}, but quota {code or '(unknown)'} cannot be looked up"
-            findings.append(Finding(WARNING, message, f"{command} {code}" if code else ""))
+            findings.append(LaunchFinding(WARNING, message, f"{command} {code}" if code else ""))
         elif limit >= vcpus:
-            findings.append(Finding(OK, f"{label} of {limit:g} that quota {code} allows"))
+            findings.append(LaunchFinding(OK, f"{label} of {limit:g} that quota {code} allows"))
         else:
             default = quotas.look_up_quota(account, code, of_new_account=True)
             new_account = "" if default is None else f"; a new account has {default:g}"
             command = quotas.quota_increase_command(account.region, code, vcpus)
-            findings.append(Finding(level, f"{label}, but quota {code} allows {limit:g}{new_account}", command))
+            findings.append(LaunchFinding(level, f"{label}, but quota {code} allows {limit:g}{new_account}", command))
     return findings
 
 
@@ -211,7 +201,7 @@ def _check_launch_permission(
     image: amis.Image,
     own_stack: Stack | None,
     user_tags: tags.Tags,
-) -> Finding:
+) -> LaunchFinding:
     """Ask EC2 by DryRun whether it would launch one machine, by the very request of a launch.
 
     EC2 authorizes each resource of a request, and takes default ones, which are not ours, for those that it does not
@@ -219,7 +209,7 @@ def _check_launch_permission(
     """
     if own_stack is None:
         message = "ec2:RunInstances cannot be tried before the stack is there; the first launch makes it"
-        return Finding(WARNING, message, "imgnet-cluster up --stack")
+        return LaunchFinding(WARNING, message, "imgnet-cluster up --stack")
     try:
         zones_by_type = offers.list_zones_by_type(account, [instance_type.name for instance_type in instance_types])
         owner = account.owner
@@ -232,20 +222,17 @@ def _check_launch_permission(
         if zone in own_stack.subnets
     ]
     if not candidates:
-        return Finding(ERROR, "the stack has no subnet in a zone that offers the types", "imgnet-cluster up --stack")
+        return LaunchFinding(
+            ERROR, "the stack has no subnet in a zone that offers the types", "imgnet-cluster up --stack"
+        )
     instance_type, zone = candidates[0]
     place = Place(region=own_stack.region, zone=zone, type=instance_type.name, market=market.partition("-then-")[0])
     instance_request = InstanceRequest(
-        job_uid="dry-run",
-        job_name="dry-run",
-        owner=owner,
-        expires=time.time(),
+        own_tags=tags.job_tags("dry-run", "dry-run", owner, time.time(), user_tags),
         image=image,
         stack=own_stack,
         user_data="",
-        host_key="",
         use_placement_group=False,  # it would have to exist
-        user_tags=user_tags,
     )
     parameters = build_launch_request(instance_request, instance_type, place, ["0"], 0).parameters
     return _check_permission("RunInstances", lambda: account.ec2_no_retry.run_instances(DryRun=True, **parameters))
@@ -268,16 +255,16 @@ def _dry_run_calls(
         yield action, partial(function, DryRun=True, TagSpecifications=specifications, **params)
 
 
-def _check_permission(action: str, dry_run: Callable[[], object]) -> Finding:
+def _check_permission(action: str, dry_run: Callable[[], object]) -> LaunchFinding:
     """Return whether EC2 would carry out a call. A DryRun always ends in an error; its code is the answer."""
     try:
         call(f"ec2:{action}", dry_run)
     except CloudError as error:
         if error.code == "DryRunOperation":
-            return Finding(OK, f"ec2:{action} is permitted")
+            return LaunchFinding(OK, f"ec2:{action} is permitted")
         if error.code in DENIED_CODES and POLICY_COMMAND in str(error):
-            return Finding(ERROR, f"ec2:{action} is not permitted", POLICY_COMMAND)
+            return LaunchFinding(ERROR, f"ec2:{action} is not permitted", POLICY_COMMAND)
         if error.code in (*DENIED_CODES, TAG_POLICY_CODE):  # of the organization, which the user's policy cannot change
             return _finding_from_error(error)
-        return Finding(WARNING, f"cannot find out whether ec2:{action} is permitted ({error})", POLICY_COMMAND)
-    return Finding(WARNING, f"cannot find out whether ec2:{action} is permitted: DryRun was ignored", "")
+        return LaunchFinding(WARNING, f"cannot find out whether ec2:{action} is permitted ({error})", POLICY_COMMAND)
+    return LaunchFinding(WARNING, f"cannot find out whether ec2:{action} is permitted: DryRun was ignored", "")

@@ -11,7 +11,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from infra.aws import tags
 from infra.aws.journal_events import LaunchRequest
@@ -30,16 +30,10 @@ DISK_GB = 150  # least disk size: code, environment, and the data of a machine w
 class InstanceRequest:
     """What the machines of a job need, apart from their place."""
 
-    job_uid: str
-    job_name: str
-    owner: str
-    expires: float  # seconds since 1970
+    own_tags: tags.Tags  # of the machines; they get those of their request too
     image: Image
     stack: Stack
     user_data: str
-    host_key: str  # public half of the boot host key in the user data
-    terms: str = ""  # what the job may rent and spend, as a tag
-    user_tags: tags.Tags = field(default_factory=dict)
     internet: Internet = Internet.PUBLIC
     use_placement_group: bool = True  # in a cluster placement group
 
@@ -57,7 +51,7 @@ def build_launch_request(
     `placement_group` is the group of an earlier request that the machines join; else they get a new one, unless their
     reservation has one.
     """
-    stack, image = instance_request.stack, instance_request.image
+    stack, image, job_uid = instance_request.stack, instance_request.image, instance_request.own_tags[tags.JOB]
     resource_types = ["instance", "volume", "network-interface"]
     parameters: Resource = {
         "ImageId": image.id,
@@ -90,7 +84,7 @@ def build_launch_request(
     new_group = ""
     placement_group = placement_group or place.placement_group
     if not placement_group and instance_request.use_placement_group:
-        placement_group = new_group = f"imgnet-{instance_request.job_uid}-{number}"
+        placement_group = new_group = f"imgnet-{job_uid}-{number}"
     if placement_group:
         parameters["Placement"] = {"GroupName": placement_group}
     if place.market == "spot":
@@ -107,10 +101,13 @@ def build_launch_request(
         parameters["CapacityReservationSpecification"] = {"CapacityReservationTarget": {target_key: place.reservation}}
 
     def specifications(token: str) -> list[Resource]:
-        return tags.tag_specifications(resource_types, _machine_tags(instance_request, names, token))
+        """Return the tags of the machines and of the disks, network interfaces and spot requests with them."""
+        machines = names[0] if len(names) == 1 else f"{names[0]}-{names[-1]}"
+        machine_tags = {**instance_request.own_tags, tags.MACHINE: machines, tags.LAUNCH: token}
+        return tags.tag_specifications(resource_types, machine_tags)
 
     # The token is a hash of the request, and is itself a tag: it is computed with that tag empty.
-    hashed = [instance_request.job_uid, number, place.region, {**parameters, "TagSpecifications": specifications("")}]
+    hashed = [job_uid, number, place.region, {**parameters, "TagSpecifications": specifications("")}]
     digest = hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).digest()
     token = base64.b32encode(digest).decode().rstrip("=").lower()
     return LaunchRequest(
@@ -123,22 +120,6 @@ def build_launch_request(
         ssh_user=image.ssh_user,
         ssh_port=image.ssh_port,
     )
-
-
-def _machine_tags(instance_request: InstanceRequest, names: Sequence[str], token: str) -> dict[str, str]:
-    """Return the tags of the machines and of the disks, network interfaces and spot requests that come with them."""
-    return {
-        **instance_request.user_tags,
-        tags.STACK: tags.STACK_VALUE,
-        tags.JOB: instance_request.job_uid,
-        tags.MACHINE: names[0] if len(names) == 1 else f"{names[0]}-{names[-1]}",
-        tags.OWNER: instance_request.owner,
-        tags.LAUNCH: token,
-        tags.EXPIRES: tags.format_time(instance_request.expires),
-        tags.BOOT_KEY: instance_request.host_key,
-        tags.TERMS: instance_request.terms,
-        tags.NAME: f"imgnet {instance_request.job_name}",
-    }
 
 
 def _network_interfaces(instance_type: InstanceType, subnet: str, group: str, is_public: bool) -> list[Resource]:

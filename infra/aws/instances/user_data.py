@@ -12,6 +12,11 @@ file is visible within a second. Not yet run on AWS itself.
 
 import json
 
+from infra.aws.launch_request import Internet
+from infra.aws.stack.stack import Stack
+
+from .amis import Image
+
 # The file holds the moment of the power-off in Unix seconds, and the seconds that were asked for. Without the second
 # number, a clock that jumps back would move the power-off by as much.
 LIMIT_FILE = "/var/lib/imgnet-limit"
@@ -143,22 +148,16 @@ mv "$folder/.ready" "$folder/ready"
 
 
 def build_user_data(
-    *,
-    poweroff_seconds: int,
-    private_key: str,
-    public_key: str,
-    file_system: str,
-    access_point: str,
-    ssh_user: str,
-    python: str,
-    needs_internet: bool = True,
+    stack: Stack, image: Image, internet: Internet, boot_key: tuple[str, str], *, poweroff_seconds: int
 ) -> str:
     """Return the user data of a machine that powers off after `poweroff_seconds`.
 
-    `private_key` and `public_key` are the boot host key; `python` is a path, "" when it must be searched for. A machine
-    that needs the internet tries its way there before anything else, and fails when there is none for 50 seconds.
+    `boot_key` is the boot host key, its private and its public half. A machine that has a way to the internet tries it
+    before anything else, and fails when there is none for 50 seconds.
     """
-    check_url = EFS_UTILS_URL if needs_internet else ""
+    check_url = "" if internet is Internet.NONE else EFS_UTILS_URL
+    private_key, public_key = boot_key
+    setup_arguments = [stack.file_system, stack.access_point, image.ssh_user, image.python, check_url]
     scripts = {"imgnet-limit": LIMIT_SCRIPT, "imgnet-hostkey": HOST_KEY_SCRIPT}
     config = {
         "bootcmd": [["sh", "-c", ARM_SCRIPT, "sh", str(poweroff_seconds)]],
@@ -168,6 +167,6 @@ def build_user_data(
             {"path": f"/usr/local/sbin/{name}", "permissions": "0755", "content": script}
             for name, script in scripts.items()
         ],
-        "runcmd": [["sh", "-c", SETUP_SCRIPT, "sh", file_system, access_point, ssh_user, python, check_url]],
+        "runcmd": [["sh", "-c", SETUP_SCRIPT, "sh", *setup_arguments]],
     }
     return "#cloud-config\n" + json.dumps(config)

@@ -4,7 +4,6 @@ Shapes: EC2's DescribeInstanceTypes of October 2026. Prices: AWS's price list of
 (P types and the largest G types as of July, all others as of January).
 """
 
-import re
 from dataclasses import dataclass
 
 ON_DEMAND_PRICE_REGION = "us-east-1"  # the only region whose prices ON_DEMAND_PRICES has
@@ -21,10 +20,12 @@ class InstanceType:
     gpu_gb: int  # memory of each GPU in GiB
     efa_cards: tuple[int, ...]  # indexes of the network cards that take an Elastic Fabric Adapter (EFA)
     network_gbps: float  # sustained network bandwidth in Gbit/s
-    gpu_arch: str  # architecture that CUDA programs are compiled for: "sm_80"; "" when unknown
-    memory_gb: int  # RAM in GiB
-    quota_family: str  # whose quota the type counts to: "P5", "P", "G", "Standard"; "" when unknown
     markets: tuple[str, ...] = ("on-demand", "spot")  # in which EC2 sells the type, sorted; also "capacity-block"
+
+    @property
+    def gpu_arch(self) -> str:
+        """The architecture that CUDA programs are compiled for: "sm_80"; "" when unknown."""
+        return GPU_ARCHITECTURES.get(self.gpu, "")
 
     @property
     def interface_cards(self) -> tuple[int, ...]:
@@ -53,50 +54,50 @@ _CAPACITY_BLOCK_TYPES = (
     "p4d.24xlarge p4de.24xlarge p5.4xlarge p5.48xlarge p5e.48xlarge p5en.48xlarge p6-b200.48xlarge p6-b300.48xlarge"
 )
 
-_TableRow = tuple[str, int, int, str, int, int, int, float, int, float | None]
+_TableRow = tuple[str, int, int, str, int, int, int, float, float | None]
 # fmt: off
 _BUILTIN_ROWS: list[_TableRow] = [
-    # type             vCPU GPUs GPU     GB  EFA cards Gbit  memory  $/h
-    ("p5en.48xlarge",   192, 8, "H200", 141, 16, 16, 3200.0, 2048,  63.296),
-    ("p5e.48xlarge",    192, 8, "H200", 141, 32, 32, 3200.0, 2048,    None),
-    ("p5.48xlarge",     192, 8, "H100",  80, 32, 32, 3200.0, 2048,   55.04),
-    ("p5.4xlarge",       16, 1, "H100",  80,  1,  1,  100.0,  256,    6.88),
-    ("p4de.24xlarge",    96, 8, "A100",  80,  4,  4,  400.0, 1152, 27.44705),
-    ("p4d.24xlarge",     96, 8, "A100",  40,  4,  4,  400.0, 1152, 21.957642),
-    ("p3dn.24xlarge",    96, 8, "V100",  32,  1,  1,  100.0,  768,  31.212),
-    ("p6-b200.48xlarge", 192, 8, "B200", 179, 8,  8, 3200.0, 2048, 113.9328),
-    ("p6-b300.48xlarge", 192, 8, "B300", 269, 16, 17, 6400.0, 4096,   None),
-    ("g6e.xlarge",        4, 1, "L40S",  45,  0,  1,    2.5,   32,   1.861),
-    ("g6e.2xlarge",       8, 1, "L40S",  45,  0,  1,    5.0,   64, 2.24208),
-    ("g6e.4xlarge",      16, 1, "L40S",  45,  0,  1,   20.0,  128, 3.00424),
-    ("g6e.8xlarge",      32, 1, "L40S",  45,  1,  1,   25.0,  256, 4.52856),
-    ("g6e.12xlarge",     48, 4, "L40S",  45,  1,  1,  100.0,  384, 10.49264),
-    ("g6e.24xlarge",     96, 4, "L40S",  45,  2,  2,  200.0,  768, 15.06559),
-    ("g6e.48xlarge",    192, 8, "L40S",  45,  4,  4,  400.0, 1536, 30.13118),
-    ("g5.xlarge",         4, 1, "A10G",  22,  0,  1,    2.5,   16,   1.006),
-    ("g5.2xlarge",        8, 1, "A10G",  22,  0,  1,    5.0,   32,   1.212),
-    ("g5.4xlarge",       16, 1, "A10G",  22,  0,  1,   10.0,   64,   1.624),
-    ("g5.8xlarge",       32, 1, "A10G",  22,  1,  1,   25.0,  128,   2.448),
-    ("g5.12xlarge",      48, 4, "A10G",  22,  1,  1,   40.0,  192,   5.672),
-    ("g5.24xlarge",      96, 4, "A10G",  22,  1,  1,   50.0,  384,   8.144),
-    ("g5.48xlarge",     192, 8, "A10G",  22,  1,  1,  100.0,  768,  16.288),
-    ("g6.xlarge",         4, 1, "L4",    22,  0,  1,    2.5,   16,  0.8048),
-    ("g6.2xlarge",        8, 1, "L4",    22,  0,  1,    5.0,   32,  0.9776),
-    ("g6.4xlarge",       16, 1, "L4",    22,  0,  1,   10.0,   64,  1.3232),
-    ("g6.8xlarge",       32, 1, "L4",    22,  1,  1,   25.0,  128,  2.0144),
-    ("g6.12xlarge",      48, 4, "L4",    22,  1,  1,   40.0,  192,  4.6016),
-    ("g6.24xlarge",      96, 4, "L4",    22,  1,  1,   50.0,  384,  6.6752),
-    ("g6.48xlarge",     192, 8, "L4",    22,  1,  1,  100.0,  768, 13.3504),
-    ("g4dn.xlarge",       4, 1, "T4",    16,  0,  1,    5.0,   16,   0.526),
-    ("g4dn.2xlarge",      8, 1, "T4",    16,  0,  1,   10.0,   32,   0.752),
-    ("g4dn.4xlarge",     16, 1, "T4",    16,  0,  1,   20.0,   64,   1.204),
-    ("g4dn.8xlarge",     32, 1, "T4",    16,  1,  1,   50.0,  128,   2.176),
-    ("g4dn.12xlarge",    48, 4, "T4",    16,  1,  1,   50.0,  192,   3.912),
-    ("g4dn.metal",       96, 8, "T4",    16,  1,  1,  100.0,  384,   7.824),
-    ("g7e.48xlarge",    192, 8, "RTX PRO Server 6000", 96, 4, 4, 1600.0, 2048, 33.14),
-    ("c7i.2xlarge",       8, 0, "CPU",    0,  0,  1,  3.125,   16,   0.357),
-    ("c6i.2xlarge",       8, 0, "CPU",    0,  0,  1,  3.125,   16,    0.34),
-    ("m7i.2xlarge",       8, 0, "CPU",    0,  0,  1,  3.125,   32,  0.4032),
+    # type             vCPU GPUs GPU     GB  EFA cards Gbit    $/h
+    ("p5en.48xlarge",   192, 8, "H200", 141, 16, 16, 3200.0,  63.296),
+    ("p5e.48xlarge",    192, 8, "H200", 141, 32, 32, 3200.0,    None),
+    ("p5.48xlarge",     192, 8, "H100",  80, 32, 32, 3200.0,   55.04),
+    ("p5.4xlarge",       16, 1, "H100",  80,  1,  1,  100.0,    6.88),
+    ("p4de.24xlarge",    96, 8, "A100",  80,  4,  4,  400.0, 27.44705),
+    ("p4d.24xlarge",     96, 8, "A100",  40,  4,  4,  400.0, 21.957642),
+    ("p3dn.24xlarge",    96, 8, "V100",  32,  1,  1,  100.0,  31.212),
+    ("p6-b200.48xlarge", 192, 8, "B200", 179, 8,  8, 3200.0, 113.9328),
+    ("p6-b300.48xlarge", 192, 8, "B300", 269, 16, 17, 6400.0,   None),
+    ("g6e.xlarge",        4, 1, "L40S",  45,  0,  1,    2.5,   1.861),
+    ("g6e.2xlarge",       8, 1, "L40S",  45,  0,  1,    5.0, 2.24208),
+    ("g6e.4xlarge",      16, 1, "L40S",  45,  0,  1,   20.0, 3.00424),
+    ("g6e.8xlarge",      32, 1, "L40S",  45,  1,  1,   25.0, 4.52856),
+    ("g6e.12xlarge",     48, 4, "L40S",  45,  1,  1,  100.0, 10.49264),
+    ("g6e.24xlarge",     96, 4, "L40S",  45,  2,  2,  200.0, 15.06559),
+    ("g6e.48xlarge",    192, 8, "L40S",  45,  4,  4,  400.0, 30.13118),
+    ("g5.xlarge",         4, 1, "A10G",  22,  0,  1,    2.5,   1.006),
+    ("g5.2xlarge",        8, 1, "A10G",  22,  0,  1,    5.0,   1.212),
+    ("g5.4xlarge",       16, 1, "A10G",  22,  0,  1,   10.0,   1.624),
+    ("g5.8xlarge",       32, 1, "A10G",  22,  1,  1,   25.0,   2.448),
+    ("g5.12xlarge",      48, 4, "A10G",  22,  1,  1,   40.0,   5.672),
+    ("g5.24xlarge",      96, 4, "A10G",  22,  1,  1,   50.0,   8.144),
+    ("g5.48xlarge",     192, 8, "A10G",  22,  1,  1,  100.0,  16.288),
+    ("g6.xlarge",         4, 1, "L4",    22,  0,  1,    2.5,  0.8048),
+    ("g6.2xlarge",        8, 1, "L4",    22,  0,  1,    5.0,  0.9776),
+    ("g6.4xlarge",       16, 1, "L4",    22,  0,  1,   10.0,  1.3232),
+    ("g6.8xlarge",       32, 1, "L4",    22,  1,  1,   25.0,  2.0144),
+    ("g6.12xlarge",      48, 4, "L4",    22,  1,  1,   40.0,  4.6016),
+    ("g6.24xlarge",      96, 4, "L4",    22,  1,  1,   50.0,  6.6752),
+    ("g6.48xlarge",     192, 8, "L4",    22,  1,  1,  100.0, 13.3504),
+    ("g4dn.xlarge",       4, 1, "T4",    16,  0,  1,    5.0,   0.526),
+    ("g4dn.2xlarge",      8, 1, "T4",    16,  0,  1,   10.0,   0.752),
+    ("g4dn.4xlarge",     16, 1, "T4",    16,  0,  1,   20.0,   1.204),
+    ("g4dn.8xlarge",     32, 1, "T4",    16,  1,  1,   50.0,   2.176),
+    ("g4dn.12xlarge",    48, 4, "T4",    16,  1,  1,   50.0,   3.912),
+    ("g4dn.metal",       96, 8, "T4",    16,  1,  1,  100.0,   7.824),
+    ("g7e.48xlarge",    192, 8, "RTX PRO Server 6000", 96, 4, 4, 1600.0, 33.14),
+    ("c7i.2xlarge",       8, 0, "CPU",    0,  0,  1,  3.125,   0.357),
+    ("c6i.2xlarge",       8, 0, "CPU",    0,  0,  1,  3.125,    0.34),
+    ("m7i.2xlarge",       8, 0, "CPU",    0,  0,  1,  3.125,  0.4032),
 ]
 # fmt: on
 
@@ -105,39 +106,12 @@ RETIREMENT_REASONS = {
     name: f"AWS stopped listing {name} in 2026" for name in ("p3.2xlarge", "p3.8xlarge", "p3.16xlarge")
 }
 # Machines of published runs, for forecasts to compare with. Nobody can rent them. Source: EC2's page of 2018.
-HISTORIC_TYPES = {
-    "p3.16xlarge": InstanceType(
-        name="p3.16xlarge",
-        vcpus=64,
-        gpus=8,
-        gpu="V100",
-        gpu_gb=16,
-        efa_cards=(),
-        network_gbps=25.0,
-        gpu_arch="sm_70",
-        memory_gb=488,
-        quota_family="P",
-    )
-}
-HISTORIC_PRICES = {"p3.16xlarge": 24.48}  # dollars an hour on demand, us-east-1
+_HISTORIC_ROWS: list[_TableRow] = [("p3.16xlarge", 64, 8, "V100", 16, 0, 1, 25.0, 24.48)]
 DEFAULT_TYPES = ("p4d.24xlarge", "g6e.48xlarge", "g5.48xlarge", "p5.48xlarge")  # for a recipe that names no type
 
 
-def get_quota_family(name: str) -> str:
-    """Return the quota family of a type: "P5", "P", "G", "Standard", "" when unknown.
-
-    "P5" is P5 and later, which have a spot quota of their own.
-    """
-    series = name.partition(".")[0]
-    if re.match(r"p[5-9]", series):
-        return "P5"
-    if re.match(r"(p[1-4]|g[1-9]|gr\d|vt\d)", series):
-        return "P" if series[0] == "p" else "G"
-    return "Standard" if re.match(r"[acdhimrtz]\d", series) else ""
-
-
 def _make_instance_type(row: _TableRow) -> InstanceType:
-    name, vcpus, gpus, gpu, gpu_gb, efa_interfaces, network_cards, network_gbps, memory_gb, _ = row
+    name, vcpus, gpus, gpu, gpu_gb, efa_interfaces, network_cards, network_gbps, _ = row
     block_market = ("capacity-block",) if name in _CAPACITY_BLOCK_TYPES.split() else ()
     return InstanceType(
         name=name,
@@ -147,13 +121,12 @@ def _make_instance_type(row: _TableRow) -> InstanceType:
         gpu_gb=gpu_gb,
         efa_cards=tuple(range(network_cards - efa_interfaces, network_cards)),  # the last cards of each type
         network_gbps=network_gbps,
-        gpu_arch=GPU_ARCHITECTURES.get(gpu, ""),
-        memory_gb=memory_gb,
-        quota_family=get_quota_family(name),
         markets=(*block_market, "on-demand", "spot"),
     )
 
 
 BUILTIN_TYPES = {row[0]: _make_instance_type(row) for row in _BUILTIN_ROWS}
+HISTORIC_TYPES = {row[0]: _make_instance_type(row) for row in _HISTORIC_ROWS}
 # Dollars an hour in ON_DEMAND_PRICE_REGION.
 ON_DEMAND_PRICES = {row[0]: row[-1] for row in _BUILTIN_ROWS if row[-1] is not None}
+HISTORIC_PRICES = {row[0]: row[-1] for row in _HISTORIC_ROWS}

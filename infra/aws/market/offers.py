@@ -5,11 +5,10 @@ Sources: AWS, DescribeInstanceTypes, DescribeInstanceTypeOfferings, DescribeSpot
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
 
 from infra.aws.client import PRICING_API_REGION, QUICK_CONFIG, Account, Client, call, paginate
 from infra.aws.tags import Resource
@@ -18,12 +17,10 @@ from infra.errors import CloudError, NoCredentials
 from .instance_types import (
     BUILTIN_TYPES,
     DEFAULT_TYPES,
-    GPU_ARCHITECTURES,
     ON_DEMAND_PRICE_REGION,
     ON_DEMAND_PRICES,
     RETIREMENT_REASONS,
     InstanceType,
-    get_quota_family,
 )
 
 MAX_NAMES_PER_CALL = 100  # type names in one DescribeInstanceTypes call
@@ -49,16 +46,9 @@ class Offer:
     on_demand_price: float | None
     is_builtin_price: bool  # whether the on-demand price is the built-in table's, of 2026
 
-
-class PriceKey(NamedTuple):
-    """Where a price holds."""
-
-    zone: str
-    type: str
-    market: str  # "spot" or "on-demand"
-
-
-PriceTable = Mapping[PriceKey, float]  # dollars an hour; a price that is unknown is absent
+    def price(self, market: str) -> float | None:
+        """Return the price in a market."""
+        return self.spot_price if market == "spot" else self.on_demand_price
 
 
 def list_instance_types(account: Account | None, names: Sequence[str]) -> dict[str, InstanceType]:
@@ -101,29 +91,16 @@ def list_zones_by_type(account: Account, names: Sequence[str]) -> dict[str, list
     return {name: sorted(zones[name]) for name in names if name in zones}
 
 
-def look_up_prices(account: Account, names: Sequence[str], zones_by_type: Mapping[str, Sequence[str]]) -> PriceTable:
-    """Return the prices of these types in all of their zones. A price that AWS does not give is absent.
-
-    Raises `NoCredentials`. Other errors only make prices unknown.
-    """
-    on_demand_prices = {
-        PriceKey(zone, name, "on-demand"): price
-        for name, price in _on_demand_prices(account, names).items()
-        for zone in zones_by_type.get(name, ())
-    }
-    return {**_spot_prices(account, names), **on_demand_prices}
-
-
 def list_offers(account: Account | None, gpu: str | None = None, names: Sequence[str] | None = None) -> list[Offer]:
     """Return the offers of the named types (default: all of the built-in table), by name and zone.
 
     `gpu` ("A100") selects types with such GPUs. Without an account the offers come from the built-in table, one for
-    each type. Raises `CloudError`.
+    each type. A price that cannot be looked up is unknown, except for missing credentials. Raises `CloudError`.
     """
     names = list(BUILTIN_TYPES) if names is None else list(dict.fromkeys(names))
     if account is None:
         return [
-            _build_offer(ON_DEMAND_PRICE_REGION, instance_type, "", {})
+            _build_offer(instance_type, ON_DEMAND_PRICE_REGION, "", None, None)
             for instance_type in list_instance_types(None, names).values()
             if matches_gpu(instance_type, gpu)
         ]
@@ -133,9 +110,10 @@ def list_offers(account: Account | None, gpu: str | None = None, names: Sequence
         for name, instance_type in list_instance_types(account, list(zones_by_type)).items()
         if matches_gpu(instance_type, gpu)
     }
-    prices = look_up_prices(account, list(types), zones_by_type)
+    spot_prices = _spot_prices(account, list(types))
+    on_demand_prices = _on_demand_prices(account, list(types))
     return [
-        _build_offer(account.region, instance_type, zone, prices)
+        _build_offer(instance_type, account.region, zone, spot_prices.get((name, zone)), on_demand_prices.get(name))
         for name, instance_type in types.items()
         for zone in zones_by_type[name]
     ]
@@ -189,19 +167,19 @@ def matches_gpu(instance_type: InstanceType, gpu: str | None) -> bool:
     return gpu is None or instance_type.gpu.lower() == gpu.lower()
 
 
-def _build_offer(region: str, instance_type: InstanceType, zone: str, known_prices: PriceTable) -> Offer:
+def _build_offer(
+    instance_type: InstanceType, region: str, zone: str, spot_price: float | None, on_demand_price: float | None
+) -> Offer:
     """Return the offer of a type in a zone. The built-in on-demand price fills in for its own region only."""
-    name = instance_type.name
-    on_demand_price = known_prices.get(PriceKey(zone, name, "on-demand"))
     builtin_price = None
     if on_demand_price is None and region == ON_DEMAND_PRICE_REGION:
-        builtin_price = ON_DEMAND_PRICES.get(name)
+        on_demand_price = builtin_price = ON_DEMAND_PRICES.get(instance_type.name)
     return Offer(
-        type=name,
+        type=instance_type.name,
         zone=zone,
         instance_type=instance_type,
-        spot_price=known_prices.get(PriceKey(zone, name, "spot")),
-        on_demand_price=builtin_price if on_demand_price is None else on_demand_price,
+        spot_price=spot_price,
+        on_demand_price=on_demand_price,
         is_builtin_price=builtin_price is not None,
     )
 
@@ -231,21 +209,16 @@ def _is_supported(description: Resource) -> bool:
 
 
 def _parse_instance_type(description: Resource) -> InstanceType:
-    name = description["InstanceType"]
     network = description.get("NetworkInfo", {})
     gpu_info = (description.get("GpuInfo", {}).get("Gpus") or [{}])[0]
-    gpu = gpu_info.get("Name", "CPU")
     return InstanceType(
-        name=name,
+        name=description["InstanceType"],
         vcpus=description["VCpuInfo"]["DefaultVCpus"],
         gpus=gpu_info.get("Count") or gpu_info.get("LogicalGpuCount") or 0,
-        gpu=gpu,
+        gpu=gpu_info.get("Name", "CPU"),
         gpu_gb=round(gpu_info.get("MemoryInfo", {}).get("SizeInMiB", 0) / 1024),
         efa_cards=_efa_cards(network),
         network_gbps=_sustained_gbps(network),
-        gpu_arch=GPU_ARCHITECTURES.get(gpu, ""),
-        memory_gb=round(description["MemoryInfo"]["SizeInMiB"] / 1024),
-        quota_family=get_quota_family(name),
         markets=tuple(sorted(description.get("SupportedUsageClasses", ("on-demand", "spot")))),
     )
 
@@ -271,8 +244,8 @@ def _sustained_gbps(network: Resource) -> float:
 # --- prices -------------------------------------------------------------------------------------------------------
 
 
-def _spot_prices(account: Account, names: Sequence[str]) -> PriceTable:
-    """Return the newest spot price of each type and zone, nothing when they cannot be looked up.
+def _spot_prices(account: Account, names: Sequence[str]) -> dict[tuple[str, str], float]:
+    """Return the newest spot price by type and zone, nothing when they cannot be looked up.
 
     Raises `NoCredentials`.
     """
@@ -281,10 +254,7 @@ def _spot_prices(account: Account, names: Sequence[str]) -> PriceTable:
     try:
         entries = list_spot_prices(account, names, StartTime=datetime.now(UTC) - SPOT_PRICE_WINDOW)
         entries.sort(key=lambda entry: entry["Timestamp"])
-        return {
-            PriceKey(entry["AvailabilityZone"], entry["InstanceType"], "spot"): float(entry["SpotPrice"])
-            for entry in entries
-        }
+        return {(entry["InstanceType"], entry["AvailabilityZone"]): float(entry["SpotPrice"]) for entry in entries}
     except NoCredentials:
         raise
     except (CloudError, OSError, KeyError, TypeError, ValueError):

@@ -4,6 +4,8 @@ Sources: AWS, "Amazon EC2 endpoints and quotas", "Spot Instance quotas" (a new a
 spot machines, 5 of the standard families).
 """
 
+import re
+
 from infra.aws.client import Account, call
 from infra.errors import CloudError
 
@@ -21,9 +23,22 @@ QUOTA_CODES = {
 }
 
 
-def get_quota_code(family: str, market: str) -> str:
-    """Return the quota code of a family ("P5", "P", "G") in a market ("spot", "on-demand"), "" when unknown."""
-    return QUOTA_CODES.get((family, market), "")
+def get_quota_family(name: str) -> str:
+    """Return the quota family of a type: "P5", "P", "G", "Standard", "" when unknown.
+
+    "P5" is P5 and later, which have a spot quota of their own.
+    """
+    series = name.partition(".")[0]
+    if re.match(r"p[5-9]", series):
+        return "P5"
+    if re.match(r"(p[1-4]|g[1-9]|gr\d|vt\d)", series):
+        return "P" if series[0] == "p" else "G"
+    return "Standard" if re.match(r"[acdhimrtz]\d", series) else ""
+
+
+def get_quota_code(type_name: str, market: str) -> str:
+    """Return the code of the quota to which a type counts in a market ("spot", "on-demand"), "" when unknown."""
+    return QUOTA_CODES.get((get_quota_family(type_name), market), "")
 
 
 def look_up_quota(account: Account, code: str, *, of_new_account: bool = False) -> float | None:

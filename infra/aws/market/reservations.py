@@ -11,14 +11,16 @@ billing", "Launch instances into Capacity Reservations in a group"; API referenc
 
 import math
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from infra.aws.client import QUICK_CONFIG, Account, call, paginate
+from infra.aws.client import Account, paginate
 from infra.aws.launch_request import Place, get_group_region
-from infra.aws.tags import Resource
+from infra.aws.tags import Resource, format_time
 from infra.errors import CloudError, NoMachines
+from infra.offers import CapacityBlockRow
+
+from .instance_types import InstanceType
 
 CAPACITY_BLOCK = "capacity-block"  # a market
 CLOSING_SECONDS = 1800.0  # from the first machine of a block that EC2 ends to the end of the block
@@ -126,7 +128,7 @@ def find_reservation(
         if reservations:
             break
     else:
-        raise NoMachines(f"{reservation_id}: {_explain_absence(account, regions, reservation_id)}")
+        raise NoMachines(f"{reservation_id}: {_explain_absence(regions, reservation_id)}")
     problems = {reservation: reservation.problem(now, types, zones, market) for reservation in reservations}
     pools: dict[tuple[str, str, str, str], list[Reservation]] = {}
     for reservation, problem in problems.items():
@@ -141,42 +143,18 @@ def find_reservation(
     return max(merged_pools, key=lambda pool: pool.free_count)
 
 
-def _explain_absence(account: Account, regions: Sequence[str], reservation_id: str) -> str:
+def _explain_absence(regions: Sequence[str], reservation_id: str) -> str:
     """Return the line for a reservation or group that these regions do not show."""
     searched = ", ".join(regions)
     group_region = get_group_region(reservation_id)
     if group_region in regions:
         return f"{searched} shows no reservations of this group; list groups: aws resource-groups list-groups"
-    region = group_region or find_region(account, reservation_id)
-    if region:
-        return f"it is in {region}, not in {searched}; pass --region {region}"
-    return f"this account has no such reservation in {searched}; list yours: aws ec2 describe-capacity-reservations"
-
-
-def find_region(account: Account, reservation_id: str) -> str:
-    """Return an enabled region that has a reservation, "" when none shows it. Raises nothing."""
-
-    def has_reservation(region: str) -> bool:
-        try:
-            ec2 = account.client("ec2", QUICK_CONFIG, region)
-            response = call("", ec2.describe_capacity_reservations, CapacityReservationIds=[reservation_id])
-            return bool(response["CapacityReservations"])
-        except CloudError:
-            return False
-
-    try:
-        regions = list_regions(account)
-    except CloudError:
-        return ""
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(has_reservation, regions))
-    return next((region for region, has_it in zip(regions, found, strict=True) if has_it), "")
-
-
-def list_regions(account: Account) -> list[str]:
-    """Return the regions that the account has enabled. Raises `CloudError`."""
-    response = call("look up regions (ec2:DescribeRegions)", account.ec2.describe_regions)
-    return sorted(region["RegionName"] for region in response["Regions"])
+    if group_region:
+        return f"it is in {group_region}, not in {searched}; pass --region {group_region}"
+    return (
+        f"this account has no such reservation in {searched}; list yours: aws ec2 describe-capacity-reservations, and "
+        "pass --region if it is in another region"
+    )
 
 
 def _look_up_reservations(account: Account, reservation_id: str) -> list[Reservation]:
@@ -253,34 +231,6 @@ def _merge(reservation_id: str, members: Sequence[Reservation]) -> Reservation:
 # --- blocks that can be bought --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class BlockOffering:
-    """A capacity block that can be bought. Times are in seconds since 1970."""
-
-    id: str
-    region: str
-    zone: str
-    type: str
-    machine_count: int
-    start_time: float
-    end_time: float
-    fee: float  # for the whole block, to be paid up front
-    currency: str
-
-    @property
-    def usable_hours(self) -> float:
-        """The hours until EC2 ends the machines."""
-        return (self.end_time - CLOSING_SECONDS - self.start_time) / 3600
-
-    @property
-    def purchase_command(self) -> str:
-        """The shell command that buys the block."""
-        return (
-            f"aws ec2 purchase-capacity-block --region {self.region} --capacity-block-offering-id {self.id} "
-            f"--instance-platform {PLATFORM}"
-        )
-
-
 def get_block_hours(hours: float) -> int:
     """Return the shortest duration of at least `hours` in which EC2 sells blocks. Raises `CloudError`."""
     days = math.ceil(hours / HOURS_OF_A_DAY)
@@ -292,41 +242,45 @@ def get_block_hours(hours: float) -> int:
 
 
 def list_block_offerings(
-    account: Account, types: Iterable[str], machine_count: int, hours: float
-) -> list[BlockOffering]:
+    account: Account, types: Iterable[InstanceType], machine_count: int, hours: float
+) -> list[CapacityBlockRow]:
     """Return the capacity blocks on offer in a region, those that last `hours` first, then by fee. Buys nothing.
 
     Raises `CloudError`.
     """
     block_hours = get_block_hours(hours)
     offerings = [
-        _parse_offering(description, account.region)
-        for type_name in types
+        _parse_offering(description, instance_type, account.region)
+        for instance_type in types
         for description in paginate(
             "look up capacity blocks (ec2:DescribeCapacityBlockOfferings)",
             account.ec2,
             "describe_capacity_block_offerings",
             "CapacityBlockOfferings",
-            InstanceType=type_name,
+            InstanceType=instance_type.name,
             InstanceCount=machine_count,
             CapacityDurationHours=block_hours,
         )
     ]
-    usable_offerings = [offering for offering in offerings if offering.usable_hours > 0]
-    return sorted(
-        usable_offerings, key=lambda offering: (offering.usable_hours < hours, offering.fee, offering.start_time)
-    )
+    usable_offerings = [offering for offering in offerings if offering.hours > 0]
+    return sorted(usable_offerings, key=lambda offering: (offering.hours < hours, offering.fee, offering.start))
 
 
-def _parse_offering(description: Resource, region: str) -> BlockOffering:
-    return BlockOffering(
-        id=description["CapacityBlockOfferingId"],
-        region=region,
+def _parse_offering(description: Resource, instance_type: InstanceType, region: str) -> CapacityBlockRow:
+    offering_id = description["CapacityBlockOfferingId"]
+    start, end = description["StartDate"].timestamp(), description["EndDate"].timestamp()
+    return CapacityBlockRow(
+        type=instance_type.name,
         zone=description["AvailabilityZone"],
-        type=description["InstanceType"],
-        machine_count=description["InstanceCount"],
-        start_time=description["StartDate"].timestamp(),
-        end_time=description["EndDate"].timestamp(),
+        gpus=instance_type.gpus,
+        gpu=instance_type.gpu,
+        machines=description["InstanceCount"],
+        start=format_time(start),
+        end=format_time(end),
+        hours=(end - CLOSING_SECONDS - start) / 3600,
         fee=float(description["UpfrontFee"]),
         currency=description.get("CurrencyCode", "USD"),
+        offering=offering_id,
+        buy=f"aws ec2 purchase-capacity-block --region {region} --capacity-block-offering-id {offering_id} "
+        f"--instance-platform {PLATFORM}",
     )

@@ -269,31 +269,24 @@ def _has_internet_route(table: Resource, gateways: list[str]) -> bool:
 
 def _ensure_vpc(context: StackContext) -> str:
     ec2 = context.account.ec2
-
-    def create_vpc() -> None:
-        try:
-            context.create(
-                "network (VPC)",
-                ec2.create_vpc,
-                CidrBlock=str(VPC_CIDR),
-                TagSpecifications=context.tag_specifications("vpc"),
-            )
-        except CloudError as error:
-            if error.code != "VpcLimitExceeded":
-                raise
-            command = f"{RAISE_VPC_QUOTA_COMMAND} --desired-value 10 --region {context.account.region}"
-            raise CloudError(
-                f"the region has as many networks (VPC) as its quota allows; type: {command}", error.code
-            ) from error
-
-    vpc = context.ensure_single(
-        f"network {VPC_CIDR}",
-        lambda: _list_own(context, "describe_vpcs"),
-        create_vpc,
-        ec2.delete_vpc,
-        id_key="VpcId",
-        is_used=lambda vpc: bool(_list_subnets(context, vpc["VpcId"])),
-    )
+    try:
+        vpc = context.ensure_single(
+            f"network {VPC_CIDR}",
+            "vpc",
+            lambda: _list_own(context, "describe_vpcs"),
+            ec2.create_vpc,
+            ec2.delete_vpc,
+            id_key="VpcId",
+            is_used=lambda vpc: bool(_list_subnets(context, vpc["VpcId"])),
+            CidrBlock=str(VPC_CIDR),
+        )
+    except CloudError as error:
+        if error.code != "VpcLimitExceeded":
+            raise
+        command = f"{RAISE_VPC_QUOTA_COMMAND} --desired-value 10 --region {context.account.region}"
+        raise CloudError(
+            f"the region has as many networks (VPC) as its quota allows; type: {command}", error.code
+        ) from error
     return str(vpc["VpcId"])
 
 
@@ -328,12 +321,9 @@ def _ensure_gateway(context: StackContext, vpc: str) -> str:
     ec2 = context.account.ec2
     gateway = context.ensure_single(
         "internet gateway",
+        "internet-gateway",
         lambda: _list_gateways(context, vpc),
-        lambda: context.create(
-            "internet gateway",
-            ec2.create_internet_gateway,
-            TagSpecifications=context.tag_specifications("internet-gateway"),
-        ),
+        ec2.create_internet_gateway,
         ec2.delete_internet_gateway,
         id_key="InternetGatewayId",
         is_used=lambda gateway: bool(gateway["Attachments"]),
@@ -366,16 +356,13 @@ def _ensure_route_table(context: StackContext, vpc: str) -> Resource:
     ec2 = context.account.ec2
     return context.ensure_single(
         "route table",
+        "route-table",
         lambda: _list_route_tables(context, vpc),
-        lambda: context.create(
-            "route table",
-            ec2.create_route_table,
-            VpcId=vpc,
-            TagSpecifications=context.tag_specifications("route-table"),
-        ),
+        ec2.create_route_table,
         ec2.delete_route_table,
         id_key="RouteTableId",
         is_used=lambda table: bool(_associated_subnets(table)),
+        VpcId=vpc,
     )
 
 

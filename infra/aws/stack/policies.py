@@ -24,7 +24,7 @@ BUCKET_PATTERN = "imgnet-*"
 READ_ACTIONS = """
 ec2:DescribeAddresses ec2:DescribeAvailabilityZones ec2:DescribeCapacity* ec2:DescribeImages ec2:DescribeInstanceType*
 ec2:DescribeInstances ec2:DescribeInternetGateways ec2:DescribeKeyPairs ec2:DescribeNatGateways
-ec2:DescribeNetworkInterfaces ec2:DescribePlacementGroups ec2:DescribeRegions ec2:DescribeRouteTables
+ec2:DescribeNetworkInterfaces ec2:DescribePlacementGroups ec2:DescribeRouteTables
 ec2:DescribeSecurityGroups ec2:DescribeSpot* ec2:DescribeSubnets ec2:DescribeVolumes ec2:DescribeVpc*
 ec2:GetGroupsForCapacityReservation elasticfilesystem:Describe* pricing:GetProducts servicequotas:Get*
 """

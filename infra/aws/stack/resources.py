@@ -93,16 +93,18 @@ class StackContext:
     def ensure_single(
         self,
         label: str,
+        resource_type: str,
         list_existing: Callable[[], list[Resource]],
-        create: Callable[[], object],
+        create_function: Callable[..., object],
         delete_function: Callable[..., object],
         *,
         id_key: str,
         is_used: Callable[[Resource], bool],
+        **params: object,
     ) -> Resource:
         """Return the one resource of a kind that all processes use, and delete unused others.
 
-        Used resources come first, then the order of IDs decides. Creates a resource when there is none.
+        Used resources come first, then the order of IDs decides. Creates a resource by `params` when there is none.
         Raises `CloudError` when AWS does not show the new resource.
         """
 
@@ -112,7 +114,7 @@ class StackContext:
         resources = list_sorted()
         if not resources:
             logger.info(f"creating {label}")
-            create()
+            self.create(label, create_function, TagSpecifications=self.tag_specifications(resource_type), **params)
         if not resources or not is_used(resources[0]):
             time.sleep(SETTLE_SECONDS)
             resources = wait_for(
@@ -149,11 +151,14 @@ def find(action: str, function: Callable[..., Response], **params: object) -> Re
 
 
 def wait_for(
-    condition: Callable[[], Response | None], timeout_message: str, timeout_seconds: float = RESOURCE_IN_USE_SECONDS
+    condition: Callable[[], Response | None],
+    timeout_message: str,
+    timeout_seconds: float = RESOURCE_IN_USE_SECONDS,
+    pause: Callable[[float], None] | None = None,
 ) -> Response:
     """Return the value of `condition` as soon as it is true, and log that it is waited for.
 
-    Raises `CloudError` after `timeout_seconds`.
+    Raises `CloudError` after `timeout_seconds`, and what `pause` raises, which sleeps.
     """
     deadline = time.monotonic() + timeout_seconds
     is_waiting = False
@@ -163,7 +168,7 @@ def wait_for(
             logger.info(f"{timeout_message}: waiting at most {timeout_seconds:.0f} s")
         if time.monotonic() > deadline:
             raise CloudError(f"{timeout_message} (after {timeout_seconds:g} s); run the same command again to go on")
-        time.sleep(RESOURCE_POLL_SECONDS)
+        (pause or time.sleep)(RESOURCE_POLL_SECONDS)
     return value
 
 

@@ -37,16 +37,6 @@ def stack_journal(region: str) -> Journal:
     return Journal(Path(f"~/.imgnet/aws/{region}.jsonl").expanduser())
 
 
-def find(account: Account) -> Stack | None:
-    """Return the stack, None while a part is missing. Changes nothing. Raises `CloudError`."""
-    return _inspect(account)[1]
-
-
-def missing_parts(account: Account) -> list[str]:
-    """Return one short line for each part that `ensure` would create. Changes nothing. Raises `CloudError`."""
-    return _inspect(account)[0]
-
-
 def exists(account: Account) -> bool:
     """Return whether the stack's network or its file system exists, complete or not. Raises `CloudError`."""
     context = StackContext(account)
@@ -107,8 +97,11 @@ def remove(account: Account, delete_data: bool) -> list[str]:
     return context.leftovers
 
 
-def _inspect(account: Account) -> tuple[list[str], Stack | None]:
-    """Return a line for each missing part, and the stack when all parts exist."""
+def inspect(account: Account) -> tuple[list[str], Stack | None]:
+    """Return one short line for each part that `ensure` would create, and the stack when all parts exist.
+
+    Changes nothing. Raises `CloudError`.
+    """
     context = StackContext(account)
     key_file = key_pairs.KEY_PATH.expanduser()
     stack_network = network.inspect_network(context)

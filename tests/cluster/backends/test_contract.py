@@ -96,7 +96,7 @@ def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def clear_caches() -> None:
     """Let the catalog look for backends again."""
-    for cached in (catalog._class_paths, catalog._sort_backends, catalog.find_machine_type):
+    for cached in (catalog._sort_backends, catalog.find_machine_type):
         cached.cache_clear()
 
 

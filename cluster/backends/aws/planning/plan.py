@@ -26,12 +26,12 @@ from infra.aws.client import Account, get_public_address
 from infra.aws.instances import amis
 from infra.aws.instances.request import InstanceRequest, build_launch_request
 from infra.aws.instances.user_data import build_user_data
-from infra.aws.launch_request import Internet, Place
+from infra.aws.launch_request import Place
 from infra.aws.market import offers
 from infra.aws.market.instance_types import ON_DEMAND_PRICES, InstanceType
 from infra.aws.stack import security_group, stack
 from infra.aws.stack.stack import Stack
-from infra.aws.tags import parse_user_tags
+from infra.aws.tags import job_tags, parse_user_tags
 from train.forecast import Forecast, forecast
 from train.metrics.text import three_digits
 from train.recipe.schedule import Schedule, scaled_image_count
@@ -128,18 +128,12 @@ def plan_rental(
         )
     rate = rental_spec.machine_dollars_per_hour(machine_count, first_place)
     on_demand = ON_DEMAND_PRICES.get(first_place.type)
-    first_choice = [
-        place for place in rental_spec.places if (place.type, place.market) == (first_place.type, first_place.market)
-    ]
     power_off_hours = max_hours + grace_seconds / 3600
     rental_plan = RentalPlan(
         machines=machine_count,
         type=first_place.type,
         market=first_place.market,
         gpus=f"{instance_type.gpus} x {instance_type.gpu}" if instance_type.gpus else "none",
-        zones=tuple(dict.fromkeys(f"{place.zone}{plan_page.price_of(place)}" for place in first_choice)),
-        other_choices=plan_page.other_choices(rental_spec, machine_count, rest_forecasts),
-        facts=plan_page.describe_machines(rental_spec, instance_type, image, machine_count),
         spares=plan_page.describe_spares(rental_spec),
         dollars_per_hour=rate,
         on_demand_dollars_per_hour=machine_count * on_demand if rate is None and on_demand else None,
@@ -151,10 +145,12 @@ def plan_rental(
         max_dollars=rental_spec.highest_dollars(machine_count, power_off_hours, spent_dollars),
         is_dollar_limit_set=rental_spec.max_dollars is not None,
         spent_dollars=resumed.spent_dollars if resumed else None,
-        ssh_address=rental_spec.ssh_address,
         traffic=traffic_lines,
-        missing_stack_parts=tuple(missing_parts),
-        extra_costs=plan_page.EXTRA_COSTS,
+        facts=(
+            *plan_page.describe_places(rental_spec, machine_count, rest_forecasts),
+            *plan_page.describe_machines(rental_spec, instance_type, image, machine_count),
+            *(("creates", part) for part in missing_parts),
+        ),
         requests=preview_requests(spec, rental_spec, instance_type, power_off_hours),
     )
     rented_spec = replace(
@@ -190,7 +186,7 @@ def _find_places(
             if options.on_demand_spares:
                 spare_places += [place for place in regional_places if place.market == "on-demand"]
         if regional_account is not None:
-            missing_parts += [f"{region}: {part}" for part in stack.missing_parts(regional_account)]
+            missing_parts += [f"{region}: {part}" for part in stack.inspect(regional_account)[0]]
     if not places:
         searched = ", ".join(options.zones or regions)
         raise ClusterError(f"{', '.join(types)}: not offered in {searched}; to list what is: imgnet-cluster offers")
@@ -238,26 +234,15 @@ def preview_requests(
         bucket=None,
     )
     image = amis.Image("ami-of-the-parameter", "ubuntu", 22, 0, "/dev/sda1", "", "")
+    keys = "(generated for this request)", "(its public half)"
     user_data = build_user_data(
-        poweroff_seconds=round(3600 * power_off_hours),
-        private_key="(generated for this request)",
-        public_key="(its public half)",
-        file_system=placeholder_stack.file_system,
-        access_point=placeholder_stack.access_point,
-        ssh_user=image.ssh_user,
-        python=image.python,
-        needs_internet=rental_spec.internet is not Internet.NONE,
+        placeholder_stack, image, rental_spec.internet, keys, poweroff_seconds=round(3600 * power_off_hours)
     )
     instance_request = InstanceRequest(
-        job_uid="job-N-xxxxxxxx",
-        job_name="job-N",
-        owner=rental_spec.owner,
-        user_tags=rental_spec.user_tags,
-        expires=0.0,
+        own_tags=job_tags("job-N-xxxxxxxx", "job-N", rental_spec.owner, 0.0, rental_spec.user_tags),
         image=image,
         stack=placeholder_stack,
         user_data=user_data,
-        host_key="",
         internet=rental_spec.internet,
         use_placement_group=rental_spec.use_placement_group,
     )
@@ -291,30 +276,17 @@ def _candidate_places(
     account: Account | None, region: str, types: Sequence[str], markets: Sequence[str], zones: Sequence[str]
 ) -> list[Place]:
     """Return all places of a region that offer one of the types. Offline, one place per type and market."""
+    type_offers = offers.list_offers(account, names=types)
     if account is None:
-        builtin_offers = {offer.type: offer for offer in offers.list_offers(None, names=types)}
-        return [
-            Place(
-                region=region,
-                zone=zones[0] if zones else f"a zone of {region}",
-                type=name,
-                market=market,
-                price=builtin_offers[name].on_demand_price if market == "on-demand" else None,
-            )
-            for name in types
-            for market in markets
-            if name in builtin_offers and market in builtin_offers[name].instance_type.markets
-        ]
-    places = []
-    for offer in offers.list_offers(account, names=types):
-        if zones and offer.zone not in zones:
-            continue
-        for market in markets:
-            if market not in offer.instance_type.markets:
-                continue
-            price = offer.spot_price if market == "spot" else offer.on_demand_price
-            places.append(Place(region=region, zone=offer.zone, type=offer.type, market=market, price=price))
-    return places
+        zone = zones[0] if zones else f"a zone of {region}"
+        type_offers = [replace(offer, zone=zone) for offer in type_offers]
+    return [
+        Place(region=region, zone=offer.zone, type=offer.type, market=market, price=offer.price(market))
+        for offer in type_offers
+        if not zones or offer.zone in zones
+        for market in markets
+        if market in offer.instance_type.markets
+    ]
 
 
 class AwsPlanner(ElsewherePlanner):

@@ -5,21 +5,27 @@ from collections.abc import Mapping
 from cluster.backends.aws.terms.rental_spec import RentalSpec, internet_dollars
 from infra.aws import prices
 from infra.aws.instances import amis
-from infra.aws.launch_request import Internet, Place
+from infra.aws.launch_request import Internet
 from infra.aws.market.instance_types import InstanceType
 from train.forecast import Forecast
 from train.metrics.text import three_digits
 
-EXTRA_COSTS = ("what stays in the shared file system (EFS): about $0.30 per GB and month until it is deleted",)
+NOT_COUNTED = "what stays in the shared file system (EFS): about $0.30 per GB and month until it is deleted"
 
 
-def price_of(place: Place) -> str:
-    """Return the price of one machine at a place, in brackets, "" when it is unknown."""
-    return "" if place.price is None else f" (${place.price:,.4g} an hour each)"
+def describe_places(
+    rental_spec: RentalSpec, machine_count: int, forecasts: Mapping[str, Forecast]
+) -> list[tuple[str, str]]:
+    """Return where the machines are rented, with labels: the zones of the first type and market, then other choices.
 
-
-def other_choices(rental_spec: RentalSpec, machine_count: int, forecasts: Mapping[str, Forecast]) -> tuple[str, ...]:
-    """Return a line for each type, market and region after the first: the price in the cheapest zone, and the time."""
+    Those have a line for each type, market and region: the price in the cheapest zone, and the time.
+    """
+    first = rental_spec.places[0]
+    zones = dict.fromkeys(
+        place.zone + ("" if place.price is None else f" (${place.price:,.4g} an hour each)")
+        for place in rental_spec.places
+        if (place.type, place.market) == (first.type, first.market)
+    )
     lines: dict[str, str] = {}
     for place in rental_spec.places:
         choice = f"{place.type} {place.market} in {place.region}"
@@ -31,27 +37,32 @@ def other_choices(rental_spec: RentalSpec, machine_count: int, forecasts: Mappin
             parts.append(f"about {three_digits(run_forecast.minutes)} minutes")
             parts += [f"${rate * run_forecast.minutes / 60:,.2f}"] if rate is not None else []
         lines[choice] = f"{choice}: {', '.join(parts)}"
-    return tuple(lines.values())[1:]
+    other_choices = [*lines.values()][1:]
+    return [
+        ("not counted", NOT_COUNTED),
+        ("zones in order", ", ".join(zones)),
+        *(("then", choice) for choice in other_choices),
+    ]
 
 
 def describe_machines(
     rental_spec: RentalSpec, instance_type: InstanceType, image: amis.Image | None, machine_count: int
-) -> dict[str, str]:
-    """Return what the machines get besides their type and place, by its label in the plan."""
+) -> list[tuple[str, str]]:
+    """Return what the machines get besides their type and place, with labels."""
     image_line = describe_image(image, rental_spec.ami)
     if image and not image.python:
         rate = rental_spec.dollars_per_hour(machine_count, rental_spec.places[0])
         image_line += f"; {torch_install_note(rental_spec.ami, rate)}"
-    facts = {
-        "image": image_line,
-        "internet": describe_internet(rental_spec.internet, instance_type, machine_count),
-        "network": describe_network(instance_type),
-        "placement": describe_placement(machine_count, rental_spec.use_placement_group),
-        "shared folder": "~/.imgnet/shared, the stack's file system (EFS): checkpoints and logs",
-    }
-    if rental_spec.user_tags:
-        facts["tags"] = ", ".join(f"{key}={value}" for key, value in rental_spec.user_tags.items())
-    return facts
+    user_tags = ", ".join(f"{key}={value}" for key, value in rental_spec.user_tags.items())
+    return [
+        ("image", image_line),
+        ("internet", describe_internet(rental_spec.internet, instance_type, machine_count)),
+        ("network", describe_network(instance_type)),
+        ("placement", describe_placement(machine_count, rental_spec.use_placement_group)),
+        ("shared folder", "~/.imgnet/shared, the stack's file system (EFS): checkpoints and logs"),
+        *([("tags", user_tags)] if user_tags else []),
+        ("ssh", f"from {rental_spec.ssh_address} only"),
+    ]
 
 
 def describe_image(image: amis.Image | None, ami: str | None) -> str:

@@ -45,13 +45,32 @@ class RentalRequest:
 
     @cached_property
     def reservation(self) -> Reservation | None:
-        """The reservation that has the machines, None when the user names none. Raises `CloudError`."""
-        if self.options.reservation and self.offline:
+        """The reservation that has the machines, None when the user names none.
+
+        Raises `CloudError`, also when another option contradicts it.
+        """
+        options = self.options
+        if options.reservation is None:
+            return None
+        if self.offline:
             raise CloudError(
-                f"--reservation {self.options.reservation}: only AWS knows its type and zone, and it cannot be asked; "
+                f"--reservation {options.reservation}: only AWS knows its type and zone, and it cannot be asked; "
                 "see: imgnet-cluster check"
             )
-        return None if self.offline else _find_reservation(self.options, self._first_account)
+        account = self._first_account
+        reservation = find_reservation(
+            account,
+            options.regions or (account.region,),
+            options.reservation,
+            time.time(),
+            options.types,
+            options.zones,
+        )
+        if options.market not in ("spot", reservation.market):  # spot is the default
+            raise CloudError(
+                f"{reservation.id}: its machines are of the market {reservation.market}; leave out --{options.market}"
+            )
+        return reservation
 
     def constants_for(self, machine_type: str) -> Constants:
         """Return the constants of a forecast: what a resumed job has measured on such machines, else the presets."""
@@ -94,28 +113,13 @@ def choose_instance_types(
     first = known_types[names[0]]
     torch_index = amis.get_torch_index_url(first.gpu_arch)
     mixed_names = [name for name in names if amis.get_torch_index_url(known_types[name].gpu_arch) != torch_index]
-    names = [name for name in names if name not in mixed_names]
     if mixed_names:
         notes += [f"{', '.join(mixed_names)}: not requested, needs another PyTorch build than {first.name}"]
-    chosen_names = [name for name in names if known_types[name].gpus == first.gpus]
-    other_names = [name for name in names if name not in chosen_names]
+    names = [name for name in names if name not in mixed_names]
+    other_names = [name for name in names if known_types[name].gpus != first.gpus]
     if other_names:
         notes += [f"{', '.join(other_names)}: not requested, their number of GPUs differs from that of {first.name}"]
-    return {name: known_types[name] for name in chosen_names}, notes
-
-
-def _find_reservation(options: AwsOptions, account: Account) -> Reservation | None:
-    """Return the named reservation, if any. Raises `CloudError`, also when another option contradicts it."""
-    if options.reservation is None:
-        return None
-    reservation = find_reservation(
-        account, options.regions or (account.region,), options.reservation, time.time(), options.types, options.zones
-    )
-    if options.market not in ("spot", reservation.market):  # spot is the default
-        raise CloudError(
-            f"{reservation.id}: its machines are of the market {reservation.market}; leave out --{options.market}"
-        )
-    return reservation
+    return {name: known_types[name] for name in names if name not in other_names}, notes
 
 
 def choose_sold_types(

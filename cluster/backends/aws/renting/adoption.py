@@ -117,7 +117,7 @@ class AwsAdoption(JobAdoption):
             zone=first.zone,
             type=first.type,
             market=first.market,
-            price=offer.spot_price if first.market == "spot" else offer.on_demand_price,
+            price=offer.price(first.market),
         )
         spare_place = replace(place, market="on-demand", price=offer.on_demand_price)
         self.instance_type = offer.instance_type
@@ -187,15 +187,10 @@ class AwsAdoption(JobAdoption):
         place = place_by_market[instance.market]
         names = names or tuple(member.name for member in members)
         instance_request = InstanceRequest(
-            job_uid=self.uid,
-            job_name=instance.tags.get(tags.NAME, "").removeprefix("imgnet "),
-            owner=instance.tags.get(tags.OWNER, ""),
-            expires=tags.parse_time(instance.expires) or 0.0,
+            own_tags=instance.tags,
             image=image,
             stack=replace(self.stack, subnets={place.zone: self.stack.subnets.get(place.zone, "")}),
             user_data="",
-            host_key=instance.tags.get(tags.BOOT_KEY, ""),
-            terms=instance.tags.get(tags.TERMS, ""),
             internet=self.terms.internet,
             use_placement_group=bool(instance.placement_group),
         )

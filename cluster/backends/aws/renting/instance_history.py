@@ -34,7 +34,7 @@ from infra.aws.launch_request import Internet, Place
 from infra.aws.market import billing
 from infra.aws.stack import key_pairs
 from infra.costs import JobCost, TrafficForecast
-from infra.errors import CloudError, NoMachines
+from infra.errors import CloudError
 from train.tools import host
 
 REMOTE_PYTHON = f"{REMOTE_FOLDER}/python"
@@ -152,11 +152,6 @@ class InstanceHistory(CloudProvider[Instance]):
         starts = self.journal.events(LaunchStarted)
         is_late = bool(starts) and host.unix_time() > starts[-1].time + LONGEST_SEARCH_SECONDS
         return is_late and not self._launch_grants()
-
-    def require_launch_in_time(self) -> None:
-        """Raise `NoMachines` when this launch is too late."""
-        if self.is_too_late:
-            raise NoMachines(f"{NO_MACHINES_IN_TIME}; to continue: imgnet-cluster resume {self.spec.name}")
 
     @property
     def exchanged_ids(self) -> set[str]:

@@ -46,7 +46,7 @@ from infra.aws.stack.resources import StackContext
 from infra.errors import AdoptedElsewhere, CloudError, Interrupted, NoCredentials, NoMachines
 from train.tools import host
 
-from .instance_history import InstanceHistory, own_host_keys, ssh_hosts
+from .instance_history import NO_MACHINES_IN_TIME, InstanceHistory, own_host_keys, ssh_hosts
 
 ACQUIRE_TIMEOUT_SECONDS = 1200.0
 
@@ -200,10 +200,8 @@ class JobInstances(InstanceHistory):
             return instances_by_name
         jump_host = instances_by_name[min(instances_by_name, key=int)]
         self.journal.write(AddressRequested(id=jump_host.id))
-        job_tags = (tags.STACK, tags.JOB, tags.OWNER, tags.EXPIRES, tags.NAME)
-        own_tags = {key: value for key, value in jump_host.tags.items() if key in job_tags}
-        address_tags = {**self.rental_spec.user_tags, **own_tags}
-        instances.attach_elastic_ip(self.account, jump_host, address_tags)
+        own_tags = {**self._job_tags(0.0), tags.EXPIRES: jump_host.expires}
+        instances.attach_elastic_ip(self.account, jump_host, own_tags)
         logger.info(f"machine {jump_host.name} has a public address; all others are reached through it")
         return self._ensure_jump_host(self._wait_for_addresses([jump_host]))  # another one, if it has ended meanwhile
 
@@ -232,7 +230,8 @@ class JobInstances(InstanceHistory):
             self.account = self.account.in_region(region)
             self.gang = self._make_gang(self.account)
             region_stack = self._ensure_stack(self.account)
-            self.require_launch_in_time()  # this computer may have slept meanwhile
+            if self.is_too_late:  # this computer may have slept meanwhile
+                raise NoMachines(f"{NO_MACHINES_IN_TIME}; to continue: imgnet-cluster resume {self.spec.name}")
             places = [
                 place
                 for place in self.rental_spec.places
@@ -370,28 +369,16 @@ class JobInstances(InstanceHistory):
             own_stack = replace(
                 own_stack, subnets={place.zone: self._ensure_nat_subnet(place.zone, now + seconds_left)}
             )
-        private_key, public_key = key_pairs.generate_key_pair()
-        user_data = build_user_data(
-            poweroff_seconds=round(seconds_left),
-            private_key=private_key,
-            public_key=public_key,
-            file_system=self.stack.file_system,
-            access_point=self.stack.access_point,
-            ssh_user=image.ssh_user,
-            python=image.python,
-            needs_internet=self.internet is not Internet.NONE,
-        )
+        keys = key_pairs.generate_key_pair()
         return InstanceRequest(
-            job_uid=self.spec.uid,
-            job_name=self.spec.name,
-            owner=self.rental_spec.owner,
-            expires=now + seconds_left,
+            own_tags={
+                **self._job_tags(now + seconds_left),
+                tags.BOOT_KEY: keys[1],
+                tags.TERMS: self.terms(now).to_tag(),
+            },
             image=image,
             stack=own_stack,
-            user_data=user_data,
-            host_key=public_key,
-            terms=self.terms(now).to_tag(),
-            user_tags=self.rental_spec.user_tags,
+            user_data=build_user_data(own_stack, image, self.internet, keys, poweroff_seconds=round(seconds_left)),
             internet=self.internet,
             use_placement_group=self.rental_spec.use_placement_group,
         )
@@ -401,19 +388,19 @@ class JobInstances(InstanceHistory):
         assert self.stack
         if zone not in self.nat_subnets:
             self.journal.write(NatGatewayRequested(region=self.account.region))
-            own_tags = {
-                **self.rental_spec.user_tags,
-                tags.STACK: tags.STACK_VALUE,
-                tags.JOB: self.spec.uid,
-                tags.OWNER: self.rental_spec.owner,
-                tags.EXPIRES: tags.format_time(expires),
-                tags.NAME: f"imgnet {self.spec.name}",
-            }
-            context = StackContext(self.account, self.journal)
             self.nat_subnets[zone] = internet.ensure_subnet(
-                context, self.stack, zone, own_tags, self.resolve_ssh_address(), self.sleep_unless_stopping
+                StackContext(self.account, self.journal),
+                self.stack,
+                zone,
+                self._job_tags(expires),
+                self.resolve_ssh_address(),
+                self.sleep_unless_stopping,
             )
         return self.nat_subnets[zone]
+
+    def _job_tags(self, expires: float) -> dict[str, str]:
+        owner, user_tags = self.rental_spec.owner, self.rental_spec.user_tags
+        return tags.job_tags(self.spec.uid, self.spec.name, owner, expires, user_tags)
 
     def terms(self, now: float) -> RentalTerms:
         """Return what the job may rent and spend from `now` on, in seconds since 1970."""

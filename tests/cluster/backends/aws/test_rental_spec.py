@@ -186,7 +186,7 @@ def test_forecast_of_a_day_is_told_in_whole_minutes() -> None:
     (note,) = [note for note in planned.notes if note.startswith("the limit ends")]
     assert re.fullmatch(r"the limit ends the job after 1080 minutes, but the forecast is 1\d{3} minutes", note)
     assert planned.rental_plan
-    assert re.search(r", about 1\d{3} minutes", planned.rental_plan.other_choices[0])
+    assert re.search(r", about 1\d{3} minutes", dict(planned.rental_plan.facts)["then"])
 
 
 def test_on_demand_spares_cost_the_price_of_their_zone_and_a_place_without_one_is_dropped() -> None:

@@ -16,7 +16,6 @@ from cluster.cli.app import cli
 from cluster.errors import ClusterError
 from cluster.jobs import submit
 from cluster.planning.launch_options import make_launch_options
-from infra.aws.market import reservations
 from infra.errors import NoMachines
 
 Fixture = Any
@@ -24,12 +23,6 @@ ZONE, TYPE = "us-east-1b", "p5.48xlarge"
 HOUR = 3600.0
 GROUP = "arn:aws:resource-groups:us-east-1:123456789012:group/mine"
 RECIPE = replace(TINY, gpus=8, types=("p4d.24xlarge", "g5.48xlarge"))  # others than the reserved one
-
-
-@pytest.fixture(autouse=True)
-def two_regions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only two regions are asked for reservations."""
-    monkeypatch.setattr(reservations, "list_regions", lambda account: ["us-east-1", "us-west-2"])
 
 
 def reserve_block(front: AwsFrontend, count: int = 4, hours: float = 24.0, **details: Any) -> str:
@@ -94,7 +87,7 @@ def test_plan_of_a_group_is_in_the_region_of_the_group(front: AwsFrontend) -> No
         ({"machines": 3, "spares": 2}, "{id}: 4 of its 4 machines are free, and the job needs 5; pass --machines 4"),
         ({"types": ["p4d.24xlarge"]}, "{id}: it has machines of type p5.48xlarge, not p4d.24xlarge"),
         ({"zones": ("us-east-1a",)}, "{id}: it is in us-east-1b"),
-        ({"regions": ("us-west-2",)}, "{id}: it is in us-east-1, not in us-west-2; pass --region us-east-1"),
+        ({"regions": ("us-west-2",)}, "{id}: this account has no such reservation in us-west-2"),
         ({"market": "on-demand"}, "{id}: its machines are of the market capacity-block; leave out --on-demand"),
         ({"max_dollars": 0.001}, "--max-price-total 0.001: the machines need 240 s to boot"),
         ({"offline": True}, "--reservation {id}: only AWS knows its type and zone"),

@@ -10,12 +10,13 @@ from support.simcloud.http_server import AwsFrontend
 from infra.aws import tags
 from infra.aws.client import Account
 from infra.aws.instances import preflight
-from infra.aws.instances.preflight import ERROR, OK, WARNING, Finding
+from infra.aws.instances.preflight import ERROR, OK, WARNING
 from infra.aws.stack import policies, resources, stack
 from infra.aws.stack.stack import Stack
+from infra.offers import LaunchFinding
 
 
-def check(account: Account | None = None, **changes: Any) -> list[Finding]:
+def check(account: Account | None = None, **changes: Any) -> list[LaunchFinding]:
     """Run the checks for 16 machines, with these changes of arguments."""
     params: dict[str, Any] = {
         "types": ("p4d.24xlarge", "p5.48xlarge"),
@@ -27,9 +28,9 @@ def check(account: Account | None = None, **changes: Any) -> list[Finding]:
     return preflight.run_preflight(account or Account(), **params)
 
 
-def find_one(findings: list[Finding], text: str) -> Finding:
+def find_one(findings: list[LaunchFinding], text: str) -> LaunchFinding:
     """Return the only finding whose message contains a text."""
-    (finding,) = [finding for finding in findings if text in finding.message]
+    (finding,) = [finding for finding in findings if text in finding.what]
     return finding
 
 
@@ -59,8 +60,8 @@ def test_run_preflight_with_the_least_policy_and_without_problems_lists_every_ch
 ) -> None:
     front.sim.policy = policies.user_policy(region="us-east-1")
     findings = check(own_stack=own_stack)
-    assert {(finding.level, finding.next_command) for finding in findings} == {(OK, "")}
-    text = " | ".join(finding.message for finding in findings)
+    assert {(finding.level, finding.type_next) for finding in findings} == {(OK, "")}
+    text = " | ".join(finding.what for finding in findings)
     for part in (
         "credentials: arn:aws:", "region us-east-1", "p4d.24xlarge (8 A100): us-east-1a, us-east-1b",
         "p5.48xlarge (8 H100)", "image ami-", "1536 vCPU", "3072 vCPU",
@@ -96,18 +97,18 @@ def test_run_preflight_sends_changing_calls_as_dry_runs(
     if missing:
         assert find_one(findings, "the first launch creates network, file system").level == OK
         launch = find_one(findings, "ec2:RunInstances cannot be tried before the stack is there")
-        assert (launch.level, launch.next_command) == (WARNING, "imgnet-cluster up --stack")
+        assert (launch.level, launch.type_next) == (WARNING, "imgnet-cluster up --stack")
 
 
 def test_run_preflight_without_credentials_or_region_checks_tools_only(
     front: AwsFrontend, tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     next_step = "pass --region us-east-1, or update boto3: pip install -U boto3"
-    region_finding = Finding(ERROR, "boto3 knows no region us-eats-1", next_step)
+    region_finding = LaunchFinding(ERROR, "boto3 knows no region us-eats-1", next_step)
     assert check(Account("us-eats-1")) == [region_finding, *preflight.check_tools()]
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     next_step = "aws configure, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-    assert check() == [Finding(ERROR, "AWS: no credentials", next_step), *preflight.check_tools()]
+    assert check() == [LaunchFinding(ERROR, "AWS: no credentials", next_step), *preflight.check_tools()]
     assert not front.calls
 
 
@@ -129,14 +130,14 @@ def test_run_preflight_reports_all_problems_with_commands(front: AwsFrontend, to
     ]
     problems = [finding for finding in findings if finding.level != OK]
     for finding, (level, message, next_command) in zip(problems, expected, strict=True):
-        assert (finding.level, finding.next_command) == (level, next_command) and finding.message.startswith(message)
+        assert (finding.level, finding.type_next) == (level, next_command) and finding.what.startswith(message)
 
 
 def quotas(front: AwsFrontend, market: str, **allowed: float) -> list[str]:
     """Return the level of each finding on quotas."""
     front.sim.quota_vcpu = {"L-" + code: value for code, value in allowed.items()}
     findings = check(types=("p4d.24xlarge", "p3dn.24xlarge", "p5.48xlarge"), market=market)
-    return [finding.level for finding in findings if "vCPU" in finding.message]
+    return [finding.level for finding in findings if "vCPU" in finding.what]
 
 
 def test_market_decides_which_quotas_are_checked(front: AwsFrontend, tools: Path) -> None:
@@ -148,22 +149,21 @@ def test_market_decides_which_quotas_are_checked(front: AwsFrontend, tools: Path
 
 def test_quota_that_cannot_be_looked_up_is_a_warning(front: AwsFrontend, tools: Path) -> None:
     front.fault(action="GetServiceQuota", code="AccessDeniedException", times=99)
-    findings = [finding for finding in check(types=("p4d.24xlarge", "inf2.xlarge")) if "vCPU" in finding.message]
+    findings = [finding for finding in check(types=("p4d.24xlarge", "inf2.xlarge")) if "vCPU" in finding.what]
     assert [finding.level for finding in findings] == [WARNING, WARNING]
-    assert "quota L-7212CCBC cannot be looked up" in findings[0].message
-    assert findings[0].next_command.startswith("aws service-quotas get-service-quota --region us-east-1")
-    assert "quota (unknown) cannot be looked up" in findings[1].message and not findings[1].next_command
+    assert "quota L-7212CCBC cannot be looked up" in findings[0].what
+    assert findings[0].type_next.startswith("aws service-quotas get-service-quota --region us-east-1")
+    assert "quota (unknown) cannot be looked up" in findings[1].what and not findings[1].type_next
 
 
 def test_type_without_image_is_a_warning_while_another_has_one(front: AwsFrontend, tools: Path) -> None:
     findings = check(types=("p3dn.24xlarge", "p4d.24xlarge"))
     problem = find_one(findings, "sm_70")
-    assert problem.level == WARNING and "--type" in problem.next_command
+    assert problem.level == WARNING and "--type" in problem.type_next
     assert find_one(findings, "image ami-").level == OK
     findings = check(types=("p3dn.24xlarge",))
     assert find_one(findings, "sm_70").level == ERROR
-    assert not [finding for finding in findings if "RunInstances" in finding.message]
-    assert find_one(check(ami="ami-0123456789abcdef0"), "ami-0123456789abcdef0").level == ERROR
+    assert not [finding for finding in findings if "RunInstances" in finding.what]
 
 
 def test_run_preflight_turns_errors_into_one_line_findings(front: AwsFrontend, tools: Path) -> None:
@@ -174,5 +174,5 @@ def test_run_preflight_turns_errors_into_one_line_findings(front: AwsFrontend, t
     # Without types no image is looked up.
     assert len([finding for finding in findings if finding.level == ERROR]) == 1
     unclear = find_one(findings, "cannot find out whether ec2:CreatePlacementGroup is permitted")
-    assert (unclear.level, unclear.next_command) == (WARNING, "imgnet-cluster check --iam")
-    assert not [finding for finding in findings if "\n" in finding.message + finding.next_command]
+    assert (unclear.level, unclear.type_next) == (WARNING, "imgnet-cluster check --iam")
+    assert not [finding for finding in findings if "\n" in finding.what + finding.type_next]

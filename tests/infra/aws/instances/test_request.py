@@ -85,8 +85,8 @@ def test_all_resources_of_a_request_have_the_same_tags(market: str, names: list[
             tags.OWNER: "ann",
             tags.LAUNCH: request["ClientToken"],
             tags.EXPIRES: "2026-11-21T22:00:00Z",
-            tags.BOOT_KEY: INSTANCE_REQUEST.host_key,
-            tags.TERMS: INSTANCE_REQUEST.terms,
+            tags.BOOT_KEY: "ssh-ed25519 AAAA",
+            tags.TERMS: '{"machines":2}',
             tags.NAME: "imgnet job-3",
         }
 
@@ -97,7 +97,7 @@ def test_client_token_differs_for_every_other_request() -> None:
         {"number": 2},
         {"names": ["0", "1", "2"]},
         {"region": "us-west-2"},
-        {"job_uid": "job-4"},
+        {"own_tags": {**INSTANCE_REQUEST.own_tags, tags.JOB: "job-4"}},
         {"user_data": "#cloud-config\n{}"},
         {"use_placement_group": False, "number": 2},
         {"market": "on-demand", "reserved": GROUP},

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.aws_gang import public_key
+from support.aws_journal import IMAGE, STACK
 
 from infra.aws.instances.user_data import (
     ARM_SCRIPT,
@@ -20,23 +21,13 @@ from infra.aws.instances.user_data import (
     SETUP_SCRIPT,
     build_user_data,
 )
+from infra.aws.launch_request import Internet
 from infra.aws.stack import key_pairs
 
 
-def build(**changes: Any) -> tuple[str, dict[str, Any]]:
+def build(internet: Internet = Internet.PUBLIC) -> tuple[str, dict[str, Any]]:
     """Return user data as text and parsed."""
-    private, public = key_pairs.generate_key_pair()
-    params: dict[str, Any] = {
-        "poweroff_seconds": 4321,
-        "private_key": private,
-        "public_key": public,
-        "file_system": "fs-0d4",
-        "access_point": "fsap-0e5",
-        "ssh_user": "ubuntu",
-        "python": "/opt/pytorch/bin/python",
-        **changes,
-    }
-    text = build_user_data(**params)
+    text = build_user_data(STACK, IMAGE, internet, key_pairs.generate_key_pair(), poweroff_seconds=4321)
     first_line, _, json_text = text.partition("\n")
     assert first_line == "#cloud-config"
     return text, json.loads(json_text)
@@ -53,7 +44,7 @@ def test_user_data_arms_the_poweroff_first_and_has_no_secret(monkeypatch: pytest
     private = config["ssh_keys"].pop("ed25519_private")
     assert private.startswith("-----BEGIN OPENSSH PRIVATE KEY-----") and text.count("PRIVATE KEY-----") == 2
     assert not re.search(r"PRIVATE|(?i:password|secret|AKIA)", json.dumps(config))
-    assert build(needs_internet=False)[1]["runcmd"][0][-1] == "", "the machine does not try its way to the internet"
+    assert build(Internet.NONE)[1]["runcmd"][0][-1] == "", "the machine does not try its way to the internet"
 
 
 # --- the scripts, run ------------------------------------------------------------------------------------------------

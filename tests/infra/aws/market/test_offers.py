@@ -15,8 +15,8 @@ from infra.aws.market import offers
 from infra.aws.market.instance_types import (
     BUILTIN_TYPES,
     DEFAULT_TYPES,
-    get_quota_family,
 )
+from infra.aws.market.quotas import get_quota_family
 from infra.errors import CloudError
 
 PREFERRED = ("p3.16xlarge", "p4d.24xlarge", "p3dn.24xlarge", "p5.48xlarge")
@@ -60,23 +60,13 @@ def test_get_quota_family(family: str, names: str) -> None:
     assert {get_quota_family(name) for name in names.split()} == {family}
 
 
-def asked_prices(names: list[str], region: str = "us-east-1") -> offers.PriceTable:
-    account = shared_account(region)
-    return offers.look_up_prices(account, names, offers.list_zones_by_type(account, names))
-
-
-def test_look_up_prices_returns_newest_spot_and_list_price(front: AwsFrontend) -> None:
+def test_list_offers_has_the_newest_spot_price_and_the_list_price(front: AwsFrontend) -> None:
     front.sim.set_price("us-east-1c", "p3dn.24xlarge", 9.5)
     front.sim.set_price("us-east-1d", "p3dn.24xlarge", 11.25)
-    prices = asked_prices(["p3dn.24xlarge", "p5.48xlarge"])
-    p3dn_prices = {key: price for key, price in prices.items() if key[1] == "p3dn.24xlarge"}
-    assert p3dn_prices == {
-        ("us-east-1c", "p3dn.24xlarge", "spot"): 9.5,
-        ("us-east-1d", "p3dn.24xlarge", "spot"): 11.25,
-        ("us-east-1c", "p3dn.24xlarge", "on-demand"): 31.21,
-        ("us-east-1d", "p3dn.24xlarge", "on-demand"): 31.21,
-    }
-    assert len(prices) == 4 + 2 * 6
+    found = offers.list_offers(shared_account(), names=["p3dn.24xlarge", "p5.48xlarge"])
+    prices = [(offer.zone, offer.spot_price, offer.on_demand_price) for offer in found if offer.type == "p3dn.24xlarge"]
+    assert prices == [("us-east-1c", 9.5, 31.21), ("us-east-1d", 11.25, 31.21)]
+    assert len(found) == 2 + 6 and all(offer.spot_price and offer.on_demand_price for offer in found)
 
 
 def test_spot_prices_do_not_depend_on_the_order_of_history(front: AwsFrontend) -> None:
@@ -91,7 +81,7 @@ def test_spot_prices_do_not_depend_on_the_order_of_history(front: AwsFrontend) -
 
     account = Account()
     account.__dict__["ec2"] = SimpleNamespace(can_paginate=lambda name: True, get_paginator=lambda name: Pages())
-    assert offers.look_up_prices(account, ["t"], {}) == {("a", "t", "spot"): 3.0}
+    assert offers._spot_prices(account, ["t"]) == {("t", "a"): 3.0}
 
 
 @pytest.mark.parametrize("fault", [{"code": "UnauthorizedOperation"}, {"code": "InternalFailure", "status": 500}])
@@ -126,8 +116,7 @@ def test_list_price_of_malformed_products_or_of_several_prices_is_unknown(
     account = Account()
     client = SimpleNamespace(get_products=lambda **_: {"PriceList": products})
     account.client = lambda *_: client  # type: ignore[method-assign]
-    prices = offers.look_up_prices(account, ["p4d.24xlarge"], {"p4d.24xlarge": ["us-east-1a"]})
-    assert prices.get(offers.PriceKey("us-east-1a", "p4d.24xlarge", "on-demand")) == price
+    assert offers._on_demand_prices(account, ["p4d.24xlarge"]).get("p4d.24xlarge") == price
 
 
 def test_list_offers_by_gpu_has_zones_and_both_prices(front: AwsFrontend) -> None:

@@ -46,8 +46,9 @@ def test_of_two_resources_made_at_the_same_moment_one_stays(
     monkeypatch.setattr(resources, "time", clock)  # not time.sleep: other threads of the process sleep, too
     taken_resource = work.ensure_single(
         "thing",
+        "vpc",
         lambda: list(existing),
-        lambda: existing.append({"Id": "5"}),
+        lambda TagSpecifications: existing.append({"Id": "5"}),
         lambda Id: existing.remove({"Id": Id}),
         id_key="Id",
         is_used=lambda _: False,
@@ -58,7 +59,8 @@ def test_of_two_resources_made_at_the_same_moment_one_stays(
 def test_ensure_single_reports_an_invisible_resource(work: StackContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resources, "RESOURCE_VISIBILITY_SECONDS", 0.05)
     with pytest.raises(CloudError, match=r"thing was created, but AWS does not show it .*run the same command again"):
-        work.ensure_single("thing", list, lambda: None, lambda Id: None, id_key="Id", is_used=lambda _: False)
+        nothing = lambda **params: None  # noqa: E731
+        work.ensure_single("thing", "vpc", list, nothing, nothing, id_key="Id", is_used=lambda _: False)
 
 
 def stack_parts(account: RecordingAccount) -> tuple[Any, Any, Any]:
@@ -108,8 +110,8 @@ def remove_part(account: RecordingAccount, created: stack.Stack, part: str) -> N
 def test_ensure_restores_a_removed_part(account: RecordingAccount, part: str, label: str) -> None:
     created = stack.ensure(account, OWN_CIDR)
     remove_part(account, created, part)
-    assert [line for line in stack.missing_parts(account) if line.startswith(label)]
-    assert stack.ensure(account, OWN_CIDR) == created and stack.missing_parts(account) == []
+    assert [line for line in stack.inspect(account)[0] if line.startswith(label)]
+    assert stack.ensure(account, OWN_CIDR) == created and stack.inspect(account)[0] == []
 
 
 # --- the network -----------------------------------------------------------------------------------------------------
@@ -326,14 +328,14 @@ def test_ensure_leaves_out_zones_without_efs(
 
     monkeypatch.setattr(account.efs, "create_mount_target", create)
     assert list(stack.ensure(account, OWN_CIDR).subnets) == ["us-west-1b"]
-    assert stack.missing_parts(account) == []
+    assert stack.inspect(account)[0] == []
     second_account = RecordingAccount()
-    assert stack.ensure(second_account, OWN_CIDR) == stack.find(account) and not second_account.changes()
+    assert stack.ensure(second_account, OWN_CIDR) == stack.inspect(account)[1] and not second_account.changes()
 
 
 def test_bucket_is_private_encrypted_and_found_by_others(account: RecordingAccount) -> None:
     own_stack = stack.ensure(account, OWN_CIDR, bucket="imgnet-data")
-    assert own_stack.bucket == "imgnet-data" and stack.find(RecordingAccount()) == own_stack == stack.ensure(
+    assert own_stack.bucket == "imgnet-data" and stack.inspect(RecordingAccount())[1] == own_stack == stack.ensure(
         RecordingAccount(), OWN_CIDR
     )
     public_access = account.s3.get_public_access_block(Bucket="imgnet-data")["PublicAccessBlockConfiguration"]

@@ -22,17 +22,17 @@ from infra.errors import CloudError
 
 
 def test_ensure_is_complete_and_idempotent(account: RecordingAccount, aws: Path) -> None:
-    text = " | ".join(stack.missing_parts(account))
+    text = " | ".join(stack.inspect(account)[0])
     for part in ("network 10.77.0.0/16", "security group", "file system", "key pair", "role"):
         assert part in text
-    assert not stack.exists(account) and stack.find(account) is None
+    assert not stack.exists(account) and stack.inspect(account)[1] is None
     assert not account.changes() and not list(aws.iterdir())
     with log_lines("infra") as lines:
         own_stack = stack.ensure(account, OWN_CIDR)
     assert count_resources(account) == COMPLETE_STACK and len(lines) > 5
     assert (list(own_stack.subnets), own_stack.region) == (["us-west-1a", "us-west-1b"], REGION)
     assert own_stack.access_point.startswith("fsap-") and own_stack.file_system.startswith("fs-")
-    assert stack.exists(account) and stack.missing_parts(account) == [] and stack.find(account) == own_stack
+    assert stack.exists(account) and stack.inspect(account)[0] == [] and stack.inspect(account)[1] == own_stack
     account.calls.clear()
     assert stack.ensure(account, OWN_CIDR) == own_stack
     assert not account.changes() and len(account.calls) < 30
@@ -78,7 +78,7 @@ def test_remove_refuses_while_machines_run_and_waits_for_ending(
     account.calls.clear()
     with pytest.raises(CloudError, match=rf"{machine['InstanceId']} \(job-3-9073e811\).*imgnet-cluster down") as caught:
         stack.remove(account, True)
-    assert "\n" not in str(caught.value) and not account.changes() and stack.find(account) == own_stack
+    assert "\n" not in str(caught.value) and not account.changes() and stack.inspect(account)[1] == own_stack
     account.ec2.terminate_instances(InstanceIds=[machine["InstanceId"]])
     account.after["DeleteSecurityGroup"] = lambda: setattr(cloud, "stop_seconds", 0)  # the group is in use until then
     with log_lines("infra", logging.INFO) as lines:
@@ -127,7 +127,7 @@ def kill_until_done(account: RecordingAccount, command: Callable[[], Any]) -> li
 @pytest.mark.rehearsal
 def test_ensure_and_remove_killed_after_each_change_converge(account: RecordingAccount) -> None:
     kill_actions = kill_until_done(account, lambda: stack.ensure(account, OWN_CIDR, bucket="imgnet-data"))
-    assert count_resources(account) == COMPLETE_STACK and stack.missing_parts(account) == []
+    assert count_resources(account) == COMPLETE_STACK and stack.inspect(account)[0] == []
     assert len(kill_actions) > 25 and {"CreateVpc", "PutRolePolicy", "PutBucketTagging"} <= {*kill_actions}
     kill_actions = kill_until_done(account, lambda: stack.remove(account, True))
     assert count_resources(account) == NO_RESOURCES and not account.s3.list_buckets()["Buckets"]
@@ -252,4 +252,4 @@ def test_least_policy_makes_changes_and_removes_the_stack(home: Path, front: Aws
     role.ensure(StackContext(account, stack.stack_journal(REGION)))
     front.sim.policy = policies.user_policy(region=REGION)
     own_stack = stack.ensure(account, OWN_CIDR, user_tags={"CostCenter": "ml"})
-    assert stack.find(account) == own_stack and stack.remove(account, True) == []
+    assert stack.inspect(account)[1] == own_stack and stack.remove(account, True) == []

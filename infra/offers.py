@@ -1,0 +1,33 @@
+"""What a cloud offers, and what a check of a launch finds, on any cloud.
+
+The fields have the names that `offers -o json` and `check -o json` have.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapacityBlockRow:
+    """A block of reserved machines that can be bought."""
+
+    type: str
+    zone: str
+    gpus: int
+    gpu: str
+    machines: int
+    start: str
+    end: str
+    hours: float  # until the cloud ends the machines
+    fee: float  # for the whole block, paid when it is bought
+    currency: str
+    offering: str  # its ID
+    buy: str  # the shell command that buys the block
+
+
+@dataclass(frozen=True)
+class LaunchFinding:
+    """What a check of a launch found."""
+
+    level: str  # "error", "warning" or "ok"
+    what: str
+    type_next: str = ""  # a command that helps, "" if none does
