@@ -153,6 +153,15 @@ def read_agent_status(run_folder: RunFolder, machine: str = "0") -> MachineStatu
     return status if status and status.launch == run_folder.launch_id else None
 
 
+def read_final_status(run_folder: RunFolder, machine: str, address: str) -> MachineStatus | None:
+    """Return the last status of the agent of a machine with this address, None unless the agent has ended.
+
+    None also when the status is that of the machine which had the name before. Raises `DamagedRecord`.
+    """
+    status = read_agent_status(run_folder, machine)
+    return status if status and status.ended and status.address == address else None
+
+
 def read_setup_record(run_folder: RunFolder) -> SetupRecord:
     """Return the record of the machines' set-up, an empty one when there is none."""
     return read_record(run_folder.setup_record_path, SetupRecord) or SetupRecord()

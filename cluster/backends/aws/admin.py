@@ -219,29 +219,6 @@ def _parse_tags(texts: Sequence[str]) -> dict[str, str]:
         raise BadInput(f"--tag: {error}") from error
 
 
-def _job_row(uid: str, region: str, machines: Sequence[Instance], leftovers: Sequence["_Leftover"]) -> RentedJob:
-    """Return the row of a job: of its machines if it has any, else of what it has left and is billed."""
-
-    def join(values: Iterable[str]) -> str:
-        return ", ".join(sorted({*values}))
-
-    tag_sets = [each.tags for each in machines or leftovers]
-    state_counts = Counter(machine.state for machine in machines)
-    states = [f"{count} {state}" for state, count in state_counts.items()]
-    return RentedJob(
-        job=tag_sets[0].get(tags.NAME, "").removeprefix("imgnet "),
-        uid=uid,
-        machines=len(machines),
-        state=", ".join(states or [each.description for each in leftovers]),
-        type=join(machine.type for machine in machines),
-        market=join(machine.market for machine in machines),
-        zone=join(machine.zone for machine in machines) or region,
-        since=tags.format_time(min(machine.launch_time for machine in machines)) if machines else "",
-        expires=max(tag_set.get(tags.EXPIRES, "") for tag_set in tag_sets),
-        owner=tag_sets[0].get(tags.OWNER, ""),
-    )
-
-
 def terminate_by_uid(account: Account, uid: str) -> list[str]:
     """Terminate all resources with a job's tag. "" stands for billed instances with the stack tag but of no job.
 
@@ -275,6 +252,29 @@ def _leftovers_by_job(account: Account) -> dict[str, list[_Leftover]]:
                 leftover = _Leftover(tags=resource_tags, description=_describe_leftover(operation, resource))
                 leftovers.setdefault(resource_tags[tags.JOB], []).append(leftover)
     return leftovers
+
+
+def _job_row(uid: str, region: str, machines: Sequence[Instance], leftovers: Sequence[_Leftover]) -> RentedJob:
+    """Return the row of a job: of its machines if it has any, else of what it has left and is billed."""
+
+    def join(values: Iterable[str]) -> str:
+        return ", ".join(sorted({*values}))
+
+    tag_sets = [each.tags for each in machines or leftovers]
+    state_counts = Counter(machine.state for machine in machines)
+    states = [f"{count} {state}" for state, count in state_counts.items()]
+    return RentedJob(
+        job=tag_sets[0].get(tags.NAME, "").removeprefix("imgnet "),
+        uid=uid,
+        machines=len(machines),
+        state=", ".join(states or [each.description for each in leftovers]),
+        type=join(machine.type for machine in machines),
+        market=join(machine.market for machine in machines),
+        zone=join(machine.zone for machine in machines) or region,
+        since=tags.format_time(min(machine.launch_time for machine in machines)) if machines else "",
+        expires=max(tag_set.get(tags.EXPIRES, "") for tag_set in tag_sets),
+        owner=tag_sets[0].get(tags.OWNER, ""),
+    )
 
 
 def _describe_leftover(operation: str, resource: Resource) -> str:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Generic
 from uuid import uuid4
 
+from cluster.connectors import untrusted
 from cluster.connectors.hosts_file import Host, Hosts
 from cluster.connectors.ssh import Unreachable
 from cluster.errors import ClusterError, JobAdopted, NoCloudAccess, SetupFailed
@@ -25,8 +26,9 @@ from cluster.state.heartbeats import MachineStatus
 from cluster.state.run_folder import Run, RunFolder
 from cluster.state.spec import JobSpec
 from cluster.state.states import MachineState
-from cluster.state.status import machine_statuses, read_setup_record
+from cluster.state.status import machine_statuses, read_final_status, read_setup_record
 from infra.errors import AdoptedElsewhere, CloudError, Interrupted, MachinesRefused, NoAnswer, NoCredentials, NoMachines
+from train.tools.agent_protocol import Fault
 from train.tools.files import write_atomic
 from train.tools.records import DamagedRecord, encode
 from train.tools.text_files import to_json_bytes
@@ -34,8 +36,7 @@ from train.tools.text_files import to_json_bytes
 from . import final_network
 from .boot import BootFailed, describe_console, wait_until_ready
 from .errors import EndedExternally, describe_error
-from .exchange import MachineExchange, NoExchangeLeft, broken_reason, final_status
-from .provider import ActivityHandler, CloudProvider, MachineT
+from .provider import ActivityHandler, CloudProvider, MachineT, NoExchangeLeft
 from .traffic import TrafficLog
 
 logger = logging.getLogger(__name__)
@@ -54,8 +55,7 @@ class RentedJobController(Generic[MachineT]):
     def __init__(self, spec: JobSpec, run_folder: RunFolder, provider_class: type[CloudProvider[MachineT]]) -> None:
         self.spec = spec
         self.run_folder = run_folder
-        # Why nothing more is to be rented or waited for: a stop request or the job's end; else "".
-        self.get_stop_reason = run_folder.end_reason
+        self.get_stop_reason = run_folder.end_reason  # why nothing more is to be rented or waited for, else ""
         self.set_activity = partial(supervisor_records.write_activity, run_folder.path)  # for `status`
         self.provider = provider_class(spec, run_folder, self.get_stop_reason)
         self.fleet: Fleet | None = None  # None: no machines are rented, or they are not known yet
@@ -75,7 +75,6 @@ class RentedJobController(Generic[MachineT]):
         self.written_hosts_version = 0
         self.machines_lock = threading.Lock()  # guards changes of `live_machines` and `rented_at` by several threads
         self.traffic_log = TrafficLog(run_folder.path)
-        self.exchange = MachineExchange(self.provider, spec.recovery.max_exchanges)
         ActivityHandler.install(run_folder)
 
     # --- renting ------------------------------------------------------------------------------------------------------
@@ -199,7 +198,7 @@ class RentedJobController(Generic[MachineT]):
                 if self.get_stop_reason() or self.fleet.shortage_reason:
                     raise SetupFailed(reason) from error
             try:
-                self.exchange.release(machine, reason)
+                self.provider.release_broken(machine, reason)
                 self._rent_in_place_of(name)
             except NoExchangeLeft as error:
                 if self._is_set_up:  # nobody waits for a replacement: without a stop, it would be replaced for ever
@@ -390,7 +389,8 @@ class RentedJobController(Generic[MachineT]):
         if not has_left and len(self.live_machines) >= self.spec.recovery.min_machines:
             return False
         reasons = {
-            name: broken_reason(final_status(self.run_folder, machine)) for name, machine in self.live_machines.items()
+            name: broken_reason(read_final_status(self.run_folder, name, machine.private_ip))
+            for name, machine in self.live_machines.items()
         }
         self._release_all_broken({name: reason for name, reason in reasons.items() if reason})
         self._move_to_new_machines()
@@ -400,7 +400,7 @@ class RentedJobController(Generic[MachineT]):
         """Terminate broken machines. `reasons` are by name. Raises `SetupFailed`, `CloudError`."""
         for name, reason in reasons.items():
             try:
-                self.exchange.release(self.live_machines[name], reason)
+                self.provider.release_broken(self.live_machines[name], reason)
             except NoExchangeLeft as error:
                 raise SetupFailed(f"machine {name}: {error}") from error
 
@@ -446,13 +446,14 @@ class RentedJobController(Generic[MachineT]):
     def _broken_spares(self) -> dict[str, str]:
         """The machines to exchange, with the reasons: they were broken at the set-up; the job started without them."""
         assert self.fleet
-        return self.exchange.choose(self.fleet.broken_machines, self.live_machines)
+        broken = [(name, why) for name, why in self.fleet.broken_machines.items() if name in self.live_machines]
+        return dict(broken[: self.provider.exchanges_left] if broken else [])
 
     def replace(self, name: str) -> None:
         """Start a machine's agent again, or rent another one when the old one is gone, leaves, or is broken."""
         assert self.fleet
         old_machine = self.live_machines.get(name)
-        status = final_status(self.run_folder, old_machine) if old_machine else None
+        status = read_final_status(self.run_folder, name, old_machine.private_ip) if old_machine else None
         problem = broken_reason(status) or self._broken_spares.get(name, "")
         has_left = status is not None and status.state == MachineState.LEFT
         if old_machine and not has_left and not problem:
@@ -469,7 +470,7 @@ class RentedJobController(Generic[MachineT]):
         assert self.fleet
         if old_machine and problem:
             try:
-                self.exchange.release(old_machine, problem)
+                self.provider.release_broken(old_machine, problem)
             except NoExchangeLeft as error:
                 return self._request_stop(f"machine {name}: {error}")
         elif old_machine:
@@ -487,3 +488,10 @@ class RentedJobController(Generic[MachineT]):
             self.live_machines[name] = machine
         logger.info(f"machine {name} is now {machine.id}")
         self._update_hosts()
+
+
+def broken_reason(status: MachineStatus | None) -> str:
+    """Return why an agent with this final status ended, if its machine is broken, else ""."""
+    if status is None or status.fault != Fault.MACHINE:
+        return ""
+    return untrusted.one_line(status.reason) or "it is broken"

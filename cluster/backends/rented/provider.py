@@ -13,6 +13,7 @@ and prints the new one. An agent is told of an interruption by the machine's met
 
 import logging
 import math
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Set
@@ -37,6 +38,13 @@ MAX_HOURS_WITHOUT_LIMIT = 48.0
 MachineT = TypeVar("MachineT", bound=RentedMachine)
 
 
+logger = logging.getLogger(__name__)
+
+
+class NoExchangeLeft(Exception):
+    """A machine is broken, and as many were exchanged as the job allows. The text has the reason, in one line."""
+
+
 class CloudProvider(ABC, Generic[MachineT]):
     """The machines that one job rents from one cloud. An object belongs to one process.
 
@@ -50,6 +58,8 @@ class CloudProvider(ABC, Generic[MachineT]):
         self.spec = spec
         self.run_folder = run_folder
         self.get_stop_reason = get_stop_reason
+        self.max_exchanges = spec.recovery.max_exchanges
+        self._exchange_lock = threading.Lock()  # held while exchanged machines are counted and another is terminated
         self._changed_hours: float | None = None
         self._changed_dollars: float | None = None
 
@@ -153,6 +163,29 @@ class CloudProvider(ABC, Generic[MachineT]):
     @abstractmethod
     def exchanged_ids(self) -> Set[str]:
         """The machines of this launch that were terminated because they are broken, by the journal."""
+
+    @property
+    def exchanges_left(self) -> int:
+        """How many machines of this launch may still be exchanged.
+
+        Other machines of the same type and place are as good as a broken one was. When the next ones break too, the
+        cause is elsewhere, and every further machine would only cost money.
+        """
+        return max(0, self.max_exchanges - len(self.exchanged_ids))
+
+    def release_broken(self, machine: MachineT, reason: str) -> None:
+        """Terminate a broken machine, in whose place another may be rented. Raises `NoExchangeLeft`, `CloudError`.
+
+        The journal has the machines that were exchanged, so a supervisor that is started again counts on.
+        """
+        with self._exchange_lock:
+            earlier_ids = self.exchanged_ids - {machine.id}
+            if len(earlier_ids) >= self.max_exchanges:
+                raise NoExchangeLeft(
+                    f"{reason}; machines exchanged before: {len(earlier_ids)} of {self.max_exchanges} (--max-exchanges)"
+                )
+            logger.warning("machine %s (%s): %s; it is exchanged", machine.name, machine.id, reason)
+            self.terminate([machine.id], reason, is_exchange=True)
 
     @abstractmethod
     def terminate_job(self) -> list[str]:

@@ -144,9 +144,6 @@ class SlurmBackend(SharedFolderBackend):
             self._cache_time = time.monotonic()
         return self._cached_queue
 
-    def _forget_queue(self) -> None:
-        self._cached_queue = None
-
     def _last_status(self, machine: str) -> tuple[MachineStatus | None, float]:
         """Return the last status of a machine and the seconds since it came; None and inf without one.
 
@@ -234,7 +231,7 @@ class SlurmBackend(SharedFolderBackend):
         (folder.path / "slurm").mkdir(exist_ok=True)
         arguments = batch_arguments(spec, self.settings, folder, name, len(machines), seconds_left)
         script = batch_script(spec, self.settings, folder, machines, elapsed_seconds)
-        self._forget_queue()
+        self._cached_queue = None
         try:
             slurm_commands.submit(arguments, script)
         except SlurmError:
@@ -278,7 +275,7 @@ class SlurmBackend(SharedFolderBackend):
         else:
             seconds_left = main.seconds_left if main and main.is_living else None
             self._submit(self._replacement_name(machine), [machine], elapsed_seconds, seconds_left)
-        self._forget_queue()
+        self._cached_queue = None
 
     def _find_free_node(self, queue: SlurmQueue, machine: str) -> tuple[SlurmJob, str] | None:
         others = [name for name in self.run.spec.machine_names if name != machine and self.has_agent(name)]
@@ -293,7 +290,7 @@ class SlurmBackend(SharedFolderBackend):
     def kill_agent(self, machine: str) -> None:
         """Kill all processes of the machine's newest step."""
         slurm_commands.kill_step(self._find_step(machine).id)
-        self._forget_queue()
+        self._cached_queue = None
 
     def terminate(self) -> list[str]:
         """Cancel all jobs in Slurm's queue, and end the tmux session."""
@@ -304,7 +301,7 @@ class SlurmBackend(SharedFolderBackend):
                 self._wait_for_end()
         except SlurmError:
             silent_machines = list(self.run.spec.machine_names)
-        self._forget_queue()
+        self._cached_queue = None
         tmux.kill_session(self.run.spec.name, self.run.folder.path)
         return silent_machines
 

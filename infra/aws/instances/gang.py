@@ -84,11 +84,6 @@ class Gang:
 
     # --- earlier requests, from the journal --------------------------------------------------------------------------
 
-    @property
-    def has_pending_request(self) -> bool:
-        """Whether machines of an open request may yet become visible. It may have been sent again until now."""
-        return any(len(self._instances_of(each.token)) < len(each.names) for each in self.open_requests())
-
     def _instances_of(self, token: str) -> list[Instance]:
         return instances.describe(self.account, {tags.LAUNCH: token})
 
@@ -389,13 +384,17 @@ class Gang:
         Returns a line for each resource that stays. Raises `CloudError`.
         """
         self._record(TerminationStarted(ids=tuple(self.journal.granted_ids)))
+        # The machines of an open request may yet become visible: it may have been sent again until now.
+        has_pending_request = any(
+            len(self._instances_of(each.token)) < len(each.names) for each in self.open_requests()
+        )
         remaining = instances.terminate_and_wait(
             self.account,
             self.job_uid,
             self.journal.alive_ids,
             self.pause,
             timeout_seconds,
-            self.has_pending_request,
+            has_pending_request,
             logging.DEBUG,  # the command that ends the job reports what is left
         )
         found_instances = self.list_instances()

@@ -3,7 +3,6 @@
 import ipaddress
 import logging
 import re
-from collections.abc import Sequence
 
 from infra.aws import tags
 from infra.aws.client import Account, call_with_retry, list_tagged
@@ -11,12 +10,12 @@ from infra.aws.journal import Journal
 from infra.aws.tags import Resource
 from infra.errors import CloudError
 
+from .network import ANY_IPV4
 from .resources import RESOURCE_NAME, StackContext, require_ours
 
 logger = logging.getLogger(__name__)
 
 SSH_PORT = 22
-ANY_IPV4 = "0.0.0.0/0"
 NEW_GROUP_RULES = {  # the rules that AWS gives a new group
     "IpPermissions": [],
     "IpPermissionsEgress": [{"IpProtocol": "-1", "IpRanges": [{"CidrIp": ANY_IPV4}]}],
@@ -109,16 +108,19 @@ def allow_ssh_from(
     address: str,
     owner: str,
     *,
-    ports: Sequence[int] = (SSH_PORT,),
+    image_port: int = SSH_PORT,
     journal: Journal | None = None,
 ) -> None:
-    """Allow ssh from one address (a /32), and close it to this owner's earlier addresses. Raises `CloudError`."""
+    """Allow ssh from one address (a /32), and close it to this owner's earlier addresses. Raises `CloudError`.
+
+    Beside `SSH_PORT` the port of an image is opened.
+    """
     address = parse_single_address(address)
     description = rule_description(owner)
     rules = _ssh_rules(account, group)
     context = StackContext(account, journal)
     open_ports = [(port, ip_range["CidrIp"]) for port, ip_range in rules]
-    for port in ports:
+    for port in sorted({SSH_PORT, image_port}):
         if (port, address) not in open_ports:
             logger.info(f"opening ssh to {address}")
             context.create(

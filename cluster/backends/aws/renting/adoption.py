@@ -220,9 +220,8 @@ class AwsAdoption(JobAdoption):
         """Open the image's ssh port to this computer, if it is another one than the stack opens."""
         request = next(event for event in self.events if isinstance(event, LaunchRequest))
         if request.ssh_port != security_group.SSH_PORT:
-            ports = (security_group.SSH_PORT, request.ssh_port)
-            group = self.stack.security_group
-            security_group.allow_ssh_from(self.account, group, self.address, self.account.owner, ports=ports)
+            group, owner = self.stack.security_group, self.account.owner
+            security_group.allow_ssh_from(self.account, group, self.address, owner, image_port=request.ssh_port)
 
     def _log_in(self) -> None:
         """Let this computer's key in on each machine, first on the jump host. Raises `ClusterError`."""

@@ -358,7 +358,7 @@ class JobInstances(InstanceHistory):
                 self.stack.security_group,
                 self.resolve_ssh_address(),
                 self.rental_spec.owner,
-                ports=(security_group.SSH_PORT, image.ssh_port),
+                image_port=image.ssh_port,
             )
         rental_spec = replace(self.rental_spec, internet=self.internet)
         rate = rental_spec.dollars_per_hour(len(self.spec.machine_names), first_place or place)
@@ -408,7 +408,7 @@ class JobInstances(InstanceHistory):
         return RentalTerms(
             machines=len(self.spec.machine_names),
             spares=self.spec.recovery.spares,
-            exchanges=max(0, self.spec.recovery.max_exchanges - len(self.exchanged_ids)),
+            exchanges=self.exchanges_left,
             hours=None if self.max_hours is None else round(self.max_hours, 4),
             dollars=self.max_dollars,
             spent=round(self.total_dollars(now), 4),

@@ -180,7 +180,7 @@ def test_refused_termination_counts_as_one_exchange(backend: ToyBackend, monkeyp
         ToyCloud.exchanged.update(ids)
         raise CloudError("throttled")
 
-    backend.controller.exchange.max_exchanges = 1
+    backend.controller.provider.max_exchanges = 1
     end_agent(backend, "1")
     with monkeypatch.context() as context:
         context.setattr(ToyCloud, "terminate", refuse)
@@ -194,7 +194,7 @@ def test_refused_termination_counts_as_one_exchange(backend: ToyBackend, monkeyp
 def test_job_whose_machines_are_all_broken_moves_or_ends(backend: ToyBackend, max_exchanges: int) -> None:
     """No agent is left that could save anything."""
     controller: Any = backend.controller
-    controller.exchange.max_exchanges = max_exchanges
+    controller.provider.max_exchanges = max_exchanges
     for name in ("0", "1"):
         end_agent(backend, name)
     controller.fleet.is_training = False
@@ -212,7 +212,7 @@ def test_spares_that_were_broken_at_the_set_up_are_exchanged_while_the_job_train
 ) -> None:
     """Without an exchange left they stay as they are: the job does not need them."""
     controller: Any = backend.controller
-    controller.exchange.max_exchanges = max_exchanges
+    controller.provider.max_exchanges = max_exchanges
     controller.fleet.broken_machines = {"0": GPU_LOST, "1": GPU_LOST}
     names = backend.dead_machines()
     assert names == ["0", "1"][:max_exchanges]

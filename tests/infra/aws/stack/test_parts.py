@@ -190,7 +190,7 @@ def test_allow_ssh_from_closes_the_owners_old_address(account: RecordingAccount,
     security_group.allow_ssh_from(account, group, "203.0.113.9/32", "bob")
     for _ in range(2):
         account.calls.clear()
-        security_group.allow_ssh_from(account, group, "198.51.100.4/32", "ada", ports=(22, 2222))
+        security_group.allow_ssh_from(account, group, "198.51.100.4/32", "ada", image_port=2222)
     assert not account.changes()
     assert ssh_rules(account, group) == {
         (22, "198.51.100.4/32"): "ssh from ada",
