@@ -57,15 +57,14 @@ def resolve_image(account: Account, gpu_arch: str, ami: str | None = None) -> Im
     Raises `CloudError` when there is none, or when no image of AWS supports such GPUs.
     """
     if ami:
-        return _describe_image(account, ami, "")
+        return _describe_image(account, ami)
     if is_legacy_arch(gpu_arch):
         raise CloudError(explain_legacy_arch(gpu_arch))
     response = call("look up the deep-learning images", account.ssm.get_parameters, Names=list(AMI_PARAMETERS))
     image_ids = {parameter["Name"]: parameter["Value"].strip() for parameter in response["Parameters"]}
     for name in AMI_PARAMETERS:
         if image_ids.get(name):
-            torch = read_torch_version(name)
-            return _describe_image(account, image_ids[name], "/opt/pytorch/bin/python" if torch else "", torch)
+            return _describe_image(account, image_ids[name], read_torch_version(name))
     raise CloudError(f"AWS has no deep-learning image in {account.region}; pass one: --ami ami-...")
 
 
@@ -108,7 +107,7 @@ def is_legacy_arch(gpu_arch: str) -> bool:
     return number.isdecimal() and int(number) < MIN_COMPUTE_CAPABILITY
 
 
-def _describe_image(account: Account, ami: str, python: str, torch: str = "") -> Image:
+def _describe_image(account: Account, ami: str, torch: str = "") -> Image:
     """Return an image. Raises `CloudError` when it does not exist, or cannot be launched on the supported types."""
     response = call(f"look up image {ami}", account.ec2.describe_images, ImageIds=[ami])
     if not response.get("Images"):
@@ -130,7 +129,7 @@ def _describe_image(account: Account, ami: str, python: str, torch: str = "") ->
         snapshot_gb=int(disk_sizes.get(root_device, 0)),
         root_device=root_device,
         name=image.get("Name", ""),
-        python=python,
+        python="/opt/pytorch/bin/python" if torch else "",
         torch=torch,
     )
 

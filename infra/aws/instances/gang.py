@@ -341,7 +341,7 @@ class Gang:
         """Give all machines of a request their names, wait until they run, and return them by name.
 
         A name is a tag of its own for each machine: it becomes a part of what EC2 says of the machine, and a repeated
-        request gives the same names. When a machine is not as requested, all are terminated. Raises `LaunchRefused`.
+        request gives the same names. When one does not run, all are terminated. Raises `LaunchRefused`.
         """
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
         count = len(request.names)
@@ -350,16 +350,19 @@ class Gang:
             own_instances = [instance for instance in self._instances_of(request.token) if instance.id in ids]
             tagged_names = {instance.id: instance.name for instance in own_instances}
             found_instances = instances.assign_names(own_instances, request.names)
-            problem = instances.validation_error(found_instances, request)
+            ended_instances = [instance for instance in found_instances if not instance.is_billed]
+            problem = ""
             if len(ids) != count:
                 problem = f"EC2 launched {len(ids)} of {count} machines"
-            if not problem and time.monotonic() > deadline:
+            elif ended_instances:
+                first = ended_instances[0]
+                problem = f"{first.id} ended before it was running: {first.end_reason or first.state}"
+            elif time.monotonic() > deadline:
                 problem = f"machines did not start in {START_TIMEOUT_SECONDS:.0f} s"
             if problem:
                 instances.terminate(self.account, list(ids))
-                reasons = [instance.end_reason for instance in found_instances if not instance.is_billed]
                 # The account's own fault, such as a disk key that EC2 may not use, ends machines in every zone.
-                is_ours = any(reason.startswith(CLIENT_REASON) for reason in reasons)
+                is_ours = any(instance.end_reason.startswith(CLIENT_REASON) for instance in ended_instances)
                 kind = ErrorKind.PERMANENT if is_ours else ErrorKind.NO_CAPACITY
                 raise LaunchRefused(problem, "", kind, found_instances)
             if len(found_instances) == count:

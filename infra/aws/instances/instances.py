@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from infra.aws import tags as aws_tags
 from infra.aws.client import Account, call, call_with_retry, list_tagged, paginate
 from infra.aws.errors import KIND_BY_CODE, ErrorKind, classify_error, explain_error
-from infra.aws.journal_events import LaunchRequest
 from infra.aws.stack import network
 from infra.aws.stack.resources import StackContext
 from infra.aws.tags import Resource
@@ -59,7 +58,6 @@ class Instance(RentedMachine):
     launch_time: float
     end_time: float | None  # None while the machine is billed
     launch_token: str
-    instance_profile: str
     primary_interface_id: str
     tags: dict[str, str] = field(default_factory=dict)
 
@@ -96,7 +94,6 @@ def parse_instance(description: Resource, region: str) -> Instance:
         end_reason=reason if has_ended else "",
         launch_token=own_tags.get(aws_tags.LAUNCH, ""),
         placement_group=placement.get("GroupName", ""),
-        instance_profile=description.get("IamInstanceProfile", {}).get("Arn", ""),
         primary_interface_id=next((nic.get("NetworkInterfaceId", "") for nic in interfaces if _is_primary(nic)), ""),
         expires=own_tags.get(aws_tags.EXPIRES, ""),
         tags=own_tags,
@@ -191,25 +188,6 @@ def admit_key(account: Account, instance: Instance, user: str, public_key: str) 
         SSHPublicKey=public_key,
         AvailabilityZone=instance.zone,
     )
-
-
-def validation_error(found_instances: Sequence[Instance], request: LaunchRequest) -> str:
-    """Return how the machines differ from their request, "" when they do not."""
-    ended_instances = [instance for instance in found_instances if not instance.is_billed]
-    if ended_instances:
-        instance = ended_instances[0]
-        return f"{instance.id} ended before it was running: {instance.end_reason or instance.state}"
-    running_instances = [instance for instance in found_instances if instance.state == "running"]
-    zone = request.place.zone
-    if any(instance.zone != zone for instance in running_instances):
-        return f"EC2 launched machines in other zones than {zone}"
-    if any(instance.placement_group != request.placement_group for instance in running_instances):
-        return "EC2 launched machines outside their placement group"
-    if any(not instance.instance_profile for instance in running_instances):
-        return "EC2 launched machines without their role"
-    if len({instance.private_ip for instance in running_instances}) != len(running_instances):
-        return "EC2 launched machines with the same address"
-    return ""
 
 
 def read_console(account: Account, instance_id: str) -> str:

@@ -213,21 +213,9 @@ def test_acquire_gives_up_machines_that_never_start(bed: GangTestbed, monkeypatc
     assert bed.live_instances() == [] and sum(bed.clock.pauses) < 60
 
 
-@pytest.mark.parametrize(
-    ("action", "change", "message"),
-    [
-        ("RunInstances", lambda machine: machine["AmiLaunchIndex"] != 1, "EC2 launched 2 of 3 machines"),
-        ("DescribeInstances", lambda machine: machine["Placement"].update(AvailabilityZone=B), f"other zones than {A}"),
-        ("DescribeInstances", lambda machine: machine["Placement"].update(GroupName=""), "outside their placement"),
-        ("DescribeInstances", lambda machine: machine.update(IamInstanceProfile={}), "without their role"),
-        ("DescribeInstances", lambda machine: machine.update(PrivateIpAddress="127.1.0.2"), "with the same address"),
-    ],
-)
-def test_acquire_terminates_machines_unlike_the_request(
-    bed: GangTestbed, action: str, change: Callable[[Any], None], message: str
-) -> None:
-    bed.change_instances(change, action)
-    assert message in refusal(bed, bed.place(A), seconds=0)
+def test_acquire_terminates_fewer_machines_than_requested(bed: GangTestbed) -> None:
+    bed.change_instances(lambda machine: machine["AmiLaunchIndex"] != 1, "RunInstances")
+    assert "EC2 launched 2 of 3 machines" in refusal(bed, bed.place(A), seconds=0)
     bed.remove_faults()
     bed.gang().list_instances()
     assert bed.live_instances() == [], "also one that was missing in the response"
