@@ -15,7 +15,7 @@ from cluster.connectors.hosts_file import Host
 from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
 from infra.aws.instances.instances import Instance
-from infra.aws.journal import Journal
+from infra.aws.journal import EventT, Journal
 from infra.aws.journal_events import (
     HostKeyReplaced,
     InstanceEnded,
@@ -111,36 +111,31 @@ class InstanceHistory(CloudProvider[Instance]):
         moved_ids = {event.launch_id for event in self.journal.events(LaunchMoved)}
         return launch_id in started_ids | moved_ids
 
-    def _launch_grants(self) -> list[RequestGranted]:
-        """Return the grants of this launch, a launch being a start or a resume of the job."""
-        grants: list[RequestGranted] = []
-        for event in self.journal.events(LaunchStarted, RequestGranted):  # in the order of writing: clocks may be set
-            if isinstance(event, RequestGranted):
-                grants.append(event)
-            else:
-                grants.clear()
-        return grants
+    def _launch_events(self, event_type: type[EventT]) -> list[EventT]:
+        """Return the events of a type in this launch, a launch being a start or a resume of the job."""
+        events: list[EventT] = []
+        for event in self.journal.events(JournalEvent):  # in the order of writing: clocks may be set
+            if isinstance(event, LaunchStarted):
+                events.clear()
+            elif isinstance(event, event_type):
+                events.append(event)
+        return events
 
     @property
     def first_machine_time(self) -> float | None:
         """When the first instance of this launch was granted, in seconds since 1970; None before it."""
-        return min((grant.time for grant in self._launch_grants()), default=None)
+        return min((grant.time for grant in self._launch_events(RequestGranted)), default=None)
 
     @property
     def has_moved(self) -> bool:
         """Whether all machines of this launch were rented more than once."""
-        full_grants = [
-            grant
-            for grant in self._launch_grants()
-            if {machine.name for machine in grant.machines} == {*self.first_names}
-        ]
-        return len(full_grants) > 1
+        granted_names = [{machine.name for machine in grant.machines} for grant in self._launch_events(RequestGranted)]
+        return granted_names.count({*self.first_names}) > 1
 
     @property
     def is_terminating(self) -> bool:
         """Whether a command began to terminate the instances of this launch. Then nothing is rented for it any more."""
-        last_events = self.journal.events(LaunchStarted, TerminationStarted)[-1:]
-        return bool(last_events) and isinstance(last_events[0], TerminationStarted)
+        return bool(self._launch_events(TerminationStarted))
 
     @property
     def is_too_late(self) -> bool:
@@ -151,18 +146,13 @@ class InstanceHistory(CloudProvider[Instance]):
         """
         starts = self.journal.events(LaunchStarted)
         is_late = bool(starts) and host.unix_time() > starts[-1].time + LONGEST_SEARCH_SECONDS
-        return is_late and not self._launch_grants()
+        return is_late and not self._launch_events(RequestGranted)
 
     @property
     def exchanged_ids(self) -> set[str]:
         """The instances of this launch that were terminated because they are broken."""
-        ids: set[str] = set()
-        for event in self.journal.events(LaunchStarted, InstancesReleased):
-            if isinstance(event, LaunchStarted):
-                ids.clear()
-            elif isinstance(event, InstancesReleased) and event.is_exchange:
-                ids |= set(event.ids)
-        return ids
+        releases = self._launch_events(InstancesReleased)
+        return {instance_id for release in releases if release.is_exchange for instance_id in release.ids}
 
     def external_termination_reason(self) -> str:
         """Return why the last instances of this launch ended, if neither EC2 nor the job did; else "".
@@ -175,7 +165,9 @@ class InstanceHistory(CloudProvider[Instance]):
             return NO_MACHINES_IN_TIME
         released_ids = {instance_id for event in self.journal.events(InstancesReleased) for instance_id in event.ids}
         released_ids |= {instance_id for event in self.journal.events(TerminationStarted) for instance_id in event.ids}
-        last_ids = {machine.name: machine.id for grant in self._launch_grants() for machine in grant.machines}
+        last_ids = {
+            machine.name: machine.id for grant in self._launch_events(RequestGranted) for machine in grant.machines
+        }
         endings = {event.id: (event.ended, event.reason) for event in self.journal.events(InstanceEnded)}
         # EC2 shows a terminated instance for about an hour. One that is missing ended earlier, while no supervisor ran.
         unseen_ending = (math.inf, "Client.InstanceInitiatedShutdown")
