@@ -28,7 +28,7 @@ LONG_MODULE_LINES = 500
 # imports the other.
 LAYERS = """
 train.tools
-infra.costs infra.errors infra.rented_machine
+infra.costs infra.errors infra.offers infra.rented_machine
 infra.aws
 infra.aws.market infra.aws.stack
 infra.aws.instances

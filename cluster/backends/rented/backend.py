@@ -129,7 +129,9 @@ class RentedBackend(RemoteBackend, Generic[MachineT]):
         cost = self.job_cost()
         if not cost.running and not cost.requested:
             return None
-        rate, power_off_time, is_overdue = None, None, False
+        rate: float | None = None
+        power_off_time: float | None = None
+        is_overdue = False
         with contextlib.suppress(CloudError):
             provider = self._open_provider()
             rate, power_off_time = provider.dollars_per_hour, provider.power_off_time
@@ -174,12 +176,9 @@ class RentedBackend(RemoteBackend, Generic[MachineT]):
         if folder.result_path.exists():
             folder.write_spec(spec)
             return None
-        fleet = self.open_fleet()
-        try:
+        with contextlib.closing(self.open_fleet()) as fleet:
             provider.change_limits(hours, dollars)
             return self._extend_limits_of_machines(spec, fleet, provider, hours)
-        finally:
-            fleet.close()
 
     def _extend_limits_of_machines(
         self, spec: JobSpec, fleet: Fleet, provider: CloudProvider[MachineT], hours: float | None

@@ -11,15 +11,11 @@ from infra.aws.tags import Resource
 from infra.errors import CloudError
 
 from .network import ANY_IPV4
-from .resources import RESOURCE_NAME, StackContext, require_ours
+from .resources import RESOURCE_NAME, RESOURCE_VISIBILITY_SECONDS, StackContext, require_ours, wait_for
 
 logger = logging.getLogger(__name__)
 
 SSH_PORT = 22
-NEW_GROUP_RULES = {  # the rules that AWS gives a new group
-    "IpPermissions": [],
-    "IpPermissionsEgress": [{"IpProtocol": "-1", "IpRanges": [{"CidrIp": ANY_IPV4}]}],
-}
 
 
 # --- the security group ----------------------------------------------------------------------------------------------
@@ -50,7 +46,7 @@ def ensure_security_group(context: StackContext, vpc: str) -> str:
     group = find_security_group(context, vpc)
     if not group:
         logger.info(f"creating security group {RESOURCE_NAME}")
-        response = context.create(
+        context.create(
             "security group",
             ec2.create_security_group,
             TagSpecifications=context.tag_specifications("security-group"),
@@ -58,10 +54,10 @@ def ensure_security_group(context: StackContext, vpc: str) -> str:
             Description="imgnet-cluster: machines of jobs",
             VpcId=vpc,
         )
-        group = {"GroupId": response["GroupId"], **NEW_GROUP_RULES} if response else find_security_group(context, vpc)
-    if not group:
-        raise CloudError(
-            f"security group {RESOURCE_NAME} in {vpc}: exists, but AWS does not show it; run the same command again"
+        group = wait_for(
+            lambda: find_security_group(context, vpc),
+            f"AWS does not show the security group {RESOURCE_NAME} in {vpc}",
+            RESOURCE_VISIBILITY_SECONDS,
         )
     authorize_functions = {
         "in": ec2.authorize_security_group_ingress,

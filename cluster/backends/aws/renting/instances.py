@@ -65,9 +65,7 @@ class JobInstances(InstanceHistory):
         super().__init__(spec, run_folder, get_stop_reason)
         self.allowed_address = self.rental_spec.ssh_address  # CIDR range that may connect over ssh
         self.rent_lock = threading.Lock()
-        self.is_account_checked = False
-        self.region = self.last_region
-        self.account = Account(self.rental_spec.region).in_region(self.region)
+        self.account = Account(self.rental_spec.region).in_region(self.last_region)
         self.gang = self._make_gang(self.account)
         self.stack: stack.Stack | None = None
         self.instance_types: dict[str, InstanceType] = {}
@@ -99,12 +97,10 @@ class JobInstances(InstanceHistory):
     def check_account(self) -> None:
         """Raise `NoCredentials` when the credentials belong to another AWS account, which does not see the machines."""
         expected = self.rental_spec.account_id
-        if not self.is_account_checked and expected and expected != self.account.identity[0]:
-            actual = self.account.identity[0]
+        if expected and expected != (actual := self.account.identity[0]):
             raise NoCredentials(
                 f"{self.spec.name} runs in AWS account {expected}, but these credentials are for account {actual}"
             )
-        self.is_account_checked = True
 
     def require_ownership(self) -> None:
         """Raise `AdoptedElsewhere` when another computer has adopted the job, which must have rented something."""
@@ -223,10 +219,9 @@ class JobInstances(InstanceHistory):
         self.rental_spec = replace(self.rental_spec, places=all_places)
         regions = list(dict.fromkeys(place.region for place in self.rental_spec.places))
         if self.granted_requests():  # data and checkpoints are on the shared file system of the region used before
-            regions = [self.region]
+            regions = [self.account.region]
         for region in regions:
             is_last_region = region == regions[-1]
-            self.region = region
             self.account = self.account.in_region(region)
             self.gang = self._make_gang(self.account)
             region_stack = self._ensure_stack(self.account)
@@ -433,7 +428,7 @@ class JobInstances(InstanceHistory):
         """Terminate everything of the job that is billed, in all regions that it used."""
         self.check_account()
         leftovers: list[str] = []
-        for region in {self.region, *self.used_regions}:
+        for region in {self.account.region, *self.used_regions}:
             # This gang's waits ignore a stop request, which must not interrupt the termination.
             gang = Gang(self.account.in_region(region), self.spec.uid, self.journal)
             leftovers += gang.terminate_job()
