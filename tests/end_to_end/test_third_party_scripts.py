@@ -136,7 +136,7 @@ def test_ddp_tutorial_continues_from_its_snapshot_when_a_machine_is_lost_and_ret
 
 def test_ddp_tutorial_on_rented_machines_continues_from_its_snapshot_when_one_is_interrupted(renter: Renter) -> None:
     project = make_project(renter.sandbox.path / "project", *TUTORIAL)
-    command = IN_CHECKPOINTS.format(python="python", script=TUTORIAL[0], arguments="400 1 --batch_size 32")
+    command = IN_CHECKPOINTS.format(python="python", script=TUTORIAL[0], arguments="200 1 --batch_size 32")
     options = ("--machines", "3", "--procs", "1", "--type", TYPE, "--workdir", project)
     renter.run("run", "-y", "-d", *options, "--", "sh", "-c", command)
     job = renter.sandbox.job()
@@ -151,7 +151,7 @@ def test_ddp_tutorial_on_rented_machines_continues_from_its_snapshot_when_one_is
     assert job.state == "done", f"{describe(job)}\n{renter.describe()}"
     found = SNAPSHOT.search(last_log(job))
     assert found and epochs_in(last_log(job))[0] == int(found.group(1)), describe(job)
-    assert epochs_in(last_log(job))[-1] == 399 and "machine 1 left" in [row.reason for row in job.timeline()]
+    assert epochs_in(last_log(job))[-1] == 199 and "machine 1 left" in [row.reason for row in job.timeline()]
     renter.assert_costs_match_the_bill(job)
     renter.assert_nothing_left()
 

@@ -244,7 +244,7 @@ def test_steps_of_rank_0_are_in_the_metrics_with_no_number_of_images_once_they_a
         return [(row.step, row.images) for row in read_metrics_file(path, StepRow)]
 
     for step in (3, 5, 1, 7):
-        wait_for(lambda step=step: [logged for logged, _ in logged_steps()][-1:] == [step])
+        wait_for(lambda: [logged for logged, _ in logged_steps()][-1:] == [step])  # noqa: B023 (called in this round)
         assert logged_steps() == logged_steps(), "each step once"
         (tmp_path / str(step)).touch()
     assert logged_steps() == [(3, 4), (5, 6), (1, 0), (7, 0)]

@@ -233,7 +233,6 @@ NO_SPOT = " needs spot machines, and --on-demand rents none; leave one of the tw
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_dollars": 5.0}, "--max-price-total: the price of .* is unknown"),
         ({"on_demand_spares": True}, f"--on-demand-spares{NO_SPARES}"),
         ({"late_spares": True}, f"--late-spares{NO_SPARES}"),
         ({"late_spares": True, "spares": 1, "market": "on-demand"}, f"--late-spares{NO_SPOT}"),
