@@ -51,6 +51,8 @@ PROGRESS_FILE = "progress"  # the same: the file IMGNET_PROGRESS
 PROGRESS_SECONDS = 0.5  # between two looks at what a command has told of its progress
 RESTORE_WAIT_SECONDS = 0.2  # in which a small checkpoint folder is restored
 MAX_REASON_CHARACTERS = 500  # of the last line of a rank that failed
+# What C++ adds where a process ends by an error while other threads of it run, as torch's do after a lost connection.
+UNEXPLAINED_ABORT = "terminate called without an active exception"
 LAST_COPY_SECONDS = 5.0  # for the last copy of a checkpoint folder whose processes were killed
 GROUP_SECONDS = 60.0  # after which a script of several ranks that has made no process group is told of
 COLLATERAL_SECONDS = 0.5  # for the rank that failed first to end, when another one has lost its connection to it
@@ -424,7 +426,7 @@ class CommandProcesses(AttemptProcesses):
     def _failure(self, rank: int, code: int) -> ProcessesExit:
         """Return the failure of a rank that ended with a code other than 0, with the last line of its log."""
         log_end = self.log_end(rank)
-        line = last_line(log_end)
+        line = last_line(log_end.rstrip().removesuffix(UNEXPLAINED_ABORT))
         if line.startswith(f"attempt {self.attempt_number}: "):  # our own heading: the rank has printed nothing
             line = ""
         how = f"was killed by {process.signal_name(-code)}" if code < 0 else f"ended with code {code}"

@@ -165,6 +165,8 @@ def test_command_runs_in_this_machines_copy_of_the_project(make: Fixture, tmp_pa
          Fault.OWN),
         ("echo 'RuntimeError: Connection closed by peer'; exit 1",
          "ended with code 1: RuntimeError: Connection closed by peer", Fault.NONE),
+        ("echo 'gloo: Connection reset'; echo 'terminate called without an active exception'; kill -ABRT $$",
+         "was killed by SIGABRT: gloo: Connection reset", Fault.NONE),
     ],
 )  # fmt: skip
 def test_failure_is_told_with_code_and_last_line(
