@@ -52,7 +52,7 @@ process: .venv/.installed-dev
 
 rehearse: .venv/.installed-dev
 	sh tools.sh slurm
-	$(PYTEST) -n 3 --dist loadgroup -m "rehearsal and not release and not smoke" --durations-path tests/durations.json $(if $(SHARD),--splits $(notdir $(SHARD)) --group $(patsubst %/,%,$(dir $(SHARD))))
+	$(PYTEST) -n 3 --dist load -m "rehearsal and not release and not smoke" --durations-path tests/durations.json $(if $(SHARD),--splits $(notdir $(SHARD)) --group $(patsubst %/,%,$(dir $(SHARD))))
 
 gpu-test: .venv/.installed-dev
 	IMGNET_GPU_TESTS=1 $(BIN)/pytest -m gpu tests/gpu

@@ -12,9 +12,6 @@ import torch
 
 from train.tools import checkpoint_io
 
-# One process of pytest runs all trials: they are one fixture, several at a time.
-pytestmark = pytest.mark.xdist_group("random schedules")
-
 COUNT = 20
 FIRST_SEED = 2000
 MAX_PARALLEL = 4
@@ -33,35 +30,23 @@ def trials() -> Iterator[Any]:
     sys.path[:] = path_before
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param(True, marks=pytest.mark.release), False], ids=["in place", "restart"]
+@pytest.mark.parametrize(
+    "in_place", [pytest.param(True, marks=pytest.mark.release), False], ids=["in place", "restart"]
 )
-def outcomes(
-    trials: Any, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[list[Any]]:
-    """The outcomes of all trials. The folder of a trial that failed stays as long as pytest keeps it."""
-    bench = trials.TrialBench(
-        tmp_path_factory.mktemp("trials") / "bench", fork=True, small=True, in_place=request.param
-    )
+def test_disturbed_jobs_end_like_undisturbed_ones(trials: Any, in_place: bool, tmp_path: Path) -> None:
+    """All trials in one test, several at a time: pytest would run tests that share them in several processes."""
+    bench = trials.TrialBench(tmp_path / "bench", fork=True, small=True, in_place=in_place)
     try:
-        yield trials.run_trials(bench, list(range(FIRST_SEED, FIRST_SEED + COUNT)), MAX_PARALLEL)
+        outcomes = trials.run_trials(bench, list(range(FIRST_SEED, FIRST_SEED + COUNT)), MAX_PARALLEL)
     finally:
         bench.close()
-
-
-@pytest.mark.parametrize("index", range(COUNT))
-def test_disturbed_job_ends_like_an_undisturbed_one(index: int, outcomes: list[Any]) -> None:
-    outcome = outcomes[index]
-    assert not outcome.problems, (outcome.plan, outcome.folder, outcome.log_lines, outcome.problems)
-
-
-def test_schedules_contain_enough_kills_and_joins(outcomes: list[Any], request: pytest.FixtureRequest) -> None:
+    failed = [outcome for outcome in outcomes if outcome.problems]
+    assert not failed, [(each.plan, each.folder, each.log_lines, each.problems) for each in failed]
     counts = sum((outcome.event_counts for outcome in outcomes), Counter[str]())
     assert counts["kill in link"] + counts["kill in save"] + counts["kill at result"] >= COUNT // 4, counts
     assert counts["join"] >= COUNT // 4 and counts.total() >= 2 * COUNT, counts
     attempts_in_place = sum(outcome.attempts_in_place for outcome in outcomes)
-    is_in_place = "in place" in request.node.callspec.id
-    assert attempts_in_place >= COUNT if is_in_place else not attempts_in_place
+    assert attempts_in_place >= COUNT if in_place else not attempts_in_place
 
 
 def test_checkpoint_differences_sees_a_single_changed_bit(trials: Any, tmp_path: Path) -> None:
