@@ -151,6 +151,7 @@ def test_script_gets_the_variables_of_torchrun_and_continues_after_a_loss(runner
     log = runner.wait_for_log(job, number, "rank 0 of 4 begins")
     assert step_of(log) > 0 and DIGEST in log
     assert "machine 0 lost" in job.timeline()[-1].reason
+    wait_for(lambda: job.timeline()[-1].pause)  # until the attempt has told a step
     runner.end(job)
     assert job.result and job.result.attempts == number and job.result.timeline[-1].machines == ()
     assert job.result.goodput and 0 < job.result.goodput < 1 and (job.result.timeline[number - 1].pause or 0) > 0
