@@ -322,7 +322,8 @@ class CommandProcesses(AttemptProcesses):
         now = time.monotonic()
         numbers = ScriptNumbers()
         if self.progress:
-            if now - self.looked_at > PROGRESS_SECONDS:
+            has_ended = bool(self.processes) and self.processes[0].poll() is not None
+            if has_ended or now - self.looked_at > PROGRESS_SECONDS:  # nothing that it told may be missed at its end
                 self.looked_at = now
                 self.progress.poll()
                 if self.group_port and network.is_listened_on(self.group_port):

@@ -5,6 +5,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -236,7 +237,7 @@ def test_steps_of_rank_0_are_in_the_metrics_with_no_number_of_images_once_they_a
     make: Fixture, tmp_path: Path
 ) -> None:
     script = f"for step in 3 5 1 7; do echo step $step; until [ -e {tmp_path}/$step ]; do sleep 0.01; done; done"
-    processes = make(script, progress=r"step (?P<step>\d+)")
+    processes = make(f"{script}; echo step 9", progress=r"step (?P<step>\d+)")
     processes.start(ATTEMPT, 0)
     path = metrics_file(processes.work, 2)
 
@@ -249,8 +250,10 @@ def test_steps_of_rank_0_are_in_the_metrics_with_no_number_of_images_once_they_a
         wait_for(lambda: [logged for logged, _ in logged_steps()][-1:] == [step])  # noqa: B023 (called in this round)
         assert logged_steps() == logged_steps(), "each step once"
         (tmp_path / str(step)).touch()
-    assert logged_steps() == [(3, 4), (5, 6), (1, 0), (7, 0)]
     assert wait_for_exit(processes).phase == AgentPhase.FINISHED
+    processes.looked_at = time.monotonic()
+    assert processes.read_progress().step == 9, "its last words are read, however recently it was looked at"
+    assert logged_steps() == [(3, 4), (5, 6), (1, 0), (7, 0), (9, 0)]
 
 
 def test_script_that_makes_no_process_group_is_told_of_also_at_its_end(
