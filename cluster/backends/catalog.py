@@ -9,6 +9,7 @@ Light: `launch --help` needs names and options of the backends, and not the back
 are used without its backend: its object store, on the machines of a job, and its table of machine types.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -114,11 +115,14 @@ def known_names(kind: str) -> list[str]:
     return list(_import(BUILTIN_NAMES[kind], f"the names of a {kind}")())
 
 
-def _import(class_path: str, what: str) -> Any:  # what a package names may be anything
-    """Return what "module:name" names. Raises `BadInput` when the code of another package cannot be imported."""
+def _import(class_path: str, what: str) -> Callable[..., Any]:
+    """Return the class or function that "module:name" names.
+
+    Raises `BadInput` when it is none, or when the code of another package cannot be imported.
+    """
     module_name, _, name = class_path.partition(":")
     try:
-        return getattr(import_module(module_name), name)
+        found: Callable[..., Any] = getattr(import_module(module_name), name)
     except Exception as error:  # the code of another package: anything may happen
         if module_name.startswith("cluster."):
             raise
@@ -126,10 +130,14 @@ def _import(class_path: str, what: str) -> Any:  # what a package names may be a
             f"{what} ({class_path}) cannot be imported: {type(error).__name__}: {error}; "
             "repair or uninstall the package that registers it"
         ) from error
+    if not callable(found):
+        raise BadInput(f"{what} ({class_path}) is no class or function")
+    return found
 
 
 def options_class(name: str) -> type[BackendOptions]:
     """Return the class of the options that only this backend has. Raises `BadInput` as `load_class` does."""
+    found: object
     if name in BUILTIN_OPTIONS:
         found = _import(BUILTIN_OPTIONS[name], f"the backend {name}")
     else:
