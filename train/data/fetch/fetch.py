@@ -209,7 +209,7 @@ def _lock_target(target: Path, locks: contextlib.ExitStack, log: LogFunction) ->
         locks.enter_context(locked(target / LOCK_FILE, 0, SHARED_LOCK))
     except BlockingIOError:
         log(f"another process is fetching {target}: waiting for it")
-        locks.enter_context(locked(target / LOCK_FILE))
+        locks.enter_context(locked(target / LOCK_FILE, permissions=SHARED_LOCK))
 
 
 def _check_disk_space(split_fetches: Sequence[SplitFetch]) -> None:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from train.data.decode import BadImage, decode_image
 from train.data.threads import map_in_threads
 from train.tools.errors import one_line_error
-from train.tools.files import locked, write_atomic
+from train.tools.files import SHARED_LOCK, locked, write_atomic
 from train.tools.process_log import Progress
 from train.tools.sealed_files import read_with_checksum, with_checksum
 
@@ -152,13 +152,16 @@ def _cache_paths(root: Path, split: str) -> Iterator[Path]:
 
 @contextmanager
 def _locked_caches(root: Path, split: str) -> Iterator[list[Path]]:
-    """Yield where the index may be written, under a lock of the first, so that the ranks of a run build it once."""
+    """Yield the files to which the index may be written, the best first, and hold a lock on that one meanwhile.
+
+    So only one rank of a run builds the index, and the others wait and read it.
+    """
     caches, faults = list(_cache_paths(root, split)), []
     with ExitStack() as stack:
         for number, cache in enumerate(caches):
             try:
                 cache.parent.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(locked(cache.with_suffix(".lock")))
+                stack.enter_context(locked(cache.with_suffix(".lock"), permissions=SHARED_LOCK))
             except OSError as error:
                 faults.append(one_line_error(error))
                 continue

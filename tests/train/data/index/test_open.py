@@ -158,10 +158,10 @@ def test_cache_moves_to_the_user_or_is_left_out(
     """The data folder cannot be written or locked; then the user's cache folder cannot, either."""
     refused, work = [root], getattr(folder_module, function)
 
-    def refuse(path: Path, *content: bytes) -> Any:
+    def refuse(path: Path, *content: bytes, **permissions: int) -> Any:
         if any(path.is_relative_to(folder) for folder in refused):
             raise OSError(error_number, os.strerror(error_number), str(path))
-        return work(path, *content)
+        return work(path, *content, **permissions)
 
     monkeypatch.setattr(folder_module, function, refuse)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
