@@ -29,7 +29,10 @@ class LogShipper:
         self.sent_offsets: dict[str, int] = {}
 
     def ship_new_bytes(self) -> None:
-        """Append the new bytes of all logs. Raises `OSError` after the last when one fails; the next call continues."""
+        """Append the new bytes of all logs to their copies.
+
+        A log that fails does not stop the others: its `OSError` is raised at the end, and the next call tries it again.
+        """
         last_error: OSError | None = None
         for path, size in ArrivalFolder(self.work_folder).sizes(LOG_FOLDERS).items():
             if not Path(path).name.startswith(".") and size > self.sent_offsets.get(path, -1):

@@ -69,7 +69,7 @@ class StatusAgeTracker:
 
 
 def machine_cells(machines: Machines, now: float, tracker: StatusAgeTracker) -> list[dict[str, "str | Text"]]:
-    """Return the cells of each machine by column; "" for what is not known.
+    """Return a row for each machine: its cells by the names of the columns, "" where a value is not known.
 
     `now` is a time of the clock of `StatusAgeTracker.update`. A status that is too old is red.
     """

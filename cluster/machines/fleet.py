@@ -249,7 +249,7 @@ class Fleet:
         return True
 
     def _pull_last_words(self) -> None:
-        """Copy the last line that each agent printed when none has written a status: it says why they ended."""
+        """If no agent has written a status, copy the last line that each one printed: it says why the agent ended."""
         if machine_statuses(Run(self.spec, self.folders)):
             return
         for name in self._usable_machines():

@@ -53,7 +53,7 @@ def make_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], caption: 
 
 
 def format_cell(value: object) -> str:
-    """Return a value as text: "" for None, four significant digits for a float, all before the point of a large one.
+    """Return a value as text: "" for None, a float with four significant digits, one of 1,000 or more without decimals.
 
     Characters that HTML does not allow are left out.
     """

@@ -51,9 +51,9 @@ class AttemptRow:
 
 
 def _first_step(attempt: Attempt, ends: StepEnds | None, is_command: bool) -> int | None:
-    """Return the step from which an attempt went on: that of a command is before the first step that it told.
+    """Return the step from which an attempt went on. For a command it is the step before the first that it reported.
 
-    None for a command that has told no step, or has counted its steps anew, as some do in each epoch.
+    None for a command that has reported no step, or that counts its steps from 0 again, as some do in each epoch.
     """
     if not is_command:
         return attempt.first_step
@@ -139,9 +139,9 @@ def lost_intervals(run_folder: RunFolder, is_command: bool = False) -> list[tupl
 
 
 def command_goodput(run_folder: RunFolder) -> float | None:
-    """Return the share of a command's time in which it made steps that count, from the first told step to the last.
+    """Return the share of a command's time that was not lost to pauses and repeated steps.
 
-    None for a command that has told too few steps.
+    The time is that from the first step that the command reported to the last; None if it reported too few.
     """
     lost, useful_seconds = _divide_time(run_folder, is_command=True)
     all_seconds = useful_seconds + sum(end - begin for begin, end in lost)

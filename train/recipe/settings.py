@@ -1,4 +1,4 @@
-"""Replaces fields of a recipe by texts, as `--set optim.weight_decay=1e-4` does."""
+"""Changes fields of a recipe as text asks for, for `--set optim.weight_decay=1e-4`."""
 
 import ast
 from collections.abc import Sequence

@@ -98,7 +98,7 @@ class TargetOutcome:
 
 
 def ends_training(requested: str, patience: int | None, history: Sequence[EpochResult]) -> bool:
-    """Return whether training ends: `--target` ("": none) is reached, or top-1 has not risen within `patience`."""
+    """Return whether training ends here: at `--target` ("": none), or because top-1 has stalled (`has_stalled`)."""
     is_reached = bool(requested) and Target.parse(requested).first_epoch_reaching(history) is not None
     return is_reached or has_stalled(patience, history)
 

@@ -255,7 +255,7 @@ def _leftovers_by_job(account: Account) -> dict[str, list[_Leftover]]:
 
 
 def _job_row(uid: str, region: str, machines: Sequence[Instance], leftovers: Sequence[_Leftover]) -> RentedJob:
-    """Return the row of a job: of its machines if it has any, else of what it has left and is billed."""
+    """Return the row of a job: that of its machines or, if it has none, of the billed resources that it has left."""
 
     def join(values: Iterable[str]) -> str:
         return ", ".join(sorted({*values}))

@@ -252,9 +252,7 @@ class RentedJobController(Generic[MachineT]):
             except AdoptedElsewhere:
                 raise
             except CloudError as error:
-                is_denied = (
-                    isinstance(error, NoAnswer) and error.code
-                )  # for example because a role's sessions were revoked
+                is_denied = isinstance(error, NoAnswer) and error.code  # a role's sessions were revoked, for example
                 if isinstance(error, NoCredentials) or is_denied:
                     self.access_error = describe_error(error, self.live_machines)
                 if now - self.last_warning_time > REPEATED_WARNING_SECONDS:

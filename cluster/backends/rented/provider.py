@@ -37,12 +37,11 @@ SHORT_GRACE_SHARE = 0.25  # of the time until power-off, where that is too short
 MAX_HOURS_WITHOUT_LIMIT = 48.0
 MachineT = TypeVar("MachineT", bound=RentedMachine)
 
-
 logger = logging.getLogger(__name__)
 
 
 class NoExchangeLeft(Exception):
-    """A machine is broken, and as many were exchanged as the job allows. The text has the reason, in one line."""
+    """A machine is broken, and the job may exchange no more. The text has the reason, in one line."""
 
 
 class CloudProvider(ABC, Generic[MachineT]):
