@@ -85,9 +85,11 @@ def _pending_reason(
 ) -> str:
     """Return what a booting machine still waits for, "" when it is ready. Raises `BootFailed`, `ClusterError`."""
     jump_host = find_jump_host(machines)
-    if jump_host and not machine.public_ip and not provider.has_own_host_key(jump_host):
-        # The jump host is about to replace its host key; a connection through it would break.
-        return f"machine {jump_host.name}, the jump host, has not booted"
+    if jump_host and not machine.public_ip:
+        # It replaces its host key as it boots. A connection that still expects the former key would be refused.
+        is_replaced = provider.has_own_host_key(jump_host)
+        if not is_replaced or fleet.hosts[machine.name] != provider.hosts(machines).get(machine.name):
+            return f"machine {jump_host.name}, the jump host, has not booted"
     # A file is read without a command's folder, so the reason also comes from a machine that can write nothing.
     connector = fleet.connectors[machine.name]
     if failure := connector.read_from(f"{REMOTE_FOLDER}/failed", 0, REASON_BYTES):

@@ -1,8 +1,10 @@
 """What a booting machine is asked, and when the wait for it ends."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -135,3 +137,23 @@ def test_machine_whose_new_host_key_is_lost_may_be_exchanged(
     with pytest.raises(BootFailed, match=r"^its new host key is not known: its host key has CHANGED$"):
         machine.wait()
     assert machine.recorded_key == ""
+
+
+def test_machine_behind_a_jump_host_is_not_asked_before_the_new_host_key_is_in_use(machine_with: Any) -> None:
+    asked: list[float] = []
+    machine = machine_with(lambda now: asked.append(now) or READY)
+    provider: Any = SimpleNamespace(
+        cloud_name="the toy cloud",
+        get_stop_reason=lambda: "",
+        has_own_host_key=lambda asked: asked.name == "1" or machine.seconds >= 10,
+        hosts=lambda _: {"1": "new key" if machine.seconds >= 10 else "old key"},
+    )
+    fleet: Any = SimpleNamespace(
+        connectors={"1": machine},
+        hosts=MagicMock(__getitem__=lambda *_: "new key" if machine.seconds >= 20 else "old key"),
+        setup_progress=SimpleNamespace(set_step=lambda *_: None),
+        shortage_reason="",
+    )
+    machines = {"0": MACHINE, "1": replace(MACHINE, id="toy-2", name="1", public_ip="")}
+    wait_until_ready(provider, fleet, "1", lambda: machines)
+    assert asked[0] == 20
