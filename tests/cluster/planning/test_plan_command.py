@@ -51,6 +51,17 @@ def test_plan_has_the_repository_the_folder_in_it_and_the_rules_of_the_command(p
 
 
 @pytest.mark.parametrize(
+    ("data", "note"), [(None, ""), ("~/.imgnet/shared/it", "~/.imgnet/shared/it must exist already")]
+)
+def test_plan_on_rented_machines_speaks_of_data_only_if_the_command_has_any(
+    project: Path, data: str | None, note: str
+) -> None:
+    planned = plan_command(command(), make_launch_options("aws", machines=2, data=data), offline=True)
+    notes = "\n".join(planned.notes)
+    assert note in notes and ("must exist" in notes) == bool(data) and "s3://" not in notes and not planned.obstacles
+
+
+@pytest.mark.parametrize(
     ("argv", "workdir", "fields", "options", "problem"),
     [
         (["python", "none.py"], "", {}, {},

@@ -296,7 +296,6 @@ def test_plan_for_v100_says_what_the_image_must_have_and_takes_a_torch_that_fits
 def test_folder_without_images_is_an_obstacle(folder: str, ami: str, has_file_system: bool, expected: str) -> None:
     obstacle = find_obstacle(Path(folder), ami, has_file_system)
     assert expected in obstacle and bool(expected) == bool(obstacle)
-    assert not obstacle or "imgnet-cluster data put FOLDER s3://BUCKET/NAME" in obstacle
 
 
 def test_launch_with_images_of_this_computer_alone_rents_nothing(
@@ -304,7 +303,7 @@ def test_launch_with_images_of_this_computer_alone_rents_nothing(
 ) -> None:
     monkeypatch.setenv("IMGNET_RUNS", str(tmp_path / "runs"))
     planned = submit.plan(replace(RECIPE, data=IMAGENET), make_launch_options("aws"), offline=True)
-    assert planned.obstacles == (find_obstacle(Path("~/data/imagenet"), "", True),)
+    assert "imgnet-cluster data put FOLDER s3://BUCKET/NAME" in "".join(planned.obstacles)
     with pytest.raises(BadInput, match=r"^~/data/imagenet: rented machines have no folder of this computer"):
         submit.launch(planned)
     assert not (tmp_path / "runs").exists()
