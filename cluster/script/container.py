@@ -25,6 +25,7 @@ MAX_IMAGE_CHARACTERS = 400
 ANSWER_SECONDS = 30.0  # for a command that moves no image
 LABEL = "imgnet-cluster.machine"  # of all containers of a machine of a job
 NVIDIA_RUNTIME = "nvidia"
+NOT_STARTED = 125  # the exit code of `docker run` when docker itself fails
 # These of the machine mean nothing in the image, or would hide its programs.
 LEFT_OUT_VARIABLES = ("PATH", "HOME", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX")
 
@@ -69,6 +70,11 @@ def _reason(stderr: str, code: int) -> str:
     if "permission denied" in text.lower() and "socket" in text.lower():
         return "this user may not use it; add the user to the group docker: sudo usermod -aG docker $USER"
     return text[:300] or f"ended with code {code}"
+
+
+def find_error(log: str) -> str:
+    """Return the line in which `docker run` said why it failed, which advice follows; "" if there is none."""
+    return next((line for line in reversed(log.splitlines()) if line.startswith("docker: ")), "")
 
 
 def prepare(image: str) -> bool:
@@ -130,7 +136,7 @@ def run_argv(
     `given_variables` are those of the user, which mean the image, not the machine.
     """
     words = [DOCKER, "run", "--rm", "--init", "--name", name, "--label", f"{LABEL}={machine_label}"]
-    words += ["--network", "host", "--ipc", "host", "--ulimit", "memlock=-1", "--ulimit", "stack=67108864"]
+    words += ["--network", "host", "--ipc", "host"]
     words += ["--user", f"{os.getuid()}:{os.getgid()}", "--workdir", str(workdir), "--stop-timeout", "30"]
     for folder in dict.fromkeys(mounts):
         words += ["--volume", f"{folder}:{folder}"]
@@ -138,6 +144,7 @@ def run_argv(
         words += ["--volume", f"{folder}:{folder}:ro"]
     if has_nvidia:
         words += ["--runtime", NVIDIA_RUNTIME, "--gpus", "all"]
+        words += ["--ulimit", "memlock=-1", "--ulimit", "stack=67108864"]  # as NVIDIA advises; not every docker may
     for variable in sorted(variables):
         if variable in given_variables or variable not in LEFT_OUT_VARIABLES:
             words += ["--env", variable]

@@ -430,6 +430,8 @@ class CommandProcesses(AttemptProcesses):
         line = last_line(log_end.rstrip().removesuffix(UNEXPLAINED_ABORT))
         if line.startswith(f"attempt {self.attempt_number}: "):  # our own heading: the rank has printed nothing
             line = ""
+        if self.command.image and code == container.NOT_STARTED:
+            line = container.find_error(log_end) or line
         how = f"was killed by {process.signal_name(-code)}" if code < 0 else f"ended with code {code}"
         shown_line = one_line(line, MAX_REASON_CHARACTERS)
         reason = f"rank {rank} {how}{f': {shown_line}' if shown_line else ''}"

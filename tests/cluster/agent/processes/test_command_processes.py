@@ -196,6 +196,14 @@ def test_container_gets_the_variables_of_the_user_and_the_gpus_of_its_machine(ma
     assert "--env CUDA_VISIBLE_DEVICES --env PYTHONPATH " in text
 
 
+def test_error_of_docker_is_told_not_its_advice(make: Fixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    docker = tmp_path / "docker"
+    docker.write_text("#!/bin/sh\nprintf \"docker: no space.\\n\\nRun 'docker run --help'\\n\"\nexit 125\n")
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert start_and_end(make("", image="img:1")).reason == "rank 1 ended with code 125: docker: no space."
+
+
 def test_working_folder_without_files_is_there(make: Fixture) -> None:
     processes = make("pwd")
     processes.spec = replace(processes.spec, user_project=UserProject(folder="/elsewhere", workdir="only/ignored"))
