@@ -53,6 +53,8 @@ RESTORE_WAIT_SECONDS = 0.2  # in which a small checkpoint folder is restored
 MAX_REASON_CHARACTERS = 500  # of the last line of a rank that failed
 # What C++ adds where a process ends by an error while other threads of it run, as torch's do after a lost connection.
 UNEXPLAINED_ABORT = "terminate called without an active exception"
+# What stands around and after the text of a C++ error that ends a process, such as one of NCCL's watchdog.
+CPP_STACK_PATTERN = re.compile(r"^(?:Exception raised from .*|frame #\d+: .*|  what\(\):  )", re.MULTILINE)
 LAST_COPY_SECONDS = 5.0  # for the last copy of a checkpoint folder whose processes were killed
 GROUP_SECONDS = 60.0  # after which a script of several ranks that has made no process group is told of
 COLLATERAL_SECONDS = 0.5  # for the rank that failed first to end, when another one has lost its connection to it
@@ -427,7 +429,7 @@ class CommandProcesses(AttemptProcesses):
     def _failure(self, rank: int, code: int) -> ProcessesExit:
         """Return the failure of a rank that ended with a code other than 0, with the last line of its log."""
         log_end = self.log_end(rank)
-        line = last_line(log_end.rstrip().removesuffix(UNEXPLAINED_ABORT))
+        line = last_line(CPP_STACK_PATTERN.sub("", log_end).rstrip().removesuffix(UNEXPLAINED_ABORT))
         if line.startswith(f"attempt {self.attempt_number}: "):  # our own heading: the rank has printed nothing
             line = ""
         if self.command.image and code == container.NOT_STARTED:

@@ -156,6 +156,16 @@ def test_command_runs_in_this_machines_copy_of_the_project(make: Fixture, tmp_pa
     assert not (folder / "random.py").exists()
 
 
+# As users report it: huggingface/open-r1, issue 620.
+WATCHDOG_ERROR = """\
+terminate called after throwing an instance of 'c10::DistBackendError'
+  what():  [PG ID 0 Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4)
+Exception raised from checkTimeout at ProcessGroupNCCL.cpp:632 (most recent call first):
+frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x96 (0x7f5a in libc10.so)
+frame #6: clone + 0x43 (0x7f4b in libc.so.6)
+"""
+
+
 @pytest.mark.parametrize(
     ("script", "reason", "fault"),
     [
@@ -168,6 +178,9 @@ def test_command_runs_in_this_machines_copy_of_the_project(make: Fixture, tmp_pa
          "ended with code 1: RuntimeError: Connection closed by peer", Fault.NONE),
         ("echo 'gloo: Connection reset'; echo 'terminate called without an active exception'; kill -ABRT $$",
          "was killed by SIGABRT: gloo: Connection reset", Fault.NONE),
+        (f"cat <<'EOF'\n{WATCHDOG_ERROR}\nEOF\nkill -ABRT $$",
+         "was killed by SIGABRT: [PG ID 0 Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4)",
+         Fault.NONE),
     ],
 )  # fmt: skip
 def test_failure_is_told_with_code_and_last_line(
