@@ -1,7 +1,9 @@
-"""Crops against torchvision's: pixels of the center crop, distribution of RandomResizedCrop."""
+"""Crops against torchvision's: the center crop's pixels, RandomResizedCrop's distribution, TrivialAugment's pixels."""
 
 import io
+import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import torch
 from PIL import Image
 from support.peers import run_script
 
-from train.data.loading import crop
+from train.data.loading import augment, crop
 from train.data.order.rng import random_boxes
 
 SIZES = [(375, 500), (500, 375), (333, 500), (256, 256), (300, 1201), (77, 91)]  # height, width
@@ -55,3 +57,16 @@ def test_random_boxes_are_distributed_as_torchvisions() -> None:
             columns = (np.sort(our_column), np.sort(their_column))
             our_share, their_share = (np.searchsorted(column, values, side="right") / DRAWS for column in columns)
             assert np.abs(our_share - their_share).max() <= KOLMOGOROV_SMIRNOV_BOUND, size
+
+
+def test_trivial_augment_has_torchvisions_pixels_for_every_draw(tmp_path: Path) -> None:
+    images = [smooth_image(96, 128), smooth_image(77, 61), np.full((32, 32, 3), 200, np.uint8)]
+    draws = list(itertools.product(range(len(augment.OPERATIONS)), range(augment.STEPS), range(2)))
+    np.savez(tmp_path / "images.npz", *images, draws=draws)
+    run_script("torchvision_crops.py", "trivial", tmp_path / "images.npz", tmp_path / "out.npz", module="torchvision")
+    theirs = np.load(tmp_path / "out.npz")
+    for number, pixels in enumerate(images):
+        for draw, expected in zip(draws, theirs[f"arr_{number}"], strict=True):
+            left = iter(draw)
+            generator: Any = SimpleNamespace(integers=lambda count, left=left: next(left) % count)
+            assert np.array_equal(augment.trivial_augment(pixels, generator), expected), (number, draw)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from train.recipe.components import MODELS
 from train.recipe.history import EpochResult
-from train.recipe.schema import FIXRES, Recipe
+from train.recipe.schema import FIXRES, TRIVIAL, Recipe
 
 from .time_table import TimePart, TimeTable
 
@@ -119,6 +119,7 @@ def describe_training(recipe: Recipe) -> str:
         ("frozen", [phase.epochs for phase in recipe.phases if phase.frozen is True]),
         ("frozen as in FixRes", [phase.epochs for phase in recipe.phases if phase.frozen == FIXRES]),
         ("rectangles", [phase.epochs for phase in recipe.phases if phase.rect_train]),
+        ("TrivialAugment", [phase.epochs for phase in recipe.phases if phase.augment == TRIVIAL]),
         ("not augmented", [phase.epochs for phase in recipe.phases if not phase.augment]),
     ):
         spans = ", ".join(f"{start}-{end}" for start, end in _join_adjacent(epoch_ranges))

@@ -125,7 +125,7 @@ class PhaseRow:
     steps: int
     copy: int | None
     min_scale: float
-    augment: bool
+    augment: bool | str
     rect_train: bool
     rect_val: bool
     validate: str

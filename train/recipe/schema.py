@@ -26,6 +26,7 @@ from .components import PRECISIONS, RESNETS, Comm, Data, Model, Optim
 LR_SHAPES = ("linear", "cosine", "polynomial", "one_cycle", "gradual_warmup", "constant_warmup")
 SINGLE_LR_SHAPES = ("one_cycle", "gradual_warmup", "constant_warmup")  # shapes that take one number, their peak
 FIXRES = "fixres"  # a value of `frozen`
+TRIVIAL = "trivial"  # a value of `augment`
 VALIDATION_POLICIES = ("each", "last", "near", "never")
 SIZE_STEP = 32  # pixels: networks halve the image five times; the step of ffcv-imagenet
 REFERENCE_BATCH = 256  # images: Goyal et al. 2017, section 2.1, state learning rates per 256 images
@@ -60,7 +61,8 @@ class Phase:
         min_scale: Smallest fraction of the image's area that a random crop covers, above 0 and at most 1. Default 0.08
             (Szegedy et al. 2014, section 6).
         augment: Random crops of varying area and aspect ratio. False: crops of one size, as large as in validation, at
-            a random place. Mirroring stays. Default True.
+            a random place. Mirroring stays. "trivial": after the crop and mirroring, one random operation on colours or
+            shape, of random magnitude (TrivialAugmentWide; train/data/loading/augment.py). Default True.
         copy: Short side in pixels of the resized copies to read, at least 32. Default None: the full-size images.
         rect_val: Validate on whole rectangles; the result of the square centre crop is reported beside it.
             Default False.
@@ -82,7 +84,7 @@ class Phase:
     lr: float | tuple[float, float]
     shape: str = "linear"
     min_scale: float = 0.08
-    augment: bool = True
+    augment: bool | str = True
     copy: int | None = None
     rect_val: bool = False
     rect_train: bool = False
@@ -121,10 +123,8 @@ class Phase:
             )
         if self.copy is not None:
             validators.check_int(where, "copy", self.copy, 32)
-        if self.frozen != FIXRES:
-            validators.check_bool(where, "frozen", self.frozen)
-        for name in ("augment", "rect_val", "rect_train"):
-            validators.check_bool(where, name, getattr(self, name))
+        for name, word in (("frozen", FIXRES), ("augment", TRIVIAL), ("rect_val", None), ("rect_train", None)):
+            validators.check_bool(where, name, getattr(self, name), word)
         validators.check_choice(where, "validate", self.validate, VALIDATION_POLICIES)
         if self.reached is not None:
             validators.check_int(where, "reached", self.reached, 1)

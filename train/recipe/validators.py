@@ -26,10 +26,11 @@ def check_number(where: str, name: str, value: object, minimum: float = 0.0, max
         raise ValueError(f"{where}, {name}: must be {bounds}, not {value!r}")
 
 
-def check_bool(where: str, name: str, value: object) -> None:
-    """Raise `ValueError` unless the value is True or False."""
-    if not isinstance(value, bool):
-        raise ValueError(f"{where}, {name}: must be True or False, not {value!r}")
+def check_bool(where: str, name: str, value: object, word: str | None = None) -> None:
+    """Raise `ValueError` unless the value is True, False or, where one is given, a word."""
+    if not isinstance(value, bool) and (word is None or value != word):
+        choices = "True or False" if word is None else f"True, False or {word!r}"
+        raise ValueError(f"{where}, {name}: must be {choices}, not {value!r}")
 
 
 def check_choice(where: str, name: str, value: object, choices: Sequence[str]) -> None:

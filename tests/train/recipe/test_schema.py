@@ -61,7 +61,7 @@ def error_of(make: Callable[..., object], **changes: Any) -> str:
     (make_phase, "phase 2-5, ", "lr", NOT_NUMBERS + NOT_PAIRS),
     (make_phase, "phase 2-5, ", "shape", ["linea", "", None, 3, ["linear"]]),
     (make_phase, "phase 2-5, ", "min_scale", [0, 0.0, -0.1, 1.001, NAN, INF, "0.1", None, True]),
-    (make_phase, "phase 2-5, ", "rect_val augment", [1, 0, None, "yes"]),
+    (make_phase, "phase 2-5, ", "rect_val augment", [1, 0, None, "yes", "fixres"]),
     (make_phase, "phase 2-5, ", "frozen", ["classifier", 1]),
     (make_phase, "phase 2-5, ", "reached", [0, -1, 1.5, True, "30"]),
     (make_phase, "phase 2-5, ", "validate", ["often", None]),

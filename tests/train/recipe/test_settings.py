@@ -12,12 +12,19 @@ RECIPE = Recipe(name="some", data=SAMPLE, model=Model(name="resnet18"), machines
 def test_settings_replace_fields_one_after_the_other() -> None:
     settings = [
         *("optim.weight_decay=1e-4", "optim.name=adamw", "optim.betas=(0.9, 0.95)", "optim.name=lamb"),
-        *("model.name=timm:resnet26", "model.fc_std=None", "comm.hook=fp16", "phases.2.lr=(0.1, 0)", "patience=3"),
+        *(
+            "model.name=timm:resnet26",
+            "model.fc_std=None",
+            "comm.hook=fp16",
+            "phases.2.lr=(0.1, 0)",
+            "patience=3",
+            "phases.2.augment=trivial",
+        ),
     ]
     recipe = with_settings(RECIPE, settings)
     assert (recipe.optim.weight_decay, recipe.optim.name, recipe.optim.betas) == (1e-4, "lamb", (0.9, 0.95))
     assert (recipe.model.name, recipe.model.fc_std, recipe.comm.hook) == ("timm:resnet26", None, "fp16")
-    assert recipe.patience == 3
+    assert recipe.patience == 3 and [phase.augment for phase in recipe.phases] == [True, "trivial"]
     assert [phase.lr for phase in recipe.phases] == [0.1, (0.1, 0)] and recipe.epochs == 4
     assert with_settings(recipe, settings) == recipe, "the trainer replaces them again"
 

@@ -21,11 +21,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from train.data.decode import BadImage, Box, ImageSize
 from train.data.index.open import DataError, Index
-from train.data.order.rng import random_boxes, random_position_boxes
+from train.data.order.rng import image_generator, random_boxes, random_position_boxes
 from train.data.order.work import BatchRequest, IndexKey
+from train.recipe.schema import TRIVIAL
 from train.tools.errors import MachineTrouble, WorkerLost, one_line_error
 from train.tools.process import die_with_parent, disable_malloc_trim
 
+from .augment import trivial_augment
 from .batch_buffers import BatchBuffers
 from .crop import center_crop, crop_and_resize, five_crop, image_views
 
@@ -74,6 +76,9 @@ class BatchDecoder:
         views = iter(image_views(out))
         for number, size, crop in zip(request.ids.tolist(), sizes, crops, strict=False):
             _decode_into(list(islice(views, request.squares)), index, number, size, crop)
+        if request.min_scale is not None and request.augment == TRIVIAL:
+            for number, pixels in zip(request.ids.tolist(), out.numpy(), strict=True):
+                pixels[:] = trivial_augment(pixels, image_generator(self.seed, request.epoch, number))
         return Batch(out, index.labels[request.ids], request)
 
     def _random_crops(

@@ -47,6 +47,12 @@ def uniforms(seed: int, epoch: int, ids: ImageIds, count: int) -> NDArray[np.flo
     return np.asarray((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 
+def image_generator(seed: int, epoch: int, image_id: int) -> np.random.Generator:
+    """Return the generator of what a training image draws beyond its crop, a pure function of the arguments."""
+    # The key is that of `permutation`, but no permutation counts so far.
+    return np.random.Generator(np.random.Philox(key=[seed, epoch], counter=[0, 0, image_id + 1, 0]))
+
+
 def random_boxes(
     seed: int, epoch: int, ids: ImageIds, widths: ArrayLike, heights: ArrayLike, min_scale: float, aspect: float = 1.0
 ) -> tuple[Boxes, NDArray[np.bool_]]:

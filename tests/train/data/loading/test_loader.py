@@ -10,6 +10,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ from PIL import Image
 from support.waiting import wait_for
 
 from train.data.index.open import DataError, Index, load_index
+from train.data.loading.augment import trivial_augment
 from train.data.loading.batch_buffers import BatchBuffers
 from train.data.loading.loader import PREFETCH_BYTES_PER_WORKER, Batch, BatchDecoder, WorkerBatch, stream_batches
-from train.data.order.rng import random_boxes, random_position_boxes
+from train.data.order.rng import image_generator, random_boxes, random_position_boxes
 from train.data.order.work import BatchRequest
 from train.data.packing.pack import pack_set
 from train.recipe import Phase
@@ -101,6 +103,31 @@ def test_decode_batch_of_train_matches_pil(decoder: BatchDecoder) -> None:
             seen_flips.add(bool(flips[row]))
             assert_close(batch.images[row], part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flips[row] else part)
     assert seen_flips == {True, False}
+
+
+def test_each_image_is_augmented_by_draws_of_seed_epoch_and_its_id_alone(decoder: BatchDecoder) -> None:
+    ids = np.arange(24)
+    batches = {
+        (epoch, kind): decoder.decode_batch(BatchRequest("train", None, ids, (48, 64), epoch, 0.2, augment=kind)).images
+        for epoch in (0, 1)
+        for kind in (True, "trivial")
+    }
+    for epoch in (0, 1):
+        for number in ids.tolist():
+            plain = batches[epoch, True][number].numpy()
+            expected = trivial_augment(plain, image_generator(SEED, epoch, number))
+            assert np.array_equal(batches[epoch, "trivial"][number].numpy(), expected)
+    requests = [
+        BatchRequest("train", None, part, (48, 64), 1, 0.2, augment="trivial") for part in (ids[::-2], ids[::2])
+    ]
+    backwards, evens = make_batches(decoder, requests, 2)
+    assert torch.equal(backwards.images.flip(0), batches[1, "trivial"][1::2])
+    assert torch.equal(evens.images, batches[1, "trivial"][::2])
+    # An operation that depends on the epoch, and not on the image's crop alone: the draws of two epochs differ.
+    draws = [[int(image_generator(SEED, epoch, number).integers(14)) for number in range(50)] for epoch in (0, 1)]
+    assert draws[0] != draws[1] and len({*draws[0]}) > 10
+    val = BatchRequest("val", None, ids[:8], (32, 32))
+    assert torch.equal(decoder.decode_batch(val).images, decoder.decode_batch(replace(val, augment="trivial")).images)
 
 
 def single_image_decoder(folder: Path, pixels: Any) -> BatchDecoder:
