@@ -33,6 +33,7 @@ def user_functions(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
         "model, name": recipe.model.name,
         "optim, name": recipe.optim.name,
         "optim, loss": recipe.optim.loss,
+        "transform": recipe.transform or "",
     }
     for field, function in functions_by_field.items():
         module, colon, name = function.partition(":")

@@ -149,7 +149,7 @@ def open_trainer(
     sampler = DistributedBatchSampler(schedule, dataset.indexes, 0, group.rank, group.world_size)
     options = parse_run_options(["tiny", "--out", str(out)])
     trainer = Trainer(options, recipe, group, sampler, dataset.train.classes, AgentChannel())
-    return trainer, BatchDecoder(dataset.indexes, 0)
+    return trainer, BatchDecoder(dataset.indexes, 0, recipe.transform)
 
 
 def run_steps(trainer: Trainer, images: RandomImages) -> Iterator[tuple[Epoch, int]]:

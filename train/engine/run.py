@@ -130,7 +130,7 @@ def join_and_train(
         (options.out / RESULT_FILE).unlink(missing_ok=True)  # of an earlier run, or of this one with another target
 
     try:
-        decoder = BatchDecoder(dataset.indexes, recipe.seed)
+        decoder = BatchDecoder(dataset.indexes, recipe.seed, recipe.transform)
         with full_memory_explained(group.device, "the training"):
             trainer.train(decoder, workers)
     except StopRequested:

@@ -105,6 +105,7 @@ def describe_training(recipe: Recipe) -> str:
         (optim.clip, f"gradients clipped at {optim.clip or 0.0:g}"),
         (optim.mixup, f"mixup {optim.mixup:g}"),
         (optim.cutmix, f"CutMix {optim.cutmix:g}"),
+        (recipe.transform, f"transform {recipe.transform}"),
         (optim.scaling != "linear", f"{optim.scaling} scaling"),
         (model.zero_gamma, zero_gamma),
         (model.weights, f"weights {model.weights}"),

@@ -61,8 +61,8 @@ class Phase:
         min_scale: Smallest fraction of the image's area that a random crop covers, above 0 and at most 1. Default 0.08
             (Szegedy et al. 2014, section 6).
         augment: Random crops of varying area and aspect ratio. False: crops of one size, as large as in validation, at
-            a random place. Mirroring stays. "trivial": after the crop and mirroring, one random operation on colours or
-            shape, of random magnitude (TrivialAugmentWide; train/data/loading/augment.py). Default True.
+            a random place, and no `transform` of the recipe. Mirroring stays. "trivial": the crops of True, then one
+            random operation on colours or shape (TrivialAugmentWide; train/data/loading/augment.py). Default True.
         copy: Short side in pixels of the resized copies to read, at least 32. Default None: the full-size images.
         rect_val: Validate on whole rectangles; the result of the square centre crop is reported beside it.
             Default False.
@@ -221,6 +221,9 @@ class Recipe:
             it; training ends there only with `--target`. Default None.
         patience: End training after so many validations in a row without a higher top-1 than before them. Default
             None: train to the end of the schedule.
+        transform: `"package.module:function"`, a function that changes each training image after its crop and mirroring
+            and before its normalization, in phases that augment. It is called with (uint8 array [height, width, 3],
+            numpy.random.Generator) and returns an array of the same type and shape. Default None.
         tables: Phases by number of machines. Default {}: `phases` holds on any number of machines.
     """
 
@@ -238,6 +241,7 @@ class Recipe:
     precision: str = "auto"
     target: float | None = None
     patience: int | None = None
+    transform: str | None = None
 
     def __post_init__(self) -> None:
         where = f"recipe {self.name!r}"
@@ -258,6 +262,9 @@ class Recipe:
             validators.check_number(where, "target", self.target, 0.0, 100.0)
         if self.patience is not None:
             validators.check_int(where, "patience", self.patience, 1)
+        if self.transform is not None:
+            name = validators.check_name_or_function(where, "transform", self.transform, ())
+            object.__setattr__(self, "transform", name)
         if not isinstance(self.tables, Mapping):
             raise ValueError(f"{where}, tables: must be phases by number of machines, not {self.tables!r}")
         for machines, rows in self.tables.items():

@@ -12,7 +12,7 @@ PartT = TypeVar("PartT", Model, Optim, Comm, Phase)
 
 
 def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
-    """Return the recipe with other values in fields of `model`, `optim`, `comm` or a phase, and in `patience`.
+    """Return the recipe with other values in fields of `model`, `optim`, `comm` or a phase, `patience` and `transform`.
 
     Phases count from 1. A value is a Python literal, such as (0.9, 0.95) or None; anything else is a text. Raises
     `ValueError` that names the setting.
@@ -31,16 +31,16 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
                     recipe = replace(recipe, optim=_changed(recipe.optim, field, value))
                 case ["comm", field]:
                     recipe = replace(recipe, comm=_changed(recipe.comm, field, value))
-                case ["patience"]:
-                    recipe = replace(recipe, patience=value)
+                case ["patience" | "transform" as field]:
+                    recipe = replace(recipe, **{field: value})
                 case ["phases", number, field] if number in map(str, range(1, len(recipe.phases) + 1)):
                     phases = list(recipe.phases)
                     phases[int(number) - 1] = _changed(phases[int(number) - 1], field, value)
                     recipe = replace(recipe, phases=phases, tables={})
                 case _:
                     raise ValueError(
-                        f"{path}: must be model.FIELD, optim.FIELD, comm.FIELD, patience, or phases.N.FIELD with N "
-                        f"from 1 to {len(recipe.phases)}"
+                        f"{path}: must be model.FIELD, optim.FIELD, comm.FIELD, patience, transform, or phases.N.FIELD "
+                        f"with N from 1 to {len(recipe.phases)}"
                     )
         except ValueError as error:
             raise ValueError(f"--set {setting}: {error}") from error

@@ -271,15 +271,16 @@ def test_missing_requirements_names_missing_library(library: str, monkeypatch: p
 def test_missing_requirements_looks_in_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     recipe = recipe_with("nets.small:tiny", name="nets.opt:make", loss="nets:loss")
+    recipe = replace(recipe, transform="nets:augment")
     lines = requirements.missing_requirements(recipe)
-    assert [line.partition(":")[0] for line in lines] == ["model, name", "optim, name", "optim, loss"]
+    assert [line.partition(":")[0] for line in lines] == ["model, name", "optim, name", "optim, loss", "transform"]
     assert "no module nets.small here" in lines[0] and str(tmp_path) in lines[0]
-    assert len(requirements.requirements_not_sent(recipe, None)) == 3
+    assert len(requirements.requirements_not_sent(recipe, None)) == 4
     project = UserProject(folder=str(tmp_path), search=("code",))
     (tmp_path / "code").mkdir()
-    assert len(requirements.requirements_not_sent(recipe, project)) == 3
+    assert len(requirements.requirements_not_sent(recipe, project)) == 4
     (tmp_path / "code/nets.py").write_text("raise SystemExit('imported by a check that must not run it')")
-    assert len(requirements.missing_requirements(recipe)) == 3
+    assert len(requirements.missing_requirements(recipe)) == 4
     assert requirements.missing_requirements(recipe, project) == []
     assert requirements.requirements_not_sent(recipe, project) == []
     (tmp_path / "code/nets.py").rename(tmp_path / "nets.py")
@@ -323,7 +324,8 @@ def test_missing_requirements_names_weights_file(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(("text", "new_text", "option", "problem"), [
-    ("resnet10_tiny", "nowhere:net", "--yes", "no module nowhere here"),
+    ("resnet10_tiny", "nowhere:net", "--yes", "model, name: there is no module nowhere here"),
+    ("recipe = Recipe(", 'recipe = Recipe(transform="no:f", ', "--yes", "transform: there is no module no here"),
     ("recipe = Recipe(", 'recipe = Recipe(comm="fp16", ', "--exact", "the comm hook fp16, which rounds"),
 ])  # fmt: skip
 def test_launch_without_what_the_recipe_needs_is_refused(
@@ -336,7 +338,7 @@ def test_launch_without_what_the_recipe_needs_is_refused(
     assert (launched.out + launched.err).count(problem) == 1 and "job-1" not in sandbox.cli("ls").out
     if option == "--yes":
         planned = sandbox.cli("plan", recipe)
-        assert planned.code == 0 and "note: model, name: there is no module nowhere here" in planned.out
+        assert planned.code == 0 and f"note: {problem}" in planned.out
 
 
 # --- the code that is sent with it ------------------------------------------------------------------------------------

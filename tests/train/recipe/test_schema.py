@@ -89,6 +89,7 @@ def error_of(make: Callable[..., object], **changes: Any) -> str:
     (make_recipe, "recipe ", "machines gpus", [0, -1, 1.0, "1", True]),
     (make_recipe, "recipe ", "seed", [-1, 0.5, "0", None, True, 2**63]),
     (make_recipe, "recipe ", "target", [-1.0, 100.5, float("nan"), "93", True]),
+    (make_recipe, "recipe ", "transform", ["", 3, "augment", "timm:augment", "my-aug:augment", lambda pixels: pixels]),
     (make_recipe, "recipe ", "phases", [(), None, 3, make_phase(epochs=(0, 1))]),
     (make_recipe, "recipe ", "types",
      ["p4d.24xlarge", ["p4d/24xlarge"], ["p4d 24xlarge"], ["p4d.24xlarge "], [""], [None], [3], None, {}, 3,

@@ -1,7 +1,8 @@
-"""TrivialAugmentWide (Müller and Hutter 2021, "TrivialAugment", table 1): one random operation on a training image.
+"""What changes a training image after its crop: one operation of TrivialAugmentWide, and the user's own function.
 
-Operations, magnitudes and pixels are those of torchvision's `TrivialAugmentWide` with its default arguments on images
-of PIL. What a shear, a shift or a rotation moves into the image is black.
+TrivialAugmentWide (Müller and Hutter 2021, "TrivialAugment", table 1) has the operations, magnitudes and pixels of
+torchvision's, with its default arguments, on images of PIL. What a shear, a shift or a rotation moves into the image is
+black.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,6 +12,8 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 
 from train.data.decode import Pixels
+from train.tools import user_code
+from train.tools.errors import TrainingError
 
 Operation = Callable[[Image.Image, float], Image.Image]
 STEPS = 31  # magnitudes of an operation
@@ -56,3 +59,20 @@ def trivial_augment(pixels: Pixels, generator: np.random.Generator) -> Pixels:
     if is_signed and generator.integers(2):
         magnitude = -magnitude
     return np.asarray(operation(Image.fromarray(pixels), magnitude))
+
+
+class OwnTransform:
+    """The function of the user that a recipe names as its `transform`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.function = user_code.import_function("transform", name)
+
+    def __call__(self, pixels: Pixels, generator: np.random.Generator) -> Pixels:
+        """Return what the function makes of an image, which it may change in place. Raises `TrainingError`."""
+        shape = pixels.shape
+        value: object = user_code.call_user_code("transform", self.name, lambda: self.function(pixels, generator))
+        if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.shape == shape:
+            return value
+        actual = f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
+        raise TrainingError(f"transform: {self.name} must return a numpy array uint8 {list(shape)}, not {actual}")

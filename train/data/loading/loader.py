@@ -19,15 +19,15 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
-from train.data.decode import BadImage, Box, ImageSize
+from train.data.decode import BadImage, Box, ImageSize, Pixels
 from train.data.index.open import DataError, Index
 from train.data.order.rng import image_generator, random_boxes, random_position_boxes
 from train.data.order.work import BatchRequest, IndexKey
 from train.recipe.schema import TRIVIAL
-from train.tools.errors import MachineTrouble, WorkerLost, one_line_error
+from train.tools.errors import MachineTrouble, TrainingError, WorkerLost, one_line_error
 from train.tools.process import die_with_parent, disable_malloc_trim
 
-from .augment import trivial_augment
+from .augment import OwnTransform, trivial_augment
 from .batch_buffers import BatchBuffers
 from .crop import center_crop, crop_and_resize, five_crop, image_views
 
@@ -52,16 +52,18 @@ class Batch:
 
 
 class BatchDecoder:
-    """Decodes whole batches, from the indexes of a run by (split, copy)."""
+    """Decodes whole batches, from the indexes of a run by (split, copy), with the `transform` of a recipe."""
 
-    def __init__(self, indexes: Mapping[IndexKey, Index], seed: int) -> None:
+    def __init__(self, indexes: Mapping[IndexKey, Index], seed: int, transform: str | None = None) -> None:
         self.indexes = indexes
         self.seed = seed
+        self.transform = OwnTransform(transform) if transform else None
 
     def decode_batch(self, request: BatchRequest, out: torch.Tensor | None = None) -> Batch:
         """Decode, crop and resize the images of a request, into `out` if given.
 
-        Raises `DataError` when a file is gone or can no longer be decoded, and `MachineTrouble` when it cannot be read.
+        Raises `DataError` when a file is gone or can no longer be decoded, `MachineTrouble` when it cannot be read, and
+        `TrainingError` when the user's function fails on it.
         """
         index = self.indexes[request.split, request.copy]
         widths, heights = index.widths[request.ids], index.heights[request.ids]
@@ -76,10 +78,22 @@ class BatchDecoder:
         views = iter(image_views(out))
         for number, size, crop in zip(request.ids.tolist(), sizes, crops, strict=False):
             _decode_into(list(islice(views, request.squares)), index, number, size, crop)
-        if request.min_scale is not None and request.augment == TRIVIAL:
+        if request.min_scale is not None and (request.augment == TRIVIAL or (request.augment and self.transform)):
             for number, pixels in zip(request.ids.tolist(), out.numpy(), strict=True):
-                pixels[:] = trivial_augment(pixels, image_generator(self.seed, request.epoch, number))
+                self._augment(pixels, request, number)
         return Batch(out, index.labels[request.ids], request)
+
+    def _augment(self, pixels: Pixels, request: BatchRequest, number: int) -> None:
+        """Change a training image in place. Its draws are those of its ID and the epoch, whatever its batch is."""
+        generator = image_generator(self.seed, request.epoch, number)
+        if request.augment == TRIVIAL:
+            pixels[:] = trivial_augment(pixels, generator)
+        if self.transform:
+            try:
+                pixels[:] = self.transform(pixels, generator)
+            except TrainingError as error:
+                location = self.indexes[request.split, request.copy].location(number)
+                raise TrainingError(f"{error}; the image: {location}") from error
 
     def _random_crops(
         self, request: BatchRequest, widths: NDArray[np.int64], heights: NDArray[np.int64]
@@ -147,23 +161,24 @@ class WorkerBatch:
         return self.to_batch().pin_memory()
 
 
-class _BatchDataset(Dataset[WorkerBatch | DataError | MachineTrouble]):
+LoadError = DataError | MachineTrouble | TrainingError
+
+
+class _BatchDataset(Dataset[WorkerBatch | LoadError]):
     """The dataset that DataLoader's workers index with (request, slot) instead of an image ID."""
 
     def __init__(self, decoder: BatchDecoder, buffers: BatchBuffers) -> None:
         self.decoder = decoder
         self.buffers = buffers
 
-    def __getitem__(
-        self, request_and_slot: tuple[BatchRequest, int | None]
-    ) -> WorkerBatch | DataError | MachineTrouble:
+    def __getitem__(self, request_and_slot: tuple[BatchRequest, int | None]) -> WorkerBatch | LoadError:
         """Return the batch, or the error of a file: raised in a worker it would arrive inside a traceback."""
         request, slot = request_and_slot
         shape = request.batch_shape
         pixels = np.empty(shape, np.uint8) if slot is None else self.buffers.slot_array(slot, shape)
         try:
             batch = self.decoder.decode_batch(request, torch.from_numpy(pixels))
-        except (DataError, MachineTrouble) as error:
+        except (DataError, MachineTrouble, TrainingError) as error:
             return error
         return WorkerBatch(self.buffers.buffers_id, pixels if slot is None else slot, batch.labels, request)
 
@@ -188,7 +203,8 @@ def stream_batches(
 
     `largest_batch_bytes` is the size of the run's largest square batch; the smaller it is, the more batches are made
     ahead. Raises `DataError` at the batch with a file that can no longer be decoded, `MachineTrouble` at one that
-    cannot be read, and `WorkerLost`, at any statement of the trainer, when a worker is killed.
+    cannot be read, `TrainingError` at one on which the user's function fails, and `WorkerLost`, at any statement of the
+    trainer, when a worker is killed.
     """
     if not workers:
         return (batch.pin_memory() if device.type == "cuda" else batch for batch in map(decoder.decode_batch, requests))
@@ -220,7 +236,7 @@ def stream_batches(
     return _unwrap_batches(worker_items)
 
 
-def _unwrap_batches(worker_items: Iterator[WorkerBatch | Batch | DataError | MachineTrouble]) -> Iterator[Batch]:
+def _unwrap_batches(worker_items: Iterator[WorkerBatch | Batch | LoadError]) -> Iterator[Batch]:
     while True:
         try:
             item = next(worker_items)
@@ -228,7 +244,7 @@ def _unwrap_batches(worker_items: Iterator[WorkerBatch | Batch | DataError | Mac
             return
         except RuntimeError as error:
             raise _worker_lost_error(error) from None
-        if isinstance(item, DataError | MachineTrouble):
+        if isinstance(item, LoadError):
             try:
                 raise item
             finally:
