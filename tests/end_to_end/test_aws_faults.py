@@ -5,21 +5,15 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 
 import pytest
 from support.aws_user import NEVER_SECONDS, TYPE, Renter
-from support.command_server import SETTLE_VARIABLE
-from support.sandbox import ENDLESS, Sandbox
-from support.simcloud.fixture import IMAGE
+from support.sandbox import ENDLESS
 
 from cluster.jobs.job import Job
 from infra.aws.journal_events import LaunchRequest, RequestRefused
 
-NO_KEYS = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
 ZONES = [f"us-east-1{letter}" for letter in "abcdef"]
 
 
@@ -98,7 +92,7 @@ def test_ctrl_c_before_the_first_request_creates_nothing(renter: Renter) -> None
     assert not [action for action in renter.calls() if action.startswith(("Create", "Run"))]
 
 
-# --- a lost run folder, and two at once ------------------------------------------------------------------------------
+# --- a lost run folder -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("has_supervisor", [False, True])
@@ -127,113 +121,6 @@ def test_supervisor_of_a_job_ended_from_elsewhere_rents_nothing(renter: Renter) 
     renter.wait_for(lambda: not renter.supervisor_pids())
     assert len(renter.all_instance_ids()) == 2 and job.state == "stopped", renter.describe()
     renter.assert_nothing_left()
-
-
-def test_three_concurrent_downs_of_a_job_all_succeed(renter: Renter) -> None:
-    renter.cloud.post("set", stop_seconds=3.0)
-    job = launch_until_booting(renter)
-    elsewhere = renter.path / "elsewhere"
-    elsewhere.mkdir()
-    with ThreadPoolExecutor() as pool:
-        downs = [pool.submit(renter.cli, "down", "-y", job.name) for _ in range(2)]
-        downs.append(pool.submit(renter.cli, "down", "-y", job.spec.uid, cwd=elsewhere))
-        results = [down.result() for down in downs]
-    assert [result.code for result in results] == [0, 0, 0], results
-    assert job.state == "stopped" and len(renter.all_instance_ids()) == 2
-    assert renter.cli("down", "-y", job.name).code == 0
-    renter.assert_nothing_left()
-
-
-@pytest.fixture
-def other_renter(renter: Renter, tmp_path: Path, images: Path) -> Iterator[Renter]:
-    """Another user of the same account, on another computer."""
-    sandbox = Sandbox(tmp_path / "other", images)
-    yield Renter(sandbox, renter.cloud)
-    assert not sandbox.close()
-
-
-def test_two_first_launches_at_once_create_one_stack_and_two_jobs(renter: Renter, other_renter: Renter) -> None:
-    renter.cloud.post("set", ssh_delay_seconds=NEVER_SECONDS)
-    renters = (renter, other_renter)
-    for user in renters:
-        del user.sandbox.env[SETTLE_VARIABLE]
-        user.has_stack = True  # the launches create it
-    with ThreadPoolExecutor() as pool:
-        jobs = [launch.result() for launch in [pool.submit(user.launch) for user in renters]]
-    for user, job in zip(renters, jobs, strict=True):
-        user.wait_for(partial(user.granted_ids, job))
-    rows = renter.run_json("ls", "--cloud")
-    assert {row["uid"] for row in rows} == {job.spec.uid for job in jobs}
-    assert [row["machines"] for row in rows] == [2, 2]
-    resources = renter.cloud.post("leftovers")
-    kinds = [resource["kind"] for resource in resources if resource.get("tags", {}).get("imgnet:stack") == "imgnet"]
-    stack_counts = {"vpc": 1, "internet-gateway": 1, "security-group": 1, "file-system": 1, "key-pair": 2}
-    assert {kind: kinds.count(kind) for kind in stack_counts} == stack_counts
-    renter.run("down", "-y", "job-1")
-    assert len(renter.live_instance_ids()) == 2 and len(renter.granted_ids(jobs[1])) == 1
-    assert f"{jobs[1].spec.uid}: 2 machines" in renter.run("gc", "--yes") and len(renter.live_instance_ids()) == 2
-    other_renter.run("down", "-y", "job-1")
-    assert len(renter.all_instance_ids()) == 4
-    renter.assert_nothing_left()
-
-
-def test_resources_of_others_with_our_names_are_left_alone(renter: Renter) -> None:
-    job = launch_until_booting(renter)
-    ec2 = renter.cloud.client("ec2")
-    ssm = renter.cloud.client("ssm")
-    ids_before = {resource["id"] for resource in renter.cloud.all_resources()}
-    # The stack's name and the job's tag, but not the stack tag, which says that this project created the resource.
-    tags = [{"Key": "Name", "Value": "imgnet job-1"}, {"Key": "imgnet:job", "Value": job.spec.uid}]
-    ec2.run_instances(
-        ImageId=ssm.get_parameter(Name=IMAGE)["Parameter"]["Value"],
-        InstanceType="c5.large",
-        MinCount=1,
-        MaxCount=1,
-        TagSpecifications=[{"ResourceType": kind, "Tags": tags} for kind in ("instance", "volume")],
-    )
-    ec2.create_placement_group(GroupName=f"imgnet-{job.spec.uid}-9", Strategy="cluster")
-    ec2.create_volume(AvailabilityZone=ZONES[0], Size=1, TagSpecifications=[{"ResourceType": "volume", "Tags": tags}])
-    ec2.allocate_address(Domain="vpc", TagSpecifications=[{"ResourceType": "elastic-ip", "Tags": tags}])
-    renter.cloud.wait_for(lambda: all(resource.get("state") != "pending" for resource in renter.cloud.all_resources()))
-    renter.cloud.foreign_resources += [
-        resource for resource in renter.cloud.all_resources()
-        if resource["id"] not in ids_before and resource not in renter.cloud.foreign_resources
-    ]  # fmt: skip
-    (row,) = renter.run_json("ls", "--cloud")
-    assert row["machines"] == 2
-    renter.run("down", "-y", "job-1")
-    renter.run("down", "--all", "-y")
-    assert renter.run("gc", "--yes", "--unknown") == "nothing to remove in us-east-1\n"
-    kept = renter.cli("down", "--stack", "-y")
-    assert kept.code == 0 and "stays with its data" in kept.err and "$ a month" in kept.err
-    removed = renter.cli("down", "--stack", "--delete-data", "-y")
-    assert removed.code == 0 and "deleting file system" in removed.err
-    renter.cloud.assert_clean()
-
-
-# --- bad input -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "env", "words"),
-    [
-        pytest.param((), NO_KEYS, ("no credentials", "aws configure"), id="no credentials"),
-        pytest.param((), {"AWS_REGION": ""}, ("no region", "--region"), id="no region"),
-        pytest.param(("--region", "us-east-9"), {}, ("us-east-9", "--region us-east-"), id="unknown region"),
-        pytest.param(("--type", "p3.16xlarge"), {}, ("p3.16xlarge",), id="retired type"),
-        pytest.param(("--type", "x9.huge"), {}, ("x9.huge", "--type"), id="unknown type"),
-        pytest.param(("--zone", "us-east-1z"), {}, ("us-east-1z",), id="unknown zone"),
-    ],
-)
-def test_launch_with_bad_input_fails_at_once_and_creates_nothing(
-    renter: Renter, options: tuple[str, ...], env: dict[str, str], words: tuple[str, ...]
-) -> None:
-    launched = renter.cli(*renter.launch_arguments(*options), env=env)
-    assert launched.code in (1, 2) and launched.err.count("\n") == 1 and launched.err.startswith("error: "), launched
-    assert all(word in launched.err for word in words), launched.err
-    assert "Traceback" not in launched.err and launched.out == ""
-    assert not list((renter.path / "runs").glob("job-*"))
-    assert not [action for action in renter.calls() if action.startswith(("Create", "Run", "Put", "Import"))]
 
 
 # --- boots that fail -------------------------------------------------------------------------------------------------

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.benchmark_rules import mlperf_problems
-from support.known import known
 from support.packed_sets import content
 from support.sandbox import ENDLESS, FinishedSandbox, Sandbox
 from support.small_disk import enlarge, fill
@@ -166,42 +164,6 @@ def test_loss_return_and_end_of_a_job_are_told_once_and_the_url_is_in_one_file(
     assert leaks == []
 
 
-def test_killed_and_resumed_job_ends_at_its_target_with_a_correct_record(sandbox: Sandbox) -> None:
-    """Among ten classes, five guesses are right for half of the images from the start; 60 % are learned soon."""
-    job = sandbox.launch(400, "--procs", "2", "--save-seconds", "0", "--target", "top5=60")
-    sandbox.wait_for(lambda: list((job.run_folder.shared / "checkpoints/000001").glob("step-*.pt")))
-    os.kill(sandbox.agent_pid(), 9)
-    sandbox.wait_for(lambda: not sandbox.pids("-m train "))
-    assert sandbox.cli("status", "--exit-code").code == 100
-    resumed = sandbox.cli("resume", "job-1")
-    assert resumed.code == 0 and "top-5 of 60 % reached in epoch " in resumed.out, resumed
-
-    result = known(job.result)
-    outcome = known(result.target)
-    outcome_seconds = known(outcome.seconds)
-    epochs = result.epochs
-    assert (result.state, result.attempts, outcome.reached) == ("done", 2, True)
-    assert outcome.epoch == len(epochs) < 400 and known(epochs[-1].top5) >= 60
-    assert all(known(epoch.top5) < 60 for epoch in epochs[:-1])
-    first, second = (
-        json.loads((job.path / f"metrics/00000{attempt}.jsonl").read_text().splitlines()[0]) for attempt in (1, 2)
-    )
-    assert first["begun"] == second["begun"] == known(result.clock).begun < first["time"] < second["time"]
-    assert outcome_seconds > second["time"] - first["time"], "the clock goes on between the attempts"
-    assert known(outcome.seconds_all) > outcome_seconds and outcome.dollars is None
-    assert known(result.constants).batch_timings
-    (target_line,) = [line for line in sandbox.cli("status").out.splitlines() if line.startswith("target ")]
-    assert "reached in epoch" in target_line
-
-    written = sandbox.cli("record", "-o", "mine", "--author", "Ann")
-    assert written.code == 0, written
-    table = [line.split("\t") for line in (sandbox.path / "mine.tsv").read_text().splitlines()]
-    assert list(mlperf_problems((sandbox.path / "mine.log").read_text())) == []
-    assert [float(row[3]) for row in table[1:]] == [known(epoch.top5) for epoch in epochs]
-    assert float(table[-1][1]) == round(outcome_seconds / 3600, 6)
-    assert sandbox.cli("resume", "job-1").code == 1, "a job that is done cannot be resumed"
-
-
 # --- stop and resume -------------------------------------------------------------------------------------------------
 
 
@@ -325,53 +287,6 @@ def test_top_and_status_name_the_machine_that_the_others_wait_for(sandbox: Sandb
             os.kill(slow, signal.SIGCONT)
     assert job.status().attempt == 1
     assert sandbox.cli("stop", "job-1").code == 0
-
-
-JUMPING_CLOCK = """\
-import time
-real_time = time.time
-
-def fake_time():
-    try:
-        with open({path!r}) as file:
-            return real_time() + float(file.read())
-    except (OSError, ValueError):
-        return real_time()
-
-time.time = fake_time
-"""
-
-
-@pytest.mark.parametrize("jump", [-7200.0, 7200.0])
-def test_clock_that_jumps_changes_no_duration(sandbox: Sandbox, jump: float) -> None:
-    """It jumps between two attempts, and again between two launches."""
-    path = sandbox.path / "clock"
-    (sandbox.path / "sitecustomize.py").write_text(JUMPING_CLOCK.format(path=str(path)))
-    sandbox.env["PYTHONPATH"] = str(sandbox.path)
-    start = time.monotonic()
-    job = sandbox.launch(10, "--procs", "1", "--workers", "0", "--save-seconds", "0", pace=(20, 2.0))
-    sandbox.wait_for_step(job)
-    path.write_text(str(jump))
-    (trainer,) = sandbox.trainer_pids()
-    os.kill(trainer, signal.SIGKILL)
-    sandbox.wait_for(lambda: job.status().attempt == 2)
-    sandbox.wait_for_step(job, (job.status().step or 0) + 8)
-    os.kill(sandbox.agent_pid(), signal.SIGKILL)
-    sandbox.wait_for(lambda: not job.is_alive)
-    path.write_text(str(2 * jump))
-    sandbox.train_fast()
-    resumed = sandbox.cli("resume", "job-1", timeout=200)
-    assert resumed.code == 0, resumed
-    elapsed = time.monotonic() - start
-    result = json.loads((job.path / "result.json").read_text())
-    assert result["state"] == "done" and 0 < result["goodput"] <= 1
-    assert all(0 <= seconds < elapsed for seconds in result["seconds"].values()), result["seconds"]
-    clocks = [epoch["clock"] for epoch in result["epochs"]]
-    assert clocks == sorted(clocks) and clocks[0] > 0 and clocks[-1] < elapsed
-    pauses = [row["pause"] for row in result["timeline"] if row["pause"] is not None]
-    assert pauses and all(0 <= pause < elapsed for pause in pauses)
-    recorded = sandbox.cli("record", "job-1", "-o", "mine")
-    assert recorded.code == 0, recorded
 
 
 # --- failures --------------------------------------------------------------------------------------------------------

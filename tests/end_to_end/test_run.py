@@ -247,45 +247,6 @@ def test_interrupted_machine_is_replaced_and_nothing_is_left(renter: Renter) -> 
     renter.assert_nothing_left()
 
 
-FAKE_DOCKER = """\
-#!/bin/sh
-echo "$*" >>"$DOCKER_LOG"
-case "$1" in
-info) echo '{"runc":{}}' ;;
-image) exit 1 ;;
-pull) test "$3" = img:1 || { echo "Error: pull access denied for $3" >&2; exit 1; } ;;
-run)
-    while [ "$1" != img:1 ]; do
-        case "$1" in --workdir) cd "$2" ;; esac
-        shift
-    done
-    shift
-    exec "$@"
-    ;;
-esac
-"""
-
-
-def test_container_gets_variables_and_secrets_and_is_removed(runner: Runner) -> None:
-    programs = runner.sandbox.path / "programs"
-    programs.mkdir()
-    (programs / "docker").write_text(FAKE_DOCKER)
-    (programs / "docker").chmod(0o755)
-    log = runner.sandbox.path / "docker.log"
-    runner.sandbox.env |= {"PATH": f"{programs}:{runner.sandbox.env['PATH']}", "DOCKER_LOG": str(log)}
-    refused = runner.cli("--local", "--image", "nope:1", timeout=120)
-    reason = "the image nope:1 cannot be pulled: docker pull: Error: pull access denied"
-    assert refused.code == 100 and reason in " ".join(refused.out.split()), refused
-    job = runner.run("--local", "--image", "img:1", "--procs", "1")
-    runner.wait_for_log(job, 1, "[1/100000]")
-    runner.end(job)
-    lines = log.read_text().splitlines()
-    (run,) = [line for line in lines if line.startswith("run ")]
-    assert "--env TOKEN" in run and SECRET not in log.read_text() and "--env IMGNET_CHECKPOINTS" in run
-    label = run.partition("--label ")[2].split()[0]
-    assert f"ps --all --quiet --filter label={label}" in lines[lines.index(run) :]
-
-
 def test_named_requirements_are_installed_on_this_computer(runner: Runner) -> None:
     (runner.project / "own.txt").write_text("--no-index\nimgnet-nowhere\n")
     result = runner.cli("--local", "--requirements", "own.txt", timeout=240)

@@ -1,8 +1,5 @@
-"""What the simulated EC2 and EFS refuse, what counts as a leak, and kills of callers."""
+"""What the simulated EC2 and EFS refuse."""
 
-import signal
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -102,20 +99,6 @@ def test_launch_has_to_match_the_reservation(cloud: Cloud) -> None:
         assert error_code(cloud, CapacityReservationSpecification=target, **arguments) == expected, (id, arguments)
 
 
-def test_leaks_cost_and_leftovers_do_not(cloud: Cloud) -> None:
-    cloud.sim.stop_seconds = 5
-    cloud.ec2.create_placement_group(GroupName="g", Strategy="cluster")
-    cloud.ec2.allocate_address(TagSpecifications=tag_specification("elastic-ip"))
-    ids = cloud.launch(TagSpecifications=tag_specification("instance", "volume"))
-    assert sorted(row["kind"] for row in cloud.sim.leaks()) == ["address", "instance", "volume"]
-    assert all(row["tags"] == {"job": "job-3"} for row in cloud.sim.leaks())
-    cloud.ec2.terminate_instances(InstanceIds=ids)
-    assert len(cloud.sim.leaks()) == 3, "shutting-down is not gone"
-    cloud.sim.advance(5)
-    assert [row["kind"] for row in cloud.sim.leaks()] == ["address"]
-    assert [(row["kind"], row["name"]) for row in cloud.sim.leftovers()] == [("placement-group", "g")]
-
-
 def test_terminate_instances_with_one_unknown_id_ends_none(cloud: Cloud) -> None:
     ids = cloud.launch(2)
     code, _ = refused(cloud.ec2.terminate_instances, InstanceIds=[*ids, "i-0123456789abcdef0"])
@@ -197,24 +180,3 @@ def test_efs_is_created_and_deleted_by_the_clock(cloud: Cloud) -> None:
     assert efs.describe_file_systems()["FileSystems"][0]["LifeCycleState"] == "deleting"
     cloud.sim.advance(8)
     assert efs.describe_file_systems()["FileSystems"] == []
-
-
-# --- kills of callers -------------------------------------------------------------------------------------------------
-
-
-CALLER = """
-import sys, boto3
-ec2 = boto3.client("ec2", region_name="us-east-1", endpoint_url=sys.argv[1],
-                   aws_access_key_id="k", aws_secret_access_key="s")
-for name in ("a", "b", "c"):
-    ec2.create_placement_group(GroupName=name, Strategy="cluster")
-"""
-
-
-@pytest.mark.parametrize(("when", "created"), [("before", ["a"]), ("after", ["a", "b"])])
-def test_kill_caller_kills_before_or_after_that_call(cloud: Cloud, when: str, created: list[str]) -> None:
-    cloud.front.fault(kill=True, skip=1, after=when == "after")
-    completed = subprocess.run([sys.executable, "-c", CALLER, cloud.url], timeout=120)
-    assert completed.returncode == -signal.SIGKILL
-    assert [row["name"] for row in cloud.sim.leftovers()] == created
-    assert cloud.front.count("CreatePlacementGroup") == 2 and len(cloud.front.killed) == 1

@@ -143,17 +143,6 @@ class Runs:
         self.started.append((process, out))
         return process
 
-    def start_module_ranks(
-        self, world: int, module: str, *argv: object, out: Path, environment: dict[str, str] | None = None
-    ) -> list[ForkedProcess]:
-        """Fork `python -m MODULE` for each rank of a world. The output of rank 0 goes to <out>-0.stdout."""
-        return [
-            self.start_module(
-                module, *argv, out=out.with_name(f"{out.name}-{rank}"), environment=variables | (environment or {})
-            )
-            for rank, variables in enumerate(self.ranks(world))
-        ]
-
     @staticmethod
     def ranks(world: int) -> list[dict[str, str]]:
         """Return the environment variables of each rank of a world on this machine."""

@@ -6,7 +6,6 @@ What a trainer does is Python text, which a sitecustomize module runs in place o
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +14,6 @@ from typing import Any
 
 import pytest
 from support.known import known
-from support.metadata_service import service
 from support.simcloud.gpus import install_gpus
 from support.simcloud.traffic import Moved, write_proc
 
@@ -25,8 +23,6 @@ from train.engine.options import parse_run_options
 from train.tools import host
 from train.tools.records import read_record
 from train.tools.text_files import read_json_lines
-
-__all__ = ["service"]  # fixture
 
 Fixture = Any
 ROOT = Path(__file__).resolve().parents[3]
@@ -256,49 +252,6 @@ def test_agent_with_a_file_that_cannot_be_shipped_says_how_it_ended(agents: Fixt
     assert (status["ended"], status["state"]) == (True, "stopped")
 
 
-GO_ON_AFTER_SAVE = (
-    TRAIN + "until(report.save_requested); (report.folder / 'save').unlink()\n"
-    "report.report_state('training', step=12, steps=16); until(report.stop_requested)\n"
-    "assert not (report.folder / 'save').exists(), 'it was asked again'\n"
-    "report.report_state('saved', step=13); sys.exit(3)"
-)
-
-
-def test_agent_rebalance_recommendation_saves_and_goes_on_until_the_notice(
-    agents: Fixture, hand_made: Fixture, service: Any
-) -> None:
-    run = hand_made(metadata_address=service.address)
-    agent = agents.start(run, GO_ON_AFTER_SAVE)
-    agents.wait_for_step(run)
-    assert run.job.status().risk == ""
-    service.texts["/latest/meta-data/events/recommendations/rebalance"] = json.dumps({"noticeTime": "now"})
-    agents.place.wait_for(lambda: run.job.status().step == 12)
-    status = run.job.status()
-    assert status.risk == "machine 0: EC2 may interrupt it soon (rebalance recommendation at now)"
-    assert status.state == "running" and agent.poll() is None and len(agents.trainers()) == 1
-    service.texts["/latest/meta-data/spot/instance-action"] = json.dumps({"action": "terminate", "time": "soon"})
-    assert agent.wait(120) == 0
-    assert agents.end(run) == ("stopped", "spot/instance-action: terminate at soon")
-    assert agents.states(run)[-3:] == ["training", "saved", "stopped"]
-    assert run.job.status().risk == ""
-
-
-FILL = (
-    "file = (out / 'fill').open('wb', 0)\ntry:\n    while file.write(bytes(4096)): pass\nexcept OSError: file.close()\n"
-)
-
-
-def test_agent_disk_full_for_a_while_continues(agents: Fixture, hand_made: Fixture, small_disk: Path) -> None:
-    run = hand_made(str(small_disk / "job-1"))
-    agent = agents.start(run, TRAIN + FILL + "until(lambda: not (out / 'fill').exists())\n" + PUBLISH)
-    agents.place.wait_for(lambda: shutil.disk_usage(small_disk).free == 0)
-    status_text = run.run_folder.status_path().read_text()
-    agents.place.wait_for(lambda: run.run_folder.status_path().read_text() != status_text)
-    assert agent.poll() is None
-    (run.run_folder.shared / "fill").unlink()
-    assert agent.wait(120) == 0 and run.job.wait(120) == "done"
-
-
 # --- broken machines --------------------------------------------------------------------------------------------------
 
 LOSE_A_GPU = """
@@ -346,27 +299,6 @@ def test_agent_of_a_rented_machine_with_too_few_gpus_starts_no_trainer(
     status = final_status(run)
     assert (status.state, status.fault, status.reason) == ("left", "machine", "1 of 2 GPUs answer")
     assert "starting" not in agents.states(run)
-
-
-FAIL_ON_MACHINE_0 = """
-report.report_state("starting")
-if report.folder.is_relative_to(os.environ["WORK_OF_0"]):
-    report.report_failure("GPU 1: CUDA error: an illegal memory access was encountered"); sys.exit(1)
-until(lambda: False)
-"""
-
-
-def test_agent_whose_trainers_fail_twice_alone_ends_and_the_others_go_on(agents: Fixture, hand_made: Fixture) -> None:
-    """Trainer 1 only waits. If it failed first, agent 0 would kill trainer 0 before that has reported its failure."""
-    run = hand_made(machines=2, heartbeat_seconds=0.2, heartbeat_timeout_seconds=60.0)
-    agents.place.env |= {"WORK_OF_0": str(run.run_folder.work_folder("0"))}
-    failing, _ = (agents.start(run, FAIL_ON_MACHINE_0, machine) for machine in ("0", "1"))
-    assert failing.wait(120) == 1
-    status = final_status(run)
-    assert (status.state, status.fault) == ("failed", "machine")
-    assert status.reason.startswith("failed repeatedly, and the others did not: GPU 1: CUDA error: an illegal memory")
-    newest = known(run.run_folder.attempts.newest())
-    assert newest.machine_names == ("1",) and newest.number == 3 and newest.end_state is None
 
 
 def test_agent_with_a_trainer_that_cannot_be_killed_ends(agents: Fixture, hand_made: Fixture) -> None:

@@ -1,10 +1,8 @@
 """Copying of growing files: each byte once, with several readers, restarts and full disks."""
 
-import multiprocessing
 import os
 import random
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +10,9 @@ from typing import Any
 
 import pytest
 from support.small_disk import enlarge
-from support.waiting import wait_for
 
-from cluster.connectors import log_sync, untrusted
+from cluster.connectors import untrusted
 from cluster.connectors.log_sync import LogShipper, pull_logs
-from cluster.connectors.untrusted import ArrivalFolder
 
 
 @pytest.fixture
@@ -97,31 +93,6 @@ def test_pull_logs_concurrent_processes_copy_each_line_once(
 
     run_in_processes(4, write_or_pull)
     assert (run_folder / "logs/a").read_bytes() == b"".join(lines)
-
-
-def test_pull_logs_continues_after_sigkill(shared: Path, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    append(shared / "logs/a", os.urandom(3_000_000))
-    target, append_arrival = run_folder / "logs/a", ArrivalFolder.append
-
-    def append_slowly(*arguments: Any) -> int:
-        time.sleep(0.001)
-        return append_arrival(*arguments)
-
-    def kill_pull_after(size: int) -> None:
-        process = multiprocessing.get_context("fork").Process(target=pull_logs, args=(shared, run_folder))
-        process.start()
-        wait_for(lambda: target.exists() and target.stat().st_size > size)
-        process.kill()
-        process.join()
-        assert process.exitcode == -9 and target.stat().st_size < 3_000_000
-
-    with monkeypatch.context() as patch:
-        patch.setattr(log_sync, "PART_BYTES", 3000)
-        patch.setattr(ArrivalFolder, "append", append_slowly)
-        for size in (100_000, 200_000, 300_000):
-            kill_pull_after(size)
-    pull_logs(shared, run_folder)
-    assert target.read_bytes() == (shared / "logs/a").read_bytes()
 
 
 @pytest.mark.parametrize("by_shipper", [False, True])

@@ -152,24 +152,6 @@ def save_changed(checkpoint: Path, folder: Path, **changes: Any) -> Path:
     return folder / "step-00000007.pt"
 
 
-def test_evaluation_other_number_of_classes_is_one_line(
-    checkpoint: Path, tiny_data: Path, tmp_path: Path, runs: Any
-) -> None:
-    for split in ("train", "val"):
-        for folder in sorted((tiny_data / split).iterdir())[:4]:
-            if folder.is_dir():
-                shutil.copytree(folder, tmp_path / "few" / split / folder.name)
-    options = eval_options(checkpoint, data=str(tmp_path / "few"))
-    ranks = runs.start_module_ranks(
-        2, "train.inference", "evaluate", json.dumps(encode(options)), out=tmp_path / "rank"
-    )
-    (code, out, err), (_, _, other_err) = [rank.result() for rank in ranks]
-    assert code == 1 and "Traceback" not in err + other_err, err + other_err
-    error = json.loads(out)
-    assert error["kind"] == "error"
-    assert "was trained on 10 classes" in error["error"] and "few has 4, without " in error["error"]
-
-
 def test_evaluation_on_as_many_other_classes_is_one_line(
     checkpoint: Path, tiny_data: Path, tmp_path: Path, evaluate: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

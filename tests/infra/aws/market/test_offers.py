@@ -60,15 +60,6 @@ def test_get_quota_family(family: str, names: str) -> None:
     assert {get_quota_family(name) for name in names.split()} == {family}
 
 
-def test_list_offers_has_the_newest_spot_price_and_the_list_price(front: AwsFrontend) -> None:
-    front.sim.set_price("us-east-1c", "p3dn.24xlarge", 9.5)
-    front.sim.set_price("us-east-1d", "p3dn.24xlarge", 11.25)
-    found = offers.list_offers(shared_account(), names=["p3dn.24xlarge", "p5.48xlarge"])
-    prices = [(offer.zone, offer.spot_price, offer.on_demand_price) for offer in found if offer.type == "p3dn.24xlarge"]
-    assert prices == [("us-east-1c", 9.5, 31.21), ("us-east-1d", 11.25, 31.21)]
-    assert len(found) == 2 + 6 and all(offer.spot_price and offer.on_demand_price for offer in found)
-
-
 def test_spot_prices_do_not_depend_on_the_order_of_history(front: AwsFrontend) -> None:
     def row(price: str, minute: int) -> dict[str, Any]:
         when = datetime(2026, 11, 21, 20, minute, tzinfo=UTC)

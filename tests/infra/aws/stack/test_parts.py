@@ -7,7 +7,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,26 +33,6 @@ def group(work: StackContext, own_network: StackNetwork) -> str:
 
 
 # --- parts that are made twice, or removed by hand -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("later", "taken"), [("3", "3"), ("7", "5")])
-def test_of_two_resources_made_at_the_same_moment_one_stays(
-    work: StackContext, monkeypatch: pytest.MonkeyPatch, later: str, taken: str
-) -> None:
-    """Another process creates one while this one waits. Both keep the first by ID."""
-    existing: list[dict[str, Any]] = []
-    clock = SimpleNamespace(sleep=lambda _: existing.append({"Id": later}), monotonic=time.monotonic)
-    monkeypatch.setattr(resources, "time", clock)  # not time.sleep: other threads of the process sleep, too
-    taken_resource = work.ensure_single(
-        "thing",
-        "vpc",
-        lambda: list(existing),
-        lambda TagSpecifications: existing.append({"Id": "5"}),
-        lambda Id: existing.remove({"Id": Id}),
-        id_key="Id",
-        is_used=lambda _: False,
-    )
-    assert [taken_resource] == existing == [{"Id": taken}]
 
 
 def test_ensure_single_reports_an_invisible_resource(work: StackContext, monkeypatch: pytest.MonkeyPatch) -> None:
