@@ -105,22 +105,6 @@ def test_terminate_instances_with_one_unknown_id_ends_none(cloud: Cloud) -> None
     assert code == "InvalidInstanceID.NotFound" and [cloud.state(id) for id in ids] == ["running", "running"]
 
 
-def test_placement_group_has_one_zone_and_large_types_and_is_kept_until_its_instances_are_gone(cloud: Cloud) -> None:
-    cloud.sim.stop_seconds = 10
-    group, create, delete = {"GroupName": "g"}, cloud.ec2.create_placement_group, cloud.ec2.delete_placement_group
-    create(**group, Strategy="cluster")
-    assert refused(create, **group, Strategy="cluster")[0] == "InvalidPlacementGroup.Duplicate"
-    assert refused(delete, GroupName="x")[0] == "InvalidPlacementGroup.Unknown"
-    ids = cloud.launch(Placement={**group, "AvailabilityZone": "us-east-1a"})
-    assert refused(cloud.launch, Placement={**group, "AvailabilityZone": "us-east-1b"})[0] == COMBINATION
-    assert refused(cloud.launch, InstanceType="t3.micro", Placement=group)[0] == COMBINATION
-    cloud.ec2.terminate_instances(InstanceIds=ids)
-    assert refused(delete, **group)[0] == "InvalidPlacementGroup.InUse", "still shutting down"
-    cloud.sim.advance(10)
-    delete(**group)
-    assert cloud.ec2.describe_placement_groups()["PlacementGroups"] == []
-
-
 # --- deletion --------------------------------------------------------------------------------------------------------
 
 

@@ -300,6 +300,19 @@ def test_end_commands_ends_those_of_its_job_and_lets_no_more_begin(
         job.close()
 
 
+def test_answer_that_drips_gets_little_more_time(
+    server: Any, connector: SSHConnector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many bytes the machine may send in all."""
+    monkeypatch.setattr(ssh, "DEADLINE_GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(ssh, "MAX_COUNTED_BYTES", 1000)
+    monkeypatch.setattr(ssh_channel, "SLOWEST_BYTES_PER_SECOND", 1000)
+    script = b"while head -c 1000 /dev/zero; do sleep 0.1; done"
+    monkeypatch.setattr(sh, "run_script", lambda *_, **__: script)
+    with pytest.raises(Unreachable, match=r"\d+ bytes in \d+ s, and no end"):
+        connector.run(["anything"], timeout=0.1)
+
+
 def test_run_reports_sigkill_after_power_loss(server: Any, connector: SSHConnector, pool: ThreadPoolExecutor) -> None:
     future = pool.submit(connector.run, ["sh", "-c", "touch ran; exec sleep 4323"], check=False)
     wait_for(lambda: (server.home / "ran").exists())
