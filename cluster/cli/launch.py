@@ -388,9 +388,9 @@ def stop(job: str | None) -> None:
 def resume_options() -> list[GroupedOption]:
     """Return the options that a resume may change. Their help names no default: the job keeps its value."""
     from cluster.backends import catalog
-    from cluster.planning.launch_options import LaunchOptions
+    from cluster.planning.launch_options import LaunchOptions, MoreEpochs
 
-    options_classes: list[type[OptionSet]] = [LaunchOptions, *catalog.usable_options().values()]
+    options_classes: list[type[OptionSet]] = [LaunchOptions, MoreEpochs, *catalog.usable_options().values()]
     options = [option for options_class in options_classes for option in options_class.launch_options()]
     return click_options((option for option in options if not option.is_fixed), shows_default=False)
 
@@ -412,8 +412,9 @@ def resume(job: str | None, env: tuple[str, ...], detach: bool, dry_run: bool, y
     """Continue JOB from its newest checkpoint, and follow it.
 
     Without JOB, the newest job is taken. An option changes what the job was launched with; without it, the job keeps
-    its value. The schedule stays the same, on other machines too. What is left to do is shown first, and machines that
-    cost money are rented only after a yes, or with -y. Ctrl-C stops following; the job keeps running.
+    its value. The schedule stays the same, on other machines too; --epochs lengthens it, also that of a job that is
+    done. What is left to do is shown first, and machines that cost money are rented only after a yes, or with -y.
+    Ctrl-C stops following; the job keeps running.
     """
     from cluster.display import plan as display_plan
     from cluster.jobs import store

@@ -436,7 +436,7 @@ class Job:
         """
         from cluster.planning.resume import plan_resume  # late, because most commands plan nothing
 
-        self._require_resumable()
+        self._require_resumable(adds_epochs=options.get("epochs") is not None)
         self.backend.check_access(ask_cloud=True)
         with self.report_damaged_files():
             cost = self.backend.job_cost()
@@ -450,11 +450,12 @@ class Job:
             )
 
     def resume(self, plan: "ResumePlan | None" = None) -> None:
-        """Start a stopped or failed job again from its newest checkpoint, with the changes of `plan` if given.
+        """Start a job again from its newest checkpoint, with the changes of `plan` if given.
 
         Raises `ClusterError` when the job is running or done, or cannot start; then its specification is unchanged.
         """
-        self._require_resumable()
+        adds_epochs = plan is not None and plan.adds_epochs
+        self._require_resumable(adds_epochs)
         if plan:
             plan.require_no_obstacle()
         earlier_spec = self.spec
@@ -462,20 +463,36 @@ class Job:
         self.backend.check(spec, self.path.parent)
         with job_lock(self.path):
             self._refuse_if(self.is_alive)
+            outcome = self._kept_outcome(spec.train.extended_at) if adds_epochs else {}
             try:
                 self._change_spec(spec)
                 self.claim_machines()
                 if spec.user_project:  # the user may have corrected it before the resume
                     copy_project(spec.user_project, self.run_folder.user_project)
+                for path, kept_path in outcome.items():
+                    path.rename(kept_path)
                 self.start_locked()
             except (ClusterError, OSError):
                 self._change_spec(earlier_spec)
+                for path, kept_path in outcome.items():
+                    with contextlib.suppress(FileNotFoundError):
+                        kept_path.rename(path)
                 raise
 
-    def _require_resumable(self) -> None:
+    def _kept_outcome(self, epochs: int) -> dict[Path, Path]:
+        """Return the files of a result and of a network that is trained on, each with the name under which it stays."""
+        paths = (self.run_folder.shared / RESULT_FILE, self.run_folder.network_folder)
+        return {path: path.with_name(f"{path.stem}-{epochs}{path.suffix}") for path in paths if path.exists()}
+
+    def _require_resumable(self, adds_epochs: bool = False) -> None:
         self.refresh()
         if adoption := self.supervision.adoption:
             raise ClusterError(adoption.error)
+        if adds_epochs and not self.has_ended:
+            raise BadInput(f"--epochs: {self.name} is {self.state}; it can get more of them when it has ended")
         self._refuse_if(not self.has_ended)
-        if self.state == JobState.DONE:
-            raise ClusterError(f"{self.name} is done; there is nothing to resume. Run it again: {self.launch_command}")
+        if self.state == JobState.DONE and not adds_epochs:
+            longer = "" if self.spec.own_command else f"To train it on: imgnet-cluster resume {self.name} --epochs +N. "
+            raise ClusterError(
+                f"{self.name} is done; there is nothing to resume. {longer}Run it again: {self.launch_command}"
+            )

@@ -27,6 +27,7 @@ from cluster.script import secret_values
 from cluster.state.run_folder import AGENT_OUTPUT, stop_reason
 from cluster.state.spec import JobSpec
 from cluster.state.states import SetupStep
+from train.tools.agent_protocol import RESULT_FILE
 from train.tools.records import DamagedRecord, decode_json
 
 from . import checks, code_archive, python_env, requirements
@@ -48,10 +49,11 @@ mkdir -p -m 700 "${{log%/*}}" && : >>"$log" || exit 1
 tmux -L {tmux.SOCKET_NAME} has-session -t "=$session" 2>/dev/null || "$@" || exit
 """
 JOB_FILES = ("job.json", "recipe.json", "launch")
-# $1: the job's folder; the rest: name and bytes of each file. Their contents are on stdin, in the same order.
+# $1: the job's folder; $2: a file of the launch before; the rest: name and bytes of each file. Their contents are on
+# stdin, in the same order.
 JOB_FILES_SCRIPT = r"""
-mkdir -p -m 700 "$1" && cd "$1" && rm -f stop || exit
-shift
+mkdir -p -m 700 "$1" && cd "$1" && rm -f stop "$2" || exit
+shift 2
 set -C  # a file that somebody else places, such as a link, is not written through
 while [ $# -gt 0 ]; do
   rm -f ".$1.new" && head -c "$2" >".$1.new" && sync ".$1.new" && mv -f ".$1.new" "$1" || exit
@@ -314,7 +316,8 @@ class Provisioner:
         names = [file_name for file_name in JOB_FILES if (local_shared / file_name).exists()]  # a command has no recipe
         contents = {file_name: (local_shared / file_name).read_bytes() for file_name in names}
         words = [word for file_name, content in contents.items() for word in (file_name, str(len(content)))]
-        argv = ["sh", "-c", JOB_FILES_SCRIPT, "sh", self.job_folder(name), *words]
+        outdated = RESULT_FILE if self.spec.train.extended_at else "stop"  # the trainers write it again if it was not
+        argv = ["sh", "-c", JOB_FILES_SCRIPT, "sh", self.job_folder(name), outdated, *words]
         self.connectors[name].run(argv, timeout=FILES_TIMEOUT_SECONDS, input=b"".join(contents.values()))
 
     def _send_secrets(self, name: str) -> None:

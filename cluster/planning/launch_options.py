@@ -1,5 +1,6 @@
 """The options of a launch, as the command line and Python give them. Imports only what `launch --help` needs."""
 
+import re
 from dataclasses import dataclass, field, replace
 
 from cluster.backends import catalog
@@ -76,6 +77,35 @@ class LaunchOptions(OptionSet):
     recovery: RecoveryOptions = field(default_factory=RecoveryOptions)
     train: TrainOptions = field(default_factory=TrainOptions)
     backend_options: BackendOptions = field(default_factory=BackendOptions)
+
+
+def parse_epochs(text: str) -> str:
+    """Return a text such as +10 or 30 without leading zeros. Raises `ValueError` for any other text."""
+    if not re.fullmatch(r"\+?0*[1-9][0-9]{0,5}", text, re.ASCII):
+        raise ValueError(f"{text!r} is neither +N, for N more epochs, nor a total such as 30")
+    return f"{'+' * text.startswith('+')}{int(text)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoreEpochs(OptionSet):
+    """The options by which a resume adds epochs to a job."""
+
+    epochs: str = option_field(
+        "",
+        metavar="+N|TOTAL",
+        parse=parse_epochs,
+        group="Training",
+        help="Train this many epochs more than the job has in its schedule, also when it is done; without +, this many "
+        "in all. They train as the last phase does, at the learning rate of its last step.",
+    )
+    lr: float | None = option_field(
+        None,
+        metavar="LR",
+        group="Training",
+        minimum=0,
+        is_minimum_open=True,
+        help="With --epochs: the learning rate of the added epochs, stated as in the recipe.",
+    )
 
 
 def make_launch_options(backend: str | None = None, **keywords: object) -> LaunchOptions:

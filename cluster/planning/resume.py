@@ -13,7 +13,8 @@ from train.tools.option_fields import Option, OptionError
 from train.tools.records import decode, encode
 
 from .calibration import constants_so_far
-from .launch_options import LaunchOptions, refuse_keyword
+from .launch_options import LaunchOptions, MoreEpochs, refuse_keyword
+from .more_epochs import note_on_added_epochs, with_added_epochs
 from .resolve import check_machine_counts, gpu_mismatch_note
 
 
@@ -23,6 +24,7 @@ class ResumePlan(Plan):
 
     steps_done: int
     changes: tuple[str, ...]  # a line for each option whose value the resume changes
+    adds_epochs: bool
 
 
 def plan_resume(
@@ -30,23 +32,24 @@ def plan_resume(
 ) -> ResumePlan:
     """Plan the rest of a job, with options that the keyword arguments change; None keeps the value of the job.
 
-    The schedule stays as it is, on other machines too. What the job has measured on machines of its `rented_type` is
-    used to forecast the rest on them. Raises `BadInput` for options that a resume does not have, or
-    that do not fit together or to the job; `ClusterError` for all else.
+    The schedule stays as it is, on other machines too, but for epochs that are added to it. What the job has measured
+    on machines of its `rented_type` is used to forecast the rest on them. Raises `BadInput` for options that a resume
+    does not have, or that do not fit together or to the job; `ClusterError` for all else.
     """
     values = {name: value for name, value in keywords.items() if value is not None}
     job_options = options_of(run.spec)
     _check_names(values, run.spec.backend)
     try:
-        options = job_options.changed(values)
+        options, more_epochs = job_options.changed(values), MoreEpochs().changed(values)
     except OptionError as error:
         raise BadInput(str(error)) from error
+    job_spec = with_added_epochs(replace(run, spec=replace(run.spec, train=options.train)), more_epochs)
     machines = options.machines or run.spec.machines
     check_machine_counts(machines, options.recovery)
     planner = registry.open_planner(
         options.backend,
         MachineRequest(
-            workload=run.spec.workload,
+            workload=job_spec.workload,
             options=options.backend_options,
             machines=machines,
             spares=options.recovery.spares,
@@ -63,8 +66,7 @@ def plan_resume(
     has_other_machines = (machines, options.backend_options) != (job_options.machines, job_options.backend_options)
     default_procs = planner.default_procs(machines) if has_other_machines else run.spec.procs
     spec = replace(
-        run.spec,
-        train=options.train,
+        job_spec,
         recovery=options.recovery,
         backend_options=encode(options.backend_options),
         machines=machines,
@@ -75,9 +77,13 @@ def plan_resume(
     )
     schedule = spec.schedule
     machine_plan = planner.complete(spec, schedule)
-    spec = replace(machine_plan.spec, forecast=run.spec.forecast)  # which is about the whole job
+    spec = replace(machine_plan.spec, forecast=job_spec.forecast)  # which is about the whole job
     _check_price_limit(spec, spent_dollars)
     notes = []
+    changes = [*_describe_changes(job_options, options)]
+    if schedule and schedule.recipe.epochs > run.spec.recipe.epochs:
+        changes.insert(0, f"--epochs: {run.spec.recipe.epochs} -> {schedule.recipe.epochs}")
+        notes.append(note_on_added_epochs(schedule, run.spec.recipe.epochs, more_epochs))
     if schedule and schedule.gpus != spec.machines * spec.procs:
         notes.append(gpu_mismatch_note(spec.machines * spec.procs, schedule.gpus))
     return ResumePlan(
@@ -87,7 +93,8 @@ def plan_resume(
         rental_plan=machine_plan.rental_plan,
         obstacles=machine_plan.obstacles,
         steps_done=min(steps_done, schedule.steps) if schedule else steps_done,
-        changes=tuple(_describe_changes(job_options, options)),
+        changes=tuple(changes),
+        adds_epochs=bool(more_epochs.epochs),
     )
 
 
@@ -114,7 +121,7 @@ def _all_options(backend: str) -> dict[str, Option]:
 
 def _check_names(values: dict[str, object], backend: str) -> None:
     """Raise `BadInput` for options that a resume cannot change."""
-    options = _all_options(backend)
+    options = _all_options(backend) | {option.name: option for option in MoreEpochs.launch_options()}
     for name in values:
         if name not in options:
             refuse_keyword(name, backend)

@@ -193,6 +193,9 @@ class TrainOptions(OptionSet):
         help="CPU threads per process when training without a GPU.",
         default_text="OMP_NUM_THREADS, or an equal share of the CPU cores",
     )
+    extended_at: int = option_field(
+        0, metavar="N", minimum=0, help="Epochs that were done when the run got more of them; patience starts anew."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -236,16 +236,28 @@ def resume_or_start(trainer: Trainer, checkpoints: Sequence[Path]) -> None:
     Raises `UnreadableCheckpoint` when none can be read, `TrainingError` when one belongs to another run.
     """
     if not checkpoints:
+        if trainer.options.extended_at:
+            raise TrainingError(f"the checkpoints in {trainer.options.out} are gone, so it cannot get more epochs")
         load_initial_weights(trainer)
     for number, checkpoint in enumerate(checkpoints, 1):
         try:
             restore_checkpoint(trainer, checkpoint)
-            return
+            return keep_last_as_best(trainer)
         except UnreadableCheckpoint as error:
             if number == len(checkpoints):
                 raise
             if trainer.group.is_first:
                 print(f"{error}; the one before it is taken", flush=True)
+
+
+def keep_last_as_best(trainer: Trainer) -> None:
+    """Write the weights as the best ones if the run had ended with them, as its last, and has more epochs now."""
+    options, history = trainer.options, trainer.history
+    has_more = trainer.epoch_index < len(trainer.schedule.epochs) and not trainer.ends_here
+    if options.keeps_best and history and has_more and not trainer.step and best_epoch(history) is history[-1]:
+        path = checkpoint_folder(options.out, options.attempt) / best_weights_file(trainer.steps_done)
+        if not path.exists():
+            trainer.save(wait=True, is_best=True)
 
 
 def restore_checkpoint(trainer: Trainer, checkpoint: Path) -> None:

@@ -481,7 +481,8 @@ class Trainer:
     @property
     def ends_here(self) -> bool:
         """Whether the validations so far end training, before the end of the schedule. The same on all ranks."""
-        return target.ends_training(self.options.target, self.recipe.patience, self.history)
+        options = self.options
+        return target.ends_training(options.target, self.recipe.patience, self.history, options.extended_at)
 
     @property
     def run_info(self) -> RunInfo:

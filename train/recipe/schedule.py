@@ -7,7 +7,7 @@ batch norm per worker, of unchanged size n).
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby, pairwise
 
@@ -102,7 +102,7 @@ class ScheduledPhase:
                 return last / k + (last - last / k) * done
             case "constant_warmup":
                 return last / k
-        return first * (1 - done) + last * done
+        return first if first == last else first * (1 - done) + last * done  # a constant rate, to the last bit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,6 +314,25 @@ class Schedule:
             )
             for row in self.scheduled_phases
         ]
+
+
+def with_more_epochs(schedule: Schedule, count: int, lr: float | None = None) -> Recipe:
+    """Return the recipe of a schedule with a further phase of `count` epochs, which trains as the last one does.
+
+    Its learning rate is constant: `lr`, stated as those of the recipe are, or else that of the schedule's last step. A
+    longer last phase would change the steps before, of which a cosine is stretched, so it stays as it is.
+    """
+    recipe, last = schedule.recipe, schedule.scheduled_phases[-1]
+    last_lr = replace(last, lr_factor=1.0).lr_at(last.steps_of_phase - 1)
+    added = replace(
+        last.phase,
+        epochs=(recipe.epochs, recipe.epochs + count),
+        size=last.size,
+        lr=last_lr if lr is None else lr,
+        shape="linear",
+        reached=None,
+    )
+    return replace(recipe, phases=(*recipe.phases, added), tables={})
 
 
 def epochs_by_size(phase: Phase) -> list[tuple[int, tuple[int, int]]]:

@@ -97,17 +97,21 @@ class TargetOutcome:
     best_view: str | None = None
 
 
-def ends_training(requested: str, patience: int | None, history: Sequence[EpochResult]) -> bool:
+def ends_training(requested: str, patience: int | None, history: Sequence[EpochResult], since: int = 0) -> bool:
     """Return whether training ends here: at `--target` ("": none), or because top-1 has stalled (`has_stalled`)."""
     is_reached = bool(requested) and Target.parse(requested).first_epoch_reaching(history) is not None
-    return is_reached or has_stalled(patience, history)
+    return is_reached or has_stalled(patience, history, since)
 
 
-def has_stalled(patience: int | None, history: Sequence[EpochResult]) -> bool:
-    """Return whether the last `patience` validations (None: no limit) have brought no higher top-1."""
-    accuracies = [epoch.top1 for epoch in history if epoch.top1 is not None]
-    if patience is None or len(accuracies) <= patience:
+def has_stalled(patience: int | None, history: Sequence[EpochResult], since: int = 0) -> bool:
+    """Return whether the last `patience` validations (None: no limit) have brought no higher top-1.
+
+    All of them must have come after epoch `since`, after which the run was given more epochs.
+    """
+    validated = [(epoch.epoch, epoch.top1) for epoch in history if epoch.top1 is not None]
+    if patience is None or len(validated) <= patience or validated[-patience][0] <= since:
         return False
+    accuracies = [top1 for _, top1 in validated]
     return max(accuracies[-patience:]) <= max(accuracies[:-patience])
 
 
