@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import exact_jobs
 from support.packed_sets import content
 from support.sandbox import ENDLESS, FinishedSandbox, Sandbox
 from support.small_disk import enlarge, fill
@@ -18,6 +19,8 @@ from support.webhook_server import WebhookServer, webhook_server
 from cluster.jobs.job import Job
 from cluster.planning.launch_options import make_launch_options
 from cluster.state.status import machine_statuses
+from train.evaluation.trained_network import open_trained
+from train.recipe.history import best_epoch
 
 RESULT_KEYS = {
     "recipe", "state", "top1", "top5", "epochs", "seconds", "images_per_second", "goodput", "machines", "procs",
@@ -190,6 +193,41 @@ def test_resume_continues_at_the_step_that_stop_saved(sandbox: Sandbox) -> None:
     assert job.state == "done"
     images = [row.images for row in job.run_folder.steps()]
     assert images == sorted(set(images)), "a step is in the metrics twice"
+
+
+def test_epochs_added_to_a_finished_job_end_with_the_bits_of_a_longer_job(sandbox: Sandbox) -> None:
+    for epochs in (2, 4):
+        recipe = sandbox.write_recipe(epochs, lr=0.02)
+        launch = sandbox.cli("launch", "--local", "--exact", "--log-ids", "--workers", "0", recipe)
+        assert launch.code == 0, launch
+    longer, whole = sandbox.job(1), sandbox.job(2)
+    refused = sandbox.cli("resume", "job-1")
+    hint = "job-1 is done; there is nothing to resume. To train it on: imgnet-cluster resume job-1 --epochs +N. Run it "
+    assert refused.code == 1 and hint in refused.err, refused
+    resumed = sandbox.cli("resume", "job-1", "--epochs", "+2")
+    assert resumed.code == 0 and "changed: --epochs: 2 -> 4" in resumed.out and "job-1 done" in resumed.out, resumed
+    expected, actual = (exact_jobs.final_parameters(job.run_folder.shared) for job in (whole, longer))
+    assert (
+        expected.keys() == actual.keys() and [name for name in actual if not actual[name].equal(expected[name])] == []
+    )
+    result = known(longer.result)
+    assert (result.steps, result.attempts, result.ids_wrong, len(result.epochs)) == (32, 2, [], 4)
+    assert [row.reason for row in result.timeline] == ["start", "resume"] and result.schedule
+    assert [(row.start, row.end, row.lr) for row in result.schedule] == [(0, 2, (0.02, 0.02)), (2, 4, (0.02, 0.02))]
+    status = longer.status()
+    assert (status.state, status.step, status.epoch, status.epochs) == ("done", 32, 4, 4)
+    networks = [
+        json.loads((longer.path / name / "classes.json").read_text())["step"] for name in ("network-2", "network")
+    ]
+    assert networks == [16, 32], "the network of before stays"
+
+    forgets = sandbox.cli("resume", "job-1", "--epochs", "5", "--lr", "20")
+    note = "epochs 5 to 5 train as the last phase does, at a constant learning rate of 20 (by --lr)"
+    assert forgets.code == 0 and note in " ".join(forgets.out.split()), forgets
+    epochs = known(longer.result).epochs
+    best = known(best_epoch(epochs))
+    network = open_trained(longer.run_folder.network_folder / "model-best.safetensors").description
+    assert len(epochs) == 5 and best.epoch < 5 and network.step == 8 * best.epoch, "no longer the last, but not lost"
 
 
 def test_job_stopped_during_setup_can_be_resumed(sandbox: Sandbox) -> None:

@@ -186,7 +186,11 @@ def test_launch_dry_run_shows_plan_and_starts_nothing(sandbox: Fixture, option: 
     [
         (["attach", "job-1"], 1, "job-1 is done"),
         (["stop", "job-1"], 1, "job-1 is done"),
-        (["resume", "1"], 1, "job-1 is done; there is nothing to resume. Run it again: imgnet-cluster launch --local "),
+        (
+            ["resume", "1"],
+            1,
+            "job-1 is done; there is nothing to resume. To train it on: imgnet-cluster resume job-1 --epo",
+        ),
         (["logs", "--rank", "2"], 1, "job-1 has 2 training processes"),
         (["status", "job-01"], 102, "job-01"),
     ],

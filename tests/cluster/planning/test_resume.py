@@ -1,6 +1,7 @@
 """The plan of a resume: changed options, the rest of the schedule, and refused options."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,9 @@ import pytest
 from click.testing import CliRunner
 from support.aws_journal import launch_request, request_granted, write_journal
 from support.known import known
-from support.train_records import epoch_line
+from support.sandbox import Sandbox
+from support.specs import TINY
+from support.train_records import epoch_line, make_epoch, make_result
 
 from cluster.backends import registry
 from cluster.backends.local import LocalBackend
@@ -21,6 +24,7 @@ from cluster.display.plan import rental_question, show_resume_plan
 from cluster.errors import BadInput, ClusterError
 from cluster.jobs import submit
 from cluster.jobs.job import Job
+from cluster.machines import trained_files
 from cluster.planning.launch_options import make_launch_options
 from cluster.planning.resume import plan_resume
 from cluster.state.result import write_result
@@ -28,9 +32,9 @@ from cluster.state.run_folder import Run, RunFolder
 from cluster.state.spec import JobSpec
 from cluster.state.states import JobState
 from infra.aws.launch_request import Place
-from train.recipe import Data, Model, Phase, Recipe
-from train.tools.records import decode
-from train.tools.text_files import json_roundtrip
+from train.recipe import Command, Data, Model, Phase, Recipe
+from train.tools.records import decode, encode
+from train.tools.text_files import json_roundtrip, to_json_bytes
 
 Fixture = Any
 RECIPE = Recipe(
@@ -232,6 +236,128 @@ def test_ctrl_c_during_a_resume_says_whether_the_job_may_go_on(
             patch.setattr(owner, method, interrupt)
             ran = CliRunner().invoke(cli, ["resume", "job-1"])
         assert ran.exit_code == 130 and message in ran.output, ran.output
+
+
+def trained_run(hand_made: Fixture, epochs: int = 2, **changes: Any) -> Fixture:
+    """Return a job of two epochs, `epochs` of which it has trained; it was done then, or stopped for good."""
+    made = hand_made(**changes)
+    lines = [epoch_line(8 * number, images=60 * number, epoch=number, top1=9.0, top5=50.0) for number in (1, 2)]
+    made.write_attempt(1, "0.a")
+    made.write_metrics(1, *lines[:epochs])
+    made.copy_logs()
+    if epochs:
+        made.write_checkpoint(1, 8 * epochs)
+    rows = [make_epoch(epoch=number, top1=9.0, top5=50.0) for number in range(1, epochs + 1)]
+    made.write_shared("result.json", to_json_bytes(encode(make_result(*rows, steps=8 * epochs))))
+    made.write_shared("network/classes.json", "{}")
+    write_result(made.job.run, made.job.backend)
+    trained_files.link_network(made.run_folder.shared, made.run_folder.path)
+    assert made.job.state == JobState.DONE
+    return made
+
+
+PHASE = TINY.phases[0]
+TO_ZERO = replace(TINY, phases=[replace(PHASE, lr=(0.1, 0.0), shape="cosine")])
+COMMAND = Command(argv=("true",), name="mine")
+
+
+@pytest.mark.parametrize(
+    ("options", "changes", "message"),
+    [
+        (("--epochs", "+0"), {}, "'+0' is neither +N, for N more epochs, nor a total such as 30"),
+        (("--epochs", "ten"), {}, "'ten' is neither"),
+        (("--epochs", "-3"), {}, "'-3' is neither"),
+        (("--epochs", "2"), {}, "--epochs 2: job-1 has done 2 of 2 epochs, and its schedule can only become longer: "
+         "give +N, or a total of 3 or more"),
+        (("--lr", "0.1"), {}, "--lr is the learning rate of added epochs: give --epochs +N with it"),
+        (("--epochs", "+1", "--lr", "0"), {}, "0.0 is not in the range x>0"),
+        (("--epochs", "+1"), {"recipe": TO_ZERO}, "ends at a learning rate of 0; give another: --lr LR"),
+        (("--epochs", "+1"), {"max_steps": 4}, "job-1 has --max-steps, which distributes its steps over all phases"),
+        (("--epochs", "+1"), {"recipe": COMMAND}, "job-1 runs a command of your own, whose epochs this"),
+        (("--epochs", "+1"), {"target": "top5=40"}, "job-1 has reached its target top5=40 in epoch 1, where training "
+         "ends; give a higher one, or none: --target ''"),
+    ],
+)  # fmt: skip
+def test_epochs_that_cannot_be_added_are_refused_in_one_line(
+    sandbox: Sandbox, hand_made: Fixture, options: Any, changes: Any, message: str
+) -> None:
+    made = trained_run(hand_made, **changes)
+    before = tree(sandbox.path / "runs")
+    refused = sandbox.cli("resume", "job-1", *options)
+    assert refused.code == 2 and message in refused.err and "Traceback" not in refused.err, refused
+    assert tree(sandbox.path / "runs") == before and made.job.state == JobState.DONE
+
+
+def test_epochs_are_not_added_without_checkpoints_or_while_the_job_runs(sandbox: Sandbox, hand_made: Fixture) -> None:
+    made = trained_run(hand_made)
+    shutil.rmtree(made.run_folder.shared / "checkpoints")
+    gone = sandbox.cli("resume", "job-1", "--epochs", "+1")
+    assert (gone.code, gone.err.count("\n")) == (2, 1) and "--epochs +1: the checkpoints of job-1 are gone" in gone.err
+    made.run_folder.result_path.unlink()
+    made.write_status("training", phase="running")
+    with made.hold_agent_lock():
+        running = sandbox.cli("resume", "job-1", "--epochs", "+1")
+    assert (running.code, running.err) == (
+        2,
+        "error: --epochs: job-1 is running; it can get more of them when it has ended\n",
+    )
+
+
+def test_job_that_ended_before_its_schedule_can_train_the_rest_of_it(hand_made: Fixture) -> None:
+    made = trained_run(hand_made, epochs=1, recipe=replace(TINY, patience=1))
+    (rest, longer) = (made.job.plan_resume(epochs=epochs) for epochs in ("2", "+2"))
+    assert (rest.spec.recipe, rest.changes, rest.notes) == (made.spec.recipe, (), ())
+    assert longer.spec.recipe.epochs == 4 and longer.changes == ("--epochs: 2 -> 4",)
+    assert rest.spec.train.extended_at == longer.spec.train.extended_at == 1
+
+
+def test_added_epochs_are_planned_and_priced_like_the_rest_of_a_job(
+    tmp_path: Path, offline: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path, "aws", market="on-demand")
+    plan = plan_resume(run, STEPS, 0.0, rented_type="p4d.24xlarge", epochs="+10", target="top5=99")
+    assert plan.rental_plan and plan.rental_plan.minutes and plan.rental_plan.dollars
+    assert plan.changes == ("--epochs: 6 -> 16", "--target: default -> top5=99")
+    assert plan.spec.forecast is None, "it was about the job of before"
+    show_resume_plan(plan)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert (
+        f"job-1 was trained until step {STEPS} of {25 * 16}" in shown and " 6-16 224 " in shown and " 2-6 " not in shown
+    )
+    assert (
+        "note: epochs 7 to 16 train as the last phase does, at a constant learning rate of 0.01 (that of the" in shown
+    )
+
+
+def test_job_gets_its_epochs_or_stays_as_it_was(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = trained_run(hand_made)
+    path = made.run_folder.path
+    before, spec = tree(path), plain(made.job.spec)
+    kept = {path / "network-2/classes.json", path / "machine/shared/result-2.json"}
+    monkeypatch.setattr(LocalBackend, "check", lambda *arguments: None)
+    monkeypatch.setattr("cluster.jobs.job.PROCESS_START_SECONDS", 0.0)
+
+    def launch(backend: LocalBackend) -> None:
+        assert all(file.exists() for file in kept) and not (path / "network").exists()
+        assert not (backend.run.folder.shared / "result.json").exists(), "the agents would take it for the end"
+        if is_broken:
+            raise ClusterError("no tmux")
+
+    monkeypatch.setattr(LocalBackend, "launch", launch)
+    is_broken = True
+    plan = made.job.plan_resume(epochs="+2")
+    with pytest.raises(ClusterError, match="no tmux"):
+        made.job.resume(plan)
+    assert made.job.state == JobState.DONE and plain(made.job.spec) == spec
+    assert before <= tree(path) and not any(file.exists() for file in kept)
+    is_broken = False
+    made.job.resume(plan)
+    assert made.job.spec.recipe.epochs == 4 and not made.job.has_ended
+
+
+def tree(folder: Path) -> set[Path]:
+    """Return the files below a folder that are not locks."""
+    return {path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(".lock")}
 
 
 def write_end(job: Job) -> None:

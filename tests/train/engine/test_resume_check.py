@@ -14,7 +14,7 @@ from train.engine import resume_check
 from train.engine.agent_channel import AgentChannel
 from train.engine.options import parse_run_options
 from train.engine.trainer import Trainer
-from train.recipe.schedule import Schedule
+from train.recipe.schedule import Schedule, with_more_epochs
 from train.tools.errors import TrainingError
 
 
@@ -40,6 +40,22 @@ def test_check_same_run_names_what_differs(changes: dict[str, Any], images: int,
     expected = resume_check.run_fingerprint(tiny(**changes), Schedule(tiny(), images, 2))
     with pytest.raises(TrainingError, match=f"belongs to a run with another {difference}; resume with"):
         resume_check.check_same_run(saved, expected)
+
+
+def test_phases_may_be_added_after_those_of_the_checkpoint(tiny: Any) -> None:
+    recipe = tiny()
+    longer = with_more_epochs(Schedule(recipe, 50, 2), 3)
+    fingerprints = [resume_check.run_fingerprint(each, Schedule(each, 50, 2)) for each in (recipe, longer)]
+    resume_check.check_same_run(*fingerprints)
+    other = replace(longer, phases=[replace(longer.phases[0], lr=0.5), *longer.phases[1:]])
+    shortened = [resume_check.run_fingerprint(each, Schedule(each, 50, 2, max_steps=5)) for each in (recipe, longer)]
+    for saved, expected in (
+        (fingerprints[0], resume_check.run_fingerprint(other, Schedule(other, 50, 2))),
+        (fingerprints[1], fingerprints[0]),
+        shortened,
+    ):
+        with pytest.raises(TrainingError, match="belongs to a run with another recipe"):
+            resume_check.check_same_run(saved, expected)
 
 
 def test_trainer_restore_with_and_without_loss_scale(tiny: Any, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from support.trainer_in_process import RandomImages, learning_rates, make_phase,
 
 from train.recipe import Data, Model, Phase, Recipe
 from train.recipe.history import EpochResult
-from train.recipe.schedule import PhaseRow, Schedule
+from train.recipe.schedule import PhaseRow, Schedule, with_more_epochs
 from train.recipe.schema import LR_SHAPES, SINGLE_LR_SHAPES
 from train.recipe.validation_policy import should_validate
 
@@ -178,3 +178,26 @@ def test_all_requests_skips_epochs_that_are_not_validated() -> None:
 
     assert validated(validation_schedule("never", "last", "each"), []) == [3, 4, 5]
     assert validated(validation_schedule("near", "near"), [row(None, 10.0)] * 5) == [3]
+
+
+@pytest.mark.parametrize("shape", LR_SHAPES)
+def test_added_epochs_leave_the_steps_before_as_they_were_and_keep_the_last_rate(shape: str) -> None:
+    lr = 0.1 if shape in SINGLE_LR_SHAPES else (0.3, 0.1)
+    last = Phase(epochs=(1, 3), size=(128, 160), batch=8, lr=lr, shape=shape, min_scale=0.3, reached=3)
+    recipe = make_recipe(make_phase((0, 1), 4, 0.07), last, gpus=2)
+    before = Schedule(recipe, 50, 3)
+    longer = Schedule(with_more_epochs(before, 4), 50, 3)
+    rates = learning_rates(longer)
+    assert list(rates[: before.steps]) == list(learning_rates(before))
+    assert list(rates[before.steps :]) == pytest.approx([rates[before.steps - 1]] * (longer.steps - before.steps))
+    assert [epoch.number for epoch in longer.epochs] == [*range(7)]
+    row = longer.table()[-1]
+    assert (row.start, row.end, row.size, row.batch, row.min_scale) == (3, 7, 160, 8, 0.3)
+    assert longer.recipe.phases[-1].reached is None and longer.recipe.phases[:2] == recipe.phases
+    other = Schedule(with_more_epochs(before, 4, 0.02), 50, 3)
+    assert other.table()[-1].lr == pytest.approx((0.03, 0.03)), "stated for 2 GPUs, trained on 3"
+
+
+def test_constant_rate_is_the_same_to_the_last_bit_however_long_the_phase_is() -> None:
+    for lr in (0.1, 0.02, 1 / 3):
+        assert {*learning_rates(Schedule(make_recipe(make_phase((0, 7), 3, lr)), 50, 1))} == {lr}

@@ -80,6 +80,12 @@ def test_patience_counts_validations_in_a_row_without_a_higher_top1(
     assert has_stalled(patience, [make_epoch(epoch=1, top1=top1) for top1 in accuracies]) is ends
 
 
+def test_patience_counts_only_validations_after_added_epochs_began() -> None:
+    history = [make_epoch(epoch=number, top1=top1) for number, top1 in enumerate((9, 1, 1, 2, 3), 1)]
+    assert [has_stalled(2, history[:count], since=3) for count in (3, 4, 5)] == [False, False, True]
+    assert not has_stalled(2, [*history[:4], make_epoch(epoch=5, top1=10)], since=3)
+
+
 def test_training_ends_after_validations_without_a_higher_top1(tmp_path: Path) -> None:
     images = RandomImages(train=16, val=12, classes=5)
     recipe = replace(make_recipe(make_phase((0, 9), 8, 0.0)), patience=2)

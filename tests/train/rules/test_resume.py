@@ -18,8 +18,10 @@ from train.distributed.process_group import ProcessGroup
 from train.engine import trainer
 from train.engine.agent_channel import AgentChannel
 from train.engine.options import parse_run_options
-from train.recipe.schedule import Schedule
+from train.engine.run import keep_last_as_best
+from train.recipe.schedule import Schedule, with_more_epochs
 from train.tools import checkpoint_io
+from train.tools.agent_protocol import checkpoint_folder
 
 IMAGES, VAL = 12, 7
 PHASES = [  # frozen, warm-up, larger batch, larger images; a last step of 4 images leaves one of two ranks idle
@@ -101,3 +103,36 @@ def test_resume_at_any_step_gives_the_same_bits(world: int, optimizer: str, tmp_
     for steps, differences in in_group(world, work):
         assert steps == list(range(1, STEPS + 1))
         assert {step: names[:3] for step, names in differences.items() if names} == {}
+
+
+@pytest.mark.parametrize(("keep", "written"), [("best,last", ["best-00000003.safetensors"]), ("last", [])])
+def test_last_network_stays_as_the_best_one_when_a_finished_run_gets_more_epochs(
+    keep: str, written: list[str], tmp_path: Path, in_group: Any
+) -> None:
+    def work(group: ProcessGroup) -> list[str]:
+        recipe, dataset = make_recipe(make_phase((0, 1), 4, 0.02)), RandomImages(IMAGES, VAL, classes=6)
+        longer = with_more_epochs(Schedule(recipe, IMAGES, 1), 2)
+        options = parse_run_options(["rule", "--out", str(tmp_path), "--keep", keep])
+        finished, resumed = (
+            trainer.Trainer(
+                options, each, group, make_sampler(Schedule(each, IMAGES, 1), dataset), class_names(6), AgentChannel()
+            )
+            for each in (recipe, longer)
+        )
+        finished.train(dataset, workers=0)  # type: ignore[arg-type]
+        keep_last_as_best(finished)
+        folder = checkpoint_folder(tmp_path, 1)
+        assert not list(folder.glob("best-*")), "it is the last one, and stays in any case"
+        resumed.restore(torch.load(io.BytesIO(saved(finished)), weights_only=True))
+        keep_last_as_best(resumed)
+        resumed.saver.wait()
+        return sorted(path.name for path in folder.glob("best-*"))
+
+    assert in_group(1, work) == [written]
+
+
+def saved(run: trainer.Trainer) -> bytes:
+    """Return a run's state as torch.save writes it."""
+    stream = io.BytesIO()
+    torch.save(checkpoint_io.copy_to_cpu(run.state()), stream)
+    return stream.getvalue()
