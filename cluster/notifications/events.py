@@ -135,7 +135,8 @@ def _describe_end(run: Run, result: JobResult) -> str:
         verb = "failed" if result.state == JobState.FAILED else "stopped"
         reason = f": {result.reason}" if result.reason else ""
         return f"{verb}{reason}; to continue: imgnet-cluster resume {run.spec.name}"
-    accuracy = f"top-1 {result.top1:.2f} %, top-5 {result.top5:.2f} %, " if result.top1 and result.top5 else ""
+    top5 = f"top-5 {result.top5:.2f} %, " if result.top5 else ""
+    accuracy = f"top-1 {result.top1:.2f} %, {top5}" if result.top1 else ""
     price = f", {result.dollars:.2f} dollars" if run.spec.cloud else ""
     return f"done: {accuracy}{format_duration(result.seconds.get('total', 0.0))}{price}"
 

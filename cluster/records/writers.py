@@ -28,7 +28,12 @@ def render_tsv(run: RunData) -> str:
     """Return DAWNBench's TSV: for each validated epoch its number, hours, and accuracies in percent."""
     columns = TSV_COLUMNS_BY_DATA.get(run.recipe.data.name, TSV_COLUMNS)
     rows = [
-        (f"{epoch.epoch}", f"{end / 3600:.6f}", f"{epoch.top1:.4f}", f"{epoch.top5:.4f}")
+        (
+            f"{epoch.epoch}",
+            f"{end / 3600:.6f}",
+            f"{epoch.top1:.4f}",
+            f"{100.0 if epoch.top5 is None else epoch.top5:.4f}",
+        )
         for epoch, end in run.validated_epochs
     ]
     return "".join("\t".join(row[: len(columns)]) + "\n" for row in (columns, *rows))
@@ -118,9 +123,10 @@ def render_mlperf_log(run: RunData, org: str | None) -> str:
             add_event(began_at, POINT_IN_TIME, "global_batch_size", global_batch, epoch_num=epoch)
         add_event(began_at, INTERVAL_START, "epoch_start", epoch_num=epoch)
         add_event(trained_at, INTERVAL_END, "epoch_stop", epoch_num=epoch)
-        if row.top1 is not None and row.top5 is not None:
+        if row.top1 is not None:
+            top5 = {} if row.top5 is None else {"top5": row.top5 / 100}
             add_event(trained_at, INTERVAL_START, "eval_start", epoch_num=epoch)
-            add_event(ended_at, POINT_IN_TIME, "eval_accuracy", row.top1 / 100, epoch_num=epoch, top5=row.top5 / 100)
+            add_event(ended_at, POINT_IN_TIME, "eval_accuracy", row.top1 / 100, epoch_num=epoch, **top5)
             add_event(ended_at, INTERVAL_END, "eval_stop", epoch_num=epoch)
         began_at = ended_at
     add_event(began_at, INTERVAL_END, "run_stop", status="success" if run.has_succeeded else "aborted")

@@ -15,6 +15,7 @@ from train.data.order.batch_sampler import DistributedBatchSampler
 from train.distributed import process_group
 from train.distributed.gpu import bind_to_numa_node, full_memory_explained
 from train.metrics import thumbnails
+from train.metrics.accuracy import TOP_GUESSES
 from train.metrics.confusion import PICTURED_PAIRS, Confusion
 from train.metrics.records import RunClock, TrainResult
 from train.metrics.rows import overall_images_per_second
@@ -95,6 +96,8 @@ def join_and_train(
     recipe = dataset.recipe
     if options.target:
         recipe = target.Target.parse(options.target).apply_to_recipe(recipe)
+        if options.target.startswith("top5") and len(dataset.train.classes) <= TOP_GUESSES:
+            raise TrainingError(f"--target {options.target}: with at most {TOP_GUESSES} classes, give top1=...")
     gpus = options.gpus or (recipe.nominal_gpus if options.keep_batch else group.world_size)
     try:
         schedule = Schedule(recipe, len(dataset.train), gpus, options.max_steps)
@@ -142,7 +145,8 @@ def join_and_train(
         publish_network(trainer)
         result = publish_result(trainer, attempt_start_time, dataset.recipe)
         path = options.out / RESULT_FILE
-        print(f"done: top-1 {result.top1:.2f} %  top-5 {result.top5:.2f} %  {path}", flush=True)
+        top5 = "" if result.top5 is None else f"  top-5 {result.top5:.2f} %"
+        print(f"done: top-1 {result.top1:.2f} %{top5}  {path}", flush=True)
         if result.target:
             print(target.describe_outcome(result.target), flush=True)
     trainer.progress.wait_for_tracker()

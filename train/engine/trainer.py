@@ -230,7 +230,8 @@ class Trainer:
         accuracies: dict[str, Accuracy] = {}
         if should_validate(self.schedule, self.epoch_index, self.history):
             accuracies = self.validate(epoch, batches)
-        result = epoch_result(epoch, self.epoch_totals, accuracies, time.perf_counter() - self.interval_start)
+        seconds = time.perf_counter() - self.interval_start
+        result = epoch_result(epoch, self.epoch_totals, accuracies, seconds, len(self.classes))
         now = unix_time()
         times = self.time_breakdown.end_epoch()
         clock = target.seconds_of_run(now, self.run_start_time, self.history)
@@ -481,8 +482,7 @@ class Trainer:
     @property
     def ends_here(self) -> bool:
         """Whether the validations so far end training, before the end of the schedule. The same on all ranks."""
-        options = self.options
-        return target.ends_training(options.target, self.recipe.patience, self.history, options.extended_at)
+        return target.ends_training(self.options.target, self.recipe.patience, self.history, self.options.extended_at)
 
     @property
     def run_info(self) -> RunInfo:

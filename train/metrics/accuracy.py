@@ -6,6 +6,8 @@ import torch
 
 from .confusion import MAX_CLASSES
 
+TOP_GUESSES = 5
+
 
 @dataclass(frozen=True)
 class Accuracy:

@@ -6,7 +6,7 @@ from dataclasses import astuple, dataclass
 from train.recipe.history import EpochResult
 from train.recipe.schedule import Epoch
 
-from .accuracy import Accuracy
+from .accuracy import TOP_GUESSES, Accuracy
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ def interval_scalars(epoch: Epoch, totals: StepTotals, lr: float, momentum: floa
 
 
 def epoch_result(
-    epoch: Epoch, totals: StepTotals, accuracies: Mapping[str, Accuracy], val_seconds: float
+    epoch: Epoch, totals: StepTotals, accuracies: Mapping[str, Accuracy], val_seconds: float, classes: int
 ) -> EpochResult:
     """Return the result of an epoch, without its times by part and the time of its end.
 
     `accuracies` has the result of each view of the validation, the main view first; it is empty where the epoch was not
-    validated.
+    validated. With at most five classes there is no top-5: all five guesses are right.
     """
     view, accuracy = next(iter(accuracies.items()), (None, None))
     square = accuracies.get("square")
@@ -66,9 +66,9 @@ def epoch_result(
         val_images=accuracy.images if accuracy else None,
         view=view,
         top1=accuracy.top1 if accuracy else None,
-        top5=accuracy.top5 if accuracy else None,
+        top5=accuracy.top5 if accuracy and classes > TOP_GUESSES else None,
         top1_square=square.top1 if square else None,
-        top5_square=square.top5 if square else None,
+        top5_square=square.top5 if square and classes > TOP_GUESSES else None,
         images_per_second=totals.images / totals.seconds,
     )
 

@@ -88,7 +88,9 @@ def test_interval_scalars_are_means_per_image_and_percent(epoch: Epoch) -> None:
 def test_epoch_row_reports_the_main_view_and_the_square_one(
     accuracies: Any, view: str, main: Accuracy, epoch: Epoch
 ) -> None:
-    row = epoch_result(epoch, StepTotals(200.0, 25, 50, 100, 4.0), accuracies, 1.5)
+    row = epoch_result(epoch, StepTotals(200.0, 25, 50, 100, 4.0), accuracies, 1.5, 10)
+    few = epoch_result(epoch, StepTotals(200.0, 25, 50, 100, 4.0), accuracies, 1.5, 5)
+    assert few == replace(row, top5=None, top5_square=None), "five guesses are always right"
     assert row == EpochResult(
         epoch=2, size=64, global_batch=32, steps=4, lr=row.lr,
         train_loss=2.0, train_top1=25.0, train_top5=50.0, train_images=100, images_per_second=25.0,

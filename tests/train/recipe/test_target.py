@@ -96,11 +96,10 @@ def test_training_ends_after_validations_without_a_higher_top1(tmp_path: Path) -
 
 
 def test_training_ends_and_saves_after_the_validation_that_reaches_the_target(tmp_path: Path) -> None:
-    """With five classes, five guesses are always right."""
-    images = RandomImages(train=16, val=12, classes=5)
+    images = RandomImages(train=16, val=12, classes=6)
     trainer = make_trainer(tmp_path, make_recipe(make_phase((0, 4), 8, 0.001)), images, plain=False)
     trainer.options = replace(trainer.options, target="top5=5")
     trainer.train(images, workers=0)  # type: ignore[arg-type]
     (row,) = trainer.history
-    assert row.top5 == 100 and row.at == pytest.approx(trainer.run_start_time + (row.clock or 0.0))
+    assert (row.top5 or 0.0) >= 5 and row.at == pytest.approx(trainer.run_start_time + (row.clock or 0.0))
     assert [path.name for path in tmp_path.rglob("*.pt")] == ["step-00000002.pt"]
