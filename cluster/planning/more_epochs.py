@@ -46,6 +46,8 @@ def with_added_epochs(run: Run, options: MoreEpochs) -> JobSpec:
         raise BadInput(f"--epochs {epochs}: the checkpoints of {spec.name} are gone from {run.folder.shared}")
     extended = replace(spec, forecast=None, train=replace(spec.train, extended_at=done))
     if total == planned:  # it has ended before
+        if lr is not None:
+            raise BadInput("--lr is the learning rate of added epochs: there are none")
         return extended
     recipe = with_more_epochs(schedule, total - planned, lr)
     if not recipe.phases[-1].lr_endpoints[0]:

@@ -295,4 +295,7 @@ def test_machines_without_a_supervisor_power_off_and_resume_fetches_the_result(r
     renter.wait_for(lambda: not (job.has_ended and job.state == "stopped"))
     result = wait_for_end(renter, job, "done")
     assert len(result.epochs) == 3
+    renter.run("resume", "-d", "-y", job.name, "--epochs", "+1")
+    renter.wait_for(lambda: not job.has_ended)
+    assert len(wait_for_end(renter, job, "done").epochs) == 4
     renter.assert_nothing_left()

@@ -4,6 +4,7 @@ Machines lose their power, freeze, and are cut off from us; two users look after
 """
 
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -72,6 +73,17 @@ def test_job_survives_a_power_cut_and_a_freeze_and_its_network_comes_home(make_u
     trained = final_parameters(user.remote_shared_folder())
     network = read_safetensors(job.run_folder.network_folder / "model.safetensors")  # it came home
     assert len(network) > 30 and all(tensor.equal(trained[name]) for name, tensor in network.items())
+
+    longer = user.sandbox.cli("resume", "job-1", "--epochs", "+1")
+    assert longer.code == 0, longer
+    assert len(known(job.result).epochs) == EPOCHS + 1
+    network = read_safetensors(job.run_folder.network_folder / "model.safetensors")
+    parameters = final_parameters(user.remote_shared_folder())
+    assert all(tensor.equal(parameters[name]) for name, tensor in network.items()), "the new one came home"
+    shutil.rmtree(user.remote_shared_folder() / "checkpoints")
+    gone = user.sandbox.cli("resume", "job-1", "--epochs", "+1")
+    assert gone.code == 100 and "are gone, so it cannot get more epochs" in gone.out, gone
+    assert (job.path / f"network-{EPOCHS + 1}/model.safetensors").exists(), "the network of before stays"
 
 
 def test_unreachable_machines_train_on_and_another_user_can_adopt_the_job(

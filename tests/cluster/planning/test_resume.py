@@ -111,6 +111,8 @@ def test_schedule_stays_the_same_on_other_machines(tmp_path: Path) -> None:
         ({"machines": 2, "spares": 10_000}, r"^10002 machines \(--machines plus --spares\) are too many"),
         ({"max_hours": 0.0}, "^Invalid value for '--max-hours': 0.0 is not in the range"),
         ({"lurk": 1}, "^a launch has no option 'lurk'"),
+        ({"lr": 0.1}, r"^--lr is the learning rate of added epochs: give --epochs \+N with it$"),
+        ({"epochs": "6", "lr": 0.1}, "^--lr is the learning rate of added epochs: there are none"),
     ],
 )
 def test_options_that_a_resume_does_not_have_are_refused(tmp_path: Path, options: Any, message: str) -> None:
@@ -269,7 +271,6 @@ COMMAND = Command(argv=("true",), name="mine")
         (("--epochs", "-3"), {}, "'-3' is neither"),
         (("--epochs", "2"), {}, "--epochs 2: job-1 has done 2 of 2 epochs, and its schedule can only become longer: "
          "give +N, or a total of 3 or more"),
-        (("--lr", "0.1"), {}, "--lr is the learning rate of added epochs: give --epochs +N with it"),
         (("--epochs", "+1", "--lr", "0"), {}, "0.0 is not in the range x>0"),
         (("--epochs", "+1"), {"recipe": TO_ZERO}, "ends at a learning rate of 0; give another: --lr LR"),
         (("--epochs", "+1"), {"max_steps": 4}, "job-1 has --max-steps, which distributes its steps over all phases"),
