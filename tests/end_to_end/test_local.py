@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support import exact_jobs
+from support.known import known
 from support.packed_sets import content
 from support.sandbox import ENDLESS, FinishedSandbox, Sandbox
 from support.small_disk import enlarge, fill
