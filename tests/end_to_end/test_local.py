@@ -227,8 +227,9 @@ def test_epochs_added_to_a_finished_job_end_with_the_bits_of_a_longer_job(sandbo
     assert forgets.code == 0 and note in " ".join(forgets.out.split()), forgets
     epochs = known(longer.result).epochs
     best = known(best_epoch(epochs))
-    network = open_trained(longer.run_folder.network_folder / "model-best.safetensors").description
-    assert len(epochs) == 5 and best.epoch < 5 and network.step == 8 * best.epoch, "no longer the last, but not lost"
+    path = longer.run_folder.network_folder / "model-best.safetensors"
+    assert len(epochs) == 5 and path.exists() == (best.epoch < 5), [epoch.top1 for epoch in epochs]
+    assert best.epoch == 5 or open_trained(path).description.step == 8 * best.epoch, "no longer the last, but not lost"
 
 
 def test_job_stopped_during_setup_can_be_resumed(sandbox: Sandbox) -> None:
