@@ -21,6 +21,7 @@ from .options import (
     open_cloud,
     output_option,
     print_json,
+    print_rows,
     typed_options,
     yes_option,
 )
@@ -93,7 +94,6 @@ def check(
         return _check_hosts(hosts, recipe, machines, data, output)
     from cluster.display import cloud as display_cloud
     from cluster.planning.resolve import load_recipes
-    from train.tools.records import encode
 
     cloud = open_cloud(backend)
     if iam:
@@ -106,10 +106,7 @@ def check(
     types = types or (checked_recipe.types if checked_recipe else ())
     machine_count = machines or (checked_recipe.machines if checked_recipe else 1)
     findings = cloud.check_launch(region, types, machine_count, "on-demand" if on_demand else "spot", tags)
-    if output == "json":
-        print_json([encode(finding) for finding in findings])
-    else:
-        display_cloud.show_findings(findings)
+    print_rows(findings, output, display_cloud.show_findings)
     if any(finding.level == "error" for finding in findings):
         sys.exit(EXIT_ERROR)
 
@@ -130,7 +127,6 @@ def _check_hosts(hosts: str, recipe: str | None, machines: int | None, data: str
     from cluster.planning.resolve import load_recipes
     from cluster.planning.resolve import plan as resolve_plan
     from train.recipe import SAMPLE, Model, Phase, Recipe
-    from train.tools.records import encode
 
     any_recipe = Recipe(
         name="check",
@@ -145,11 +141,9 @@ def _check_hosts(hosts: str, recipe: str | None, machines: int | None, data: str
     backend_class = registry.backend_class(spec.backend)
     backend_class.check(spec, store.runs_folder())
     reports = backend_class.check_machines(spec)
-    if output == "json":
-        print_json([encode(report) for report in reports])
-    else:
+    if output == "table":
         show_other_jobs(spec)
-        show_host_reports(reports)
+    print_rows(reports, output, show_host_reports)
     if unusable := sum(bool(report.errors) for report in reports):
         raise ClusterError(f"{unusable} of the {len(reports)} machines cannot be used")
     if output == "table":

@@ -18,6 +18,7 @@ from .options import (
     open_cloud,
     output_option,
     print_json,
+    print_rows,
     regions_option,
     regions_to_search,
     typed_options,
@@ -274,7 +275,6 @@ def gc(unknown: bool, regions: tuple[str, ...], backend: str | None, yes: bool, 
     """
     from cluster.backends.rentals import Garbage
     from cluster.jobs import billing
-    from train.tools.records import encode
 
     cloud = open_cloud(backend)
     is_live_by_uid = {job.spec.uid: not job.has_ended for job in billing.rented_jobs()}
@@ -291,7 +291,7 @@ def gc(unknown: bool, regions: tuple[str, ...], backend: str | None, yes: bool, 
         if yes:
             remaining += cloud.terminate_jobs(name, list(garbage.remove))
     if output == "json":
-        print_json([encode(garbage) for garbage in found])
+        print_json(found)
     elif not any(garbage.remove for garbage in found):
         click.echo(f"nothing to remove in {', '.join(garbage.region for garbage in found)}")
     elif not yes:
@@ -408,25 +408,19 @@ def offers(
     """
     from cluster.display import cloud as display_cloud
     from cluster.planning.resolve import load_recipes
-    from train.tools.records import encode
 
     if capacity_blocks:
         if recipe:
             raise BadInput("--recipe: there is no forecast for capacity blocks; leave out one of the two")
         block_rows = open_cloud(backend).capacity_block_rows(region, gpu, machines or 1, hours or DEFAULT_BLOCK_HOURS)
-        if output == "json":
-            return print_json([encode(row) for row in block_rows])
-        return display_cloud.show_capacity_blocks(block_rows)
+        return print_rows(block_rows, output, display_cloud.show_capacity_blocks)
     if hours is not None:
         raise BadInput("--hours is about --capacity-blocks; add that option")
     recipes = load_recipes(recipe) if recipe else []
     if len(recipes) > 1:
         raise BadInput(f"{recipe}: has {len(recipes)} recipes; --recipe takes a file with one")
     rows = open_cloud(backend).offer_rows(region, gpu, recipes[0] if recipes else None, machines)
-    if output == "json":
-        print_json([encode(row) for row in rows])
-    else:
-        display_cloud.show_offers(rows)
+    print_rows(rows, output, display_cloud.show_offers)
 
 
 COMMANDS = (up, down, gc, cost, extend, offers)

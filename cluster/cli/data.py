@@ -173,13 +173,7 @@ def check(folder: Path, val_fraction: float | None, output: str) -> None:
     images the smallest and the largest class have, and how many times larger the largest one is.
     Packed data sets are compared with their checksums, as `data verify` does.
     """
-    from train.data.index.open import (
-        archives,
-        check_layout,
-        images_by_class,
-        layout_problems,
-        load_index,
-    )
+    from train.data.index.open import archives, check_layout, images_by_class, layout_problems, load_index
 
     if not folder.is_dir():
         check_layout(folder)
@@ -205,14 +199,11 @@ def check(folder: Path, val_fraction: float | None, output: str) -> None:
         faults = {"bad": dict(misplaced + untrained + broken), "archives": [str(path) for path in archives(folder)]}
         print_json({**counts, "images_by_class": counts_by_split, **faults, "without_validation": unvalidated})
     else:
-        for path, reason in misplaced:
-            click.echo(f"misplaced: {path}: {reason}", err=True)
-        for path, reason in untrained:
-            click.echo(f"missing: {path}: {reason}", err=True)
         for archive in archives(folder):
             click.echo(f"warning: {archive}: an archive beside the class folders; unpack or remove it", err=True)
-        for path, reason in broken:
-            click.echo(f"broken: {path}: {reason}", err=True)
+        for label, faults in (("misplaced", misplaced), ("missing", untrained), ("broken", broken)):
+            for path, reason in faults:
+                click.echo(f"{label}: {path}: {reason}", err=True)
         if broken:
             click.echo("repair or remove the broken files, or pass --skip-bad to launch, pack and resize", err=True)
         few = {name: count for name, count in counts_by_split["train"].items() if count < FEW_IMAGES}

@@ -18,6 +18,7 @@ from .options import (
     output_option,
     pluralize,
     print_json,
+    print_rows,
     regions_option,
     regions_to_search,
     typed_options,
@@ -117,14 +118,10 @@ def _list_jobs(folder: Path) -> "tuple[dict[str, JobStatus | None], list[dict[st
 
 def _ls_cloud(cloud: "CloudAdministration", regions: tuple[str, ...], output: str) -> None:
     from cluster.display import cloud as display_cloud
-    from train.tools.records import encode
 
     asked_regions = regions_to_search(cloud, regions)
     rows = [row for region in asked_regions for row in cloud.rented_jobs(region)]
-    if output == "json":
-        print_json([encode(row) for row in rows])
-    else:
-        display_cloud.show_rented_machines(rows, asked_regions)
+    print_rows(rows, output, lambda rows: display_cloud.show_rented_machines(rows, asked_regions))
 
 
 @click.command()
@@ -150,7 +147,7 @@ def status(job: str | None, exit_code: bool, parts: bool, output: str) -> None:
     result = found_job.result
     if output == "json":
         machines_json = {name: machine.to_json() for name, machine in machines.items()}
-        others = {"timeline": encode(timeline), "machines_now": machines_json, "result": encode(result)}
+        others = {"timeline": timeline, "machines_now": machines_json, "result": result}
         print_json({**encode(job_status), **others})
     else:
         display_status.show_status(job_status, machines, timeline, with_parts=parts)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 CommandFunction = Callable[..., Any]  # Any: each command has its own parameters
 CommandT = TypeVar("CommandT", bound=CommandFunction)
+RowT = TypeVar("RowT")
 
 DEFAULT_BACKEND = "aws"
 CONFIGURED_SOURCES = (click.core.ParameterSource.ENVIRONMENT, click.core.ParameterSource.DEFAULT_MAP)
@@ -324,10 +325,18 @@ def warn(text: object) -> None:
 
 
 def print_json(value: object) -> None:
-    """Print a value as JSON on stdout."""
+    """Print a value, which may have records in it, as JSON on stdout."""
+    from train.tools.records import encode
     from train.tools.text_files import replace_nonfinite
 
-    click.echo(json.dumps(replace_nonfinite(value), indent=1))
+    click.echo(json.dumps(replace_nonfinite(encode(value)), indent=1))
+
+
+def print_rows(rows: Sequence[RowT], output: str, show: Callable[[Sequence[RowT]], None]) -> None:
+    """Print rows as JSON on stdout, or show them as a table."""
+    if output == "json":
+        return print_json(rows)
+    show(rows)
 
 
 def pluralize(number: int, noun: str) -> str:
