@@ -35,7 +35,7 @@ from .data import DataPreparationError, count_fetch_requests, prepare_data, prep
 from .ending import EndConditions, JobFinished, broken_machine_end
 from .gpu_check import GpuCheck
 from .processes.attempt_state import AttemptState
-from .processes.base import AttemptProcesses, ProcessesExit, UnkillableProcess
+from .processes.base import ProcessesExit, UnkillableProcess
 from .processes.commands import CommandProcesses
 from .status_writer import StatusWriter, continue_clock, elapsed_by_statuses, read_previous_status
 from .temp_folder import TempFolder
@@ -80,7 +80,9 @@ class Agent:
         self.traffic_meter = TrafficMeter(shared, address, previous) if self.spec.cloud else None
         continue_clock(previous)
         self.temp_folder = TempFolder(work)
-        self.trainers = self._make_processes(user_project)
+        places = shared, work, self.temp_folder.path, user_project
+        command = self.spec.own_command
+        self.trainers = CommandProcesses(self.spec, command, *places) if command else Trainers(self.spec, *places)
         self.rules = self.spec.membership_rules
         self.peers = PeerStatuses(shared, self.spec.machine_names, self.launch_id)
         self.log_shipper = log_sync.LogShipper(work, shared)
@@ -112,12 +114,6 @@ class Agent:
         self.last_log_sync_time = 0.0
         self.current = AttemptState(last_progress_time=now)
         self.status = MachineStatus(id=self.id, address=address)  # as last written
-
-    def _make_processes(self, user_project: Path | None) -> AttemptProcesses:
-        temp_folder = self.temp_folder.path
-        if command := self.spec.own_command:
-            return CommandProcesses(self.spec, command, self.shared, self.work, temp_folder, user_project)
-        return Trainers(self.spec, self.shared, self.work, temp_folder, user_project)
 
     def run(self) -> int:
         """Run until the job has ended on this machine. Returns 1 when it failed, else 0."""

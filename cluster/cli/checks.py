@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import click
 
@@ -85,7 +85,11 @@ def check(
     printed with what to do. Exit code 1 if there is one that would stop a launch.
     """
     if notify_targets:
-        return _send_test_notifications(notify_targets)
+        from cluster.notifications.delivery import send_tests
+
+        for label in send_tests(notify_targets):
+            click.echo(f"sent to {label}")
+        return
     typed = typed_options({"hosts": hosts, "types": types, "on_demand": on_demand, "tags": tags, "region": region})
     is_about_aws = bool(typed.keys() - {"hosts"} or iam or backend)
     if "hosts" in typed and is_about_aws:
@@ -109,13 +113,6 @@ def check(
     print_rows(findings, output, display_cloud.show_findings)
     if any(finding.level == "error" for finding in findings):
         sys.exit(EXIT_ERROR)
-
-
-def _send_test_notifications(targets: tuple[str, ...]) -> None:
-    from cluster.notifications.delivery import send_tests
-
-    for label in send_tests(targets):
-        click.echo(f"sent to {label}")
 
 
 def _check_hosts(hosts: str, recipe: str | None, machines: int | None, data: str | None, output: str) -> None:
@@ -228,24 +225,16 @@ def selftest(
         confirm_or_abort(f"rent machines in {region} for at most ${max_dollars:.2f}?", yes)
     for signal_number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(signal_number) is not signal.SIG_IGN:  # as nohup sets it
-            signal.signal(signal_number, _interrupt)
+            signal.signal(signal_number, signal.default_int_handler)
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with locked(folder / ".lock", 0):
-            sys.exit(_clean(session) if clean else _run(session))
+            if not clean:
+                sys.exit(_run(session))
+            fail_if_resources_remain(session.remove_everything())
+            click.echo("nothing is left of a self-test")
     except BlockingIOError as error:
         raise ClusterError(f"{folder}: another self-test is running there; name another one: --folder") from error
-
-
-def _interrupt(signal_number: int, frame: object) -> NoReturn:
-    raise KeyboardInterrupt
-
-
-def _clean(session: "SelftestSession") -> int:
-    """Remove what an earlier self-test has left. Returns the exit code."""
-    fail_if_resources_remain(session.remove_everything())
-    click.echo("nothing is left of a self-test")
-    return EXIT_OK
 
 
 def _run(session: "SelftestSession") -> int:

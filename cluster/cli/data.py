@@ -201,8 +201,8 @@ def check(folder: Path, val_fraction: float | None, output: str) -> None:
     else:
         for archive in archives(folder):
             click.echo(f"warning: {archive}: an archive beside the class folders; unpack or remove it", err=True)
-        for label, faults in (("misplaced", misplaced), ("missing", untrained), ("broken", broken)):
-            for path, reason in faults:
+        for label, problems in (("misplaced", misplaced), ("missing", untrained), ("broken", broken)):
+            for path, reason in problems:
                 click.echo(f"{label}: {path}: {reason}", err=True)
         if broken:
             click.echo("repair or remove the broken files, or pass --skip-bad to launch, pack and resize", err=True)

@@ -84,8 +84,8 @@ class GroupedOption(click.Option):
         **attributes: Any,  # Any: as click.Option takes them
     ) -> None:
         if config_name:
-            flag = next(name for name in declarations if name.startswith("--"))
-            attributes["envvar"] = environment_variable(flag)
+            flag = next(name for name in declarations if name.startswith("--")).partition("/")[0]
+            attributes["envvar"] = "IMGNET_" + flag.removeprefix("--").replace("-", "_").upper()
         super().__init__(declarations, **attributes)
         self.help_group = help_group
         self.config_name = config_name
@@ -107,11 +107,6 @@ class GroupedOption(click.Option):
         if source not in CONFIGURED_SOURCES or is_other_switch:
             return record
         return record[0], f"{record[1]}  [{describe_source(self, source)}: {format_value(self.show(value))}]"
-
-
-def environment_variable(flag: str) -> str:
-    """Return the environment variable that sets the default of an option, such as IMGNET_MAX_HOURS."""
-    return "IMGNET_" + flag.partition("/")[0].removeprefix("--").replace("-", "_").upper()
 
 
 def describe_source(param: click.Parameter, source: "click.core.ParameterSource | None") -> str:

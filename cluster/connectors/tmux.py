@@ -151,11 +151,6 @@ def window_names(name: str) -> list[str]:
     return _ask("list-windows", "-t", f"={name}", "-F", "#{window_name}") or []
 
 
-def session_owners() -> list[str]:
-    """Return the run folders that the sessions belong to, "" for a session without one. Raises `ClusterError`."""
-    return [owner for name in sorted(session_names()) if (owner := session_owner(name)) is not None]
-
-
 def session_owner(name: str) -> str | None:
     """Return the run folder that a session belongs to, "" if it has none, None if there is no such session."""
     lines = _ask("show-environment", "-t", f"={name}", OWNER_VARIABLE)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from cluster.report.tables import attempts_table, format_cell
+from cluster.report.tables import attempts_table, format_cell, format_known
 from cluster.state.states import JobState, SetupStep, work_title
 from cluster.state.status import JobStatus, MachineRow
 from cluster.state.timeline import AttemptRow
@@ -64,13 +64,17 @@ def show_status(
 
     With `with_parts`, also a table of the steps of each machine's set-up.
     """
-    created = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(status.created))
-    for name, value in {**encode(status), "created": created}.items():
+    texts = {
+        "created": time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(status.created)),
+        "seconds": format_duration(status.seconds),
+        "goodput": format_known(None if status.goodput is None else 100 * status.goodput, "{:.1f} %"),
+    }
+    for name, value in (encode(status) | texts).items():
         if name == "state":
             print_state(f"{name:19}", status.state)
         elif name not in ("where", "work") and value not in (None, ""):
             label = "name" if name == "recipe" and status.command else STATUS_LABELS.get(name, name)
-            print(f"{label:18} {_format_status_value(name, value)}")
+            print(f"{label:18} {format_cell(value)}")
     if len(machines) > 1 or any(machine.host for machine in machines.values()):
         print()
         show_machines(machines)
@@ -82,14 +86,6 @@ def show_status(
         show_timeline(attempts)
     if status.where:
         print("\n" + "\n".join(time_table_lines(status.where, status.goodput)))
-
-
-def _format_status_value(name: str, value: object) -> str:
-    if isinstance(value, float) and name == "seconds":
-        return format_duration(value)
-    if isinstance(value, float) and name == "goodput":
-        return f"{100 * value:.1f} %"
-    return format_cell(value)
 
 
 def show_machines(machines: Mapping[str, MachineRow]) -> None:

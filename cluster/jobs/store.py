@@ -26,10 +26,9 @@ def runs_folder() -> Path:
 
 def busy_runs_folders() -> list[Path]:
     """Return the other runs folders in which jobs of this user run now, by the tmux sessions on this computer."""
-    owners: list[str] = []
+    paths: set[Path] = set()
     with contextlib.suppress(ClusterError):  # no tmux, or its server does not answer
-        owners = tmux.session_owners()
-    paths = {Path(owner) for owner in owners if owner}
+        paths = {Path(owner) for name in tmux.session_names() if (owner := tmux.session_owner(name))}
     # The session of a queue belongs to the runs folder itself.
     folders = {path.parent if is_job_name(path.name) else path for path in paths}
     return sorted(folder for folder in folders - {runs_folder()} if folder.is_dir())

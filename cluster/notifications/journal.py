@@ -47,11 +47,6 @@ class Journal:
         with contextlib.suppress(OSError), open_regular(self.run_path / JOURNAL_FILE, "ab") as file:
             file.write(json.dumps(encode(row)).encode() + b"\n")
 
-    @property
-    def told_keys(self) -> set[str]:
-        """The keys of all events that were told, or are about to be."""
-        return {key for row in self.rows for key in row.keys}
-
     def count_of_last_hour(self, now: float) -> int:
         """Return how many events were recorded within an hour of `now` (seconds since 1970)."""
         return sum(row.notification is not None and abs(now - row.time) < 3600 for row in self.rows)

@@ -45,27 +45,24 @@ class Notifier:
         try:
             if self._take_over():
                 self._record_new_events(view)
-                self._poll_deliveries()
+                for delivery in self.targets.values():
+                    if outcome := delivery.poll():
+                        self._record_outcome(delivery, *outcome)
         except Exception as error:  # damaged files are reported by the supervisor
             self._log_once(f"notifications: {type(error).__name__}: {error}")
 
     def finish(self, view: SupervisorView) -> None:
         """Deliver what is left after the end of the job, for at most a minute."""
         deadline = time.monotonic() + FINISH_SECONDS
-        while True:
-            self.update(view)
-            if not self._is_busy or time.monotonic() > deadline:
-                break
+        self.update(view)
+        while self.journal and any(each.waiting for each in self.targets.values()) and time.monotonic() <= deadline:
             time.sleep(FINISH_POLL_SECONDS)
+            self.update(view)
         for delivery in self.targets.values() if self.journal else ():
             for notification, error in delivery.abandon():
                 self._record_outcome(delivery, notification, error)
         self._lock.close()
         self.journal = None
-
-    @property
-    def _is_busy(self) -> bool:
-        return self.journal is not None and any(delivery.waiting for delivery in self.targets.values())
 
     def _take_over(self) -> bool:
         """Return whether this process is the one that sends. What an earlier one left is sent now."""
@@ -82,7 +79,8 @@ class Notifier:
     def _record_new_events(self, view: SupervisorView) -> None:
         assert self.journal
         result = read_record(self.run.folder.result_path, JobResult)
-        for event in find_events(self.run, view, result, self.journal.told_keys):
+        told_keys = {key for row in self.journal.rows for key in row.keys}
+        for event in find_events(self.run, view, result, told_keys):
             if event.kind in REPEATED_KINDS and self.journal.count_of_last_hour(time.time()) >= MAX_HOURLY_EVENTS:
                 self._log_once(
                     f"there were {MAX_HOURLY_EVENTS} notifications within an hour; others wait, but for the job's end"
@@ -101,11 +99,6 @@ class Notifier:
         )
         for delivery in self.targets.values():
             delivery.waiting.append(notification)
-
-    def _poll_deliveries(self) -> None:
-        for delivery in self.targets.values():
-            if outcome := delivery.poll():
-                self._record_outcome(delivery, *outcome)
 
     def _record_outcome(self, delivery: Delivery, notification: Notification, error: str) -> None:
         assert self.journal

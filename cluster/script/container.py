@@ -153,16 +153,10 @@ def run_argv(
     return [*words, "--env", "USER", image, *argv]
 
 
-def running_containers(machine_label: str) -> list[str]:
-    """Return the containers of a machine of a job, also those that have ended and are not removed yet."""
-    output = _run_docker("ps", "--all", "--quiet", "--filter", f"label={LABEL}={machine_label}")
-    return output.split()
-
-
 def remove_containers(machine_label: str) -> None:
-    """Kill and remove all containers of a machine of a job. Does nothing without docker."""
+    """Kill and remove all containers of a machine of a job, also ended ones. Does nothing without docker."""
     with contextlib.suppress(ContainerError):
-        if containers := running_containers(machine_label):
+        if containers := _run_docker("ps", "--all", "--quiet", "--filter", f"label={LABEL}={machine_label}").split():
             _run_docker("rm", "--force", *containers)
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from train.tools.agent_protocol import checkpoint_files, checkpoint_folder, checkpoint_folders, checkpoint_step
-from train.tools.files import make_folder_below
+from train.tools.files import make_folder_below, sync
 
 VERSION_PATTERN = "save-*"
 RESUMED_PATTERN = "resume-*"
@@ -149,7 +149,7 @@ def publish(source: Path, shared: Path, attempt: int, tree: Tree, is_restless: b
             raise FolderChanged
         _sync_tree(unfinished, scan(unfinished))
         unfinished.rename(target)
-        _sync(folder)
+        sync(folder)
     for old in versions(shared, attempt, with_resumed=False)[1:]:
         remove_version(old)
     return target
@@ -178,7 +178,7 @@ def link_newest(shared: Path, attempt: int) -> Path | None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(newest))
         _sync_tree(unfinished, tree)
         unfinished.rename(folder / name)
-        _sync(folder)
+        sync(folder)
     return folder / name
 
 
@@ -228,7 +228,8 @@ def restore(version: Path | None, folder: Path) -> int:
         folder.unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     wanted = scan(version) if version else {}
-    for child in sorted(_all_paths(folder), reverse=True):  # what is in a folder comes before the folder
+    present_paths = [Path(parent, name) for parent, folders, files in os.walk(folder) for name in (*folders, *files)]
+    for child in sorted(present_paths, reverse=True):  # what is in a folder comes before the folder
         path = child.relative_to(folder).as_posix()
         status = child.lstat()
         expected = wanted.get(path)
@@ -243,10 +244,6 @@ def restore(version: Path | None, folder: Path) -> int:
     copied_bytes = copy_tree(version, folder, missing) if version else 0
     _set_folder_times(folder, wanted)
     return copied_bytes
-
-
-def _all_paths(folder: Path) -> list[Path]:
-    return [Path(parent, name) for parent, folders, files in os.walk(folder) for name in (*folders, *files)]
 
 
 # --- copies -------------------------------------------------------------------------------------------------------
@@ -369,14 +366,5 @@ def _sync_tree(folder: Path, tree: Tree) -> None:
     for path, entry in tree.items():
         is_new_file = entry.kind == stat.S_IFREG and (folder / path).lstat().st_nlink == 1
         if is_new_file or entry.kind == stat.S_IFDIR:
-            _sync(folder / path)
-    _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    """Sync a file or a folder to disk."""
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+            sync(folder / path)
+    sync(folder)

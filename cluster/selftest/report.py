@@ -88,14 +88,9 @@ def remove_private(text: str, names: Sequence[str] = ()) -> str:
     return text
 
 
-def private_names() -> list[str]:
-    """Return the names of this user and of this computer, and the user's home."""
-    return [str(Path.home()), getpass.getuser(), socket.gethostname()]
-
-
 def write_report(folder: Path, report: SelftestReport) -> str:
     """Write a report as JSON and as text, without what is private, and return the text. Raises `OSError`."""
-    names = private_names()
+    names = [str(Path.home()), getpass.getuser(), socket.gethostname()]
     text = remove_private("".join(f"{line}\n" for line in _lines(report)), names)
     data = remove_private(json.dumps(encode(report), indent=1), names)
     write_atomic(folder / f"{REPORT_NAME}.json", data.encode())

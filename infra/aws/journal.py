@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from train.tools import host
-from train.tools.files import open_regular, read_file
+from train.tools.files import open_regular, read_file, sync
 from train.tools.text_files import parse_json
 
 from .journal_events import (
@@ -74,10 +74,8 @@ class Journal:
             file.write((("\n" if is_torn else "") + line + "\n").encode())
             file.flush()
             os.fsync(file.fileno())
-        folder = os.open(self.path.parent, os.O_RDONLY)
         with contextlib.suppress(OSError):  # some file systems cannot sync a folder
-            os.fsync(folder)
-        os.close(folder)
+            sync(self.path.parent)
 
     def _ends_with_newline(self) -> bool:
         """Whether the last line is complete. A full disk or a kill leaves a part of a line."""

@@ -139,7 +139,7 @@ class AgentChannel:
     def report_failure(self, reason: str, fault: Fault = Fault.OWN) -> None:
         """Write why this process fails."""
         failure = TrainerFailure(rank=self.rank, reason=reason, fault=fault, time=unix_time())
-        self._write(agent_protocol.failure_file(self.rank), failure)
+        self._write(agent_protocol.FAILURE_FILE_PATTERN.replace("*", str(self.rank)), failure)
 
     def excepthook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """Print the traceback, report the failure, and exit at once: a regular exit with torch takes a second.

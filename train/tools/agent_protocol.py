@@ -38,7 +38,7 @@ PEERS_VARIABLE = "IMGNET_PEERS"
 EXIT_SAVED = 3  # exit code of a process that was asked to stop and has written a checkpoint
 
 PROGRESS_FILE = "progress.json"
-FAILURE_FILE_PATTERN = "failed-*.json"
+FAILURE_FILE_PATTERN = "failed-*.json"  # each rank reports its failure in one
 IN_PLACE_VARIABLE = "IMGNET_IN_PLACE"  # set when trainers keep their state for the next attempt
 STOP_REQUEST_FILE = "ask"
 SAVE_REQUEST_FILE = "save"
@@ -89,11 +89,6 @@ def kept_state_file(rank: int) -> str:
 def next_request_file(local_rank: int) -> str:
     """Return the name of the file with the `StandbyRequest` for a trainer that has kept its state."""
     return f"next-{local_rank}.json"
-
-
-def failure_file(rank: int) -> str:
-    """Return the name of the file in which a rank reports its failure."""
-    return FAILURE_FILE_PATTERN.replace("*", str(rank))
 
 
 def attempt_name(number: int) -> str:

@@ -46,7 +46,7 @@ def _temp_file(
         with contextlib.suppress(OSError):  # the folder may be missing too
             temp.unlink(missing_ok=True)
     if durable:
-        _fsync_folder(path.parent)
+        sync(path.parent)
 
 
 def write_atomic(path: Path, content: bytes, durable: bool = True, mode: int = 0o666) -> None:
@@ -78,9 +78,9 @@ def create_once(path: Path, content: bytes) -> bool:
     return True
 
 
-def _fsync_folder(folder: Path) -> None:
-    """Sync a folder to disk: a new file name is durable only when its folder is."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def sync(path: Path) -> None:
+    """Sync a file or a folder to disk: a new file name is durable only when its folder is."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -121,7 +121,10 @@ class RentedJobController(Generic[MachineT]):
             )
         self.set_activity("renting machines")
         self.live_machines = self._find_or_rent()
-        self._apply_cost_limit()
+        limited_spec = self.provider.with_machine_limits(self.spec)
+        if limited_spec != self.spec:  # the agents enforce only the time limit
+            self.spec = limited_spec
+            write_atomic(self.run_folder.shared / "job.json", to_json_bytes(self.spec.to_json()))
         hosts = self.provider.hosts(self.live_machines)
         # A missing machine needs an entry too, until it is replaced: any existing address will do.
         placeholder = next(iter(hosts.values()))
@@ -174,13 +177,6 @@ class RentedJobController(Generic[MachineT]):
         """Whether the machines of this launch were set up, and their agents started."""
         setup_record = read_setup_record(self.run_folder)
         return setup_record.is_ready and setup_record.launch == self.run_folder.launch_id
-
-    def _apply_cost_limit(self) -> None:
-        """Set the time limit at which the job reaches its price limit. The agents enforce only the time limit."""
-        limited_spec = self.provider.with_machine_limits(self.spec)
-        if limited_spec != self.spec:
-            self.spec = limited_spec
-            write_atomic(self.run_folder.shared / "job.json", to_json_bytes(self.spec.to_json()))
 
     def _wait_until_ready(self, name: str) -> None:
         """Wait until a machine has booted. One whose boot fails is exchanged."""

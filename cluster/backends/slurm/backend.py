@@ -281,8 +281,8 @@ class SlurmBackend(SharedFolderBackend):
         others = [name for name in self.run.spec.machine_names if name != machine and self.has_agent(name)]
         busy_nodes = {step.node for name in others for step in queue.steps_of(name)[:1]}
         for job in queue.living_jobs:
-            if job.state == "RUNNING":
-                for node in slurm_commands.expand_nodes(job.nodes):
+            if job.state == "RUNNING" and job.nodes:
+                for node in slurm_commands.run("scontrol", "show", "hostnames", job.nodes).split():
                     if node not in busy_nodes and slurm_commands.does_node_answer(job.id, node):
                         return job, node
         return None

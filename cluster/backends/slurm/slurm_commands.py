@@ -146,11 +146,6 @@ def submit(argv: Sequence[str], script: str) -> str:
     return run("sbatch", "--parsable", *argv, input=script).strip().partition(";")[0]
 
 
-def expand_nodes(nodes: str) -> list[str]:
-    """Return the names that Slurm's abbreviation stands for."""
-    return run("scontrol", "show", "hostnames", nodes).split() if nodes else []
-
-
 def step_argv(job_id: str, node: str) -> list[str]:
     """Return the beginning of a command that starts a process on a node of a job, beside those that run there."""
     return ["srun", f"--jobid={job_id}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}"]

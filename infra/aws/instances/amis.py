@@ -83,14 +83,6 @@ def explain_legacy_arch(gpu_arch: str) -> str:
     )
 
 
-def describe_legacy_image(gpu_arch: str, ami: str) -> str:
-    """Return what a user's own image must have for such GPUs, and which PyTorch is installed on it."""
-    return (
-        f"{gpu_arch}: {ami} must have NVIDIA's proprietary driver, R580 or older; "
-        f"each machine takes {LEGACY_TORCH} from {LEGACY_TORCH_INDEX_URL}"
-    )
-
-
 def get_torch_index_url(gpu_arch: str) -> str | None:
     """Return the package index whose PyTorch supports such GPUs, None when the default build does."""
     return LEGACY_TORCH_INDEX_URL if is_legacy_arch(gpu_arch) else None

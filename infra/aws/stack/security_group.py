@@ -16,6 +16,7 @@ from .resources import RESOURCE_NAME, RESOURCE_VISIBILITY_SECONDS, StackContext,
 logger = logging.getLogger(__name__)
 
 SSH_PORT = 22
+NOT_IN_DESCRIPTION = r"[^a-zA-Z0-9. _:/()#,@\[\]+=&;{}!$*-]"  # characters that AWS does not allow there
 
 
 # --- the security group ----------------------------------------------------------------------------------------------
@@ -112,7 +113,7 @@ def allow_ssh_from(
     Beside `SSH_PORT` the port of an image is opened.
     """
     address = parse_single_address(address)
-    description = rule_description(owner)
+    description = re.sub(NOT_IN_DESCRIPTION, "_", f"ssh from {owner}")[:255]
     rules = _ssh_rules(account, group)
     context = StackContext(account, journal)
     open_ports = [(port, ip_range["CidrIp"]) for port, ip_range in rules]
@@ -146,11 +147,6 @@ def parse_single_address(text: str) -> str:
     if not network or network.num_addresses != 1 or network.network_address.is_unspecified:
         raise CloudError(f"--from {text}: ssh can be open to one IPv4 address only, such as 203.0.113.7/32")
     return str(network)
-
-
-def rule_description(owner: str) -> str:
-    """Return the description of an owner's ssh rule, in the characters that AWS allows there."""
-    return re.sub(r"[^a-zA-Z0-9. _:/()#,@\[\]+=&;{}!$*-]", "_", f"ssh from {owner}")[:255]
 
 
 def _ssh_rule(port: int, ip_range: Resource) -> Resource:

@@ -115,7 +115,10 @@ def plan_rental(
     if reservation:
         notes.append(describe_reservation(reservation))
     if options.ami and amis.is_legacy_arch(instance_type.gpu_arch):
-        notes.append(amis.describe_legacy_image(instance_type.gpu_arch, options.ami))
+        notes.append(
+            f"{instance_type.gpu_arch}: {options.ami} must have NVIDIA's proprietary driver, R580 or older; "
+            f"each machine takes {amis.LEGACY_TORCH} from {amis.LEGACY_TORCH_INDEX_URL}"
+        )
     max_hours, grace_seconds = rental_spec.compute_limits(machine_count, first_place, spec.max_hours, spent_dollars)
     constants = request.constants_for(first_place.type)
     start_seconds = constants.boot_seconds + constants.setup_seconds
