@@ -1,19 +1,15 @@
 """Exit codes of the command, and the errors that it prints as one line. The exit codes are listed in README.md."""
 
+from infra.errors import EXIT_ERROR as EXIT_ERROR
+from infra.errors import ClusterError as ClusterError
+
 EXIT_OK = 0
-EXIT_ERROR = 1
 EXIT_USAGE = 2
 EXIT_JOB_FAILED = 100
 EXIT_UNFINISHED = 101
 EXIT_NO_SUCH_JOB = 102
 EXIT_JOB_STOPPED = 103
 EXIT_INTERRUPTED = 130
-
-
-class ClusterError(Exception):
-    """An error that the user can correct. Its text says what is wrong, where, and what to type next."""
-
-    exit_code = EXIT_ERROR
 
 
 class BadInput(ClusterError):
@@ -24,22 +20,6 @@ class BadInput(ClusterError):
 
 class SetupFailed(ClusterError):
     """Machines that a job needs cannot be used. The text names them and says why."""
-
-
-class NoCloudAccess(ClusterError):
-    """This computer cannot use the cloud: it has no credentials that the cloud accepts, or no region is set."""
-
-
-class JobAdopted(NoCloudAccess):
-    """Another computer supervises the job since `since` (seconds since 1970), and this one must not."""
-
-    def __init__(self, text: str, since: float) -> None:
-        super().__init__(text)
-        self.since = since
-
-
-class NoCloudAnswer(ClusterError):
-    """The cloud cannot be reached, or does not permit what it was asked."""
 
 
 class NoSuchJob(ClusterError):

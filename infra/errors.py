@@ -1,8 +1,16 @@
-"""Errors of a cloud that the controller of rented jobs tells apart. Each reads in one line."""
+"""Errors that a person can fix, and those of a cloud that are told apart. Each reads in one line."""
+
+EXIT_ERROR = 1
 
 
-class CloudError(Exception):
-    """An error of a cloud that a person can fix, in one line. `code` is the cloud's error code, "" for none."""
+class ClusterError(Exception):
+    """An error that the user can correct. Its text says what is wrong, where, and what to type next."""
+
+    exit_code = EXIT_ERROR
+
+
+class CloudError(ClusterError):
+    """An error of a cloud. `code` is the cloud's error code, "" for none."""
 
     def __init__(self, text: str, code: str = "") -> None:
         super().__init__(text)
@@ -17,7 +25,7 @@ class NoAnswer(CloudError):
     """The cloud cannot be reached, or does not permit the call."""
 
 
-class AdoptedElsewhere(CloudError):
+class AdoptedElsewhere(NoCredentials):
     """Another computer supervises the job since `since` (seconds since 1970). This one may end it, and no more."""
 
     def __init__(self, text: str, since: float) -> None:

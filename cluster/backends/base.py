@@ -81,7 +81,7 @@ class Backend(ABC):
         return is_locked(self.run.folder.path / SUPERVISOR_LOCK)
 
     def check_access(self, ask_cloud: bool = False) -> None:
-        """Raise `NoCloudAccess` when a supervisor that this process starts could not use the source of the machines.
+        """Raise `NoCredentials` when a supervisor that this process starts could not use the source of the machines.
 
         Without `ask_cloud`, nothing is sent: the credentials are only looked for.
         """

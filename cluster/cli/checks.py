@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cluster.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, BadInput, ClusterError, NoCloudAccess
+from cluster.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, BadInput, ClusterError
+from infra.errors import NoCredentials
 
 from .cloud import fail_if_resources_remain, region_option, tag_option
 from .options import (
@@ -254,7 +255,7 @@ def _run(session: "SelftestSession") -> int:
 
 
 def _show_costs(session: "SelftestSession") -> None:
-    """Print what each job is expected to cost, and the sum. Raises `NoCloudAccess`."""
+    """Print what each job is expected to cost, and the sum. Raises `NoCredentials`."""
     from cluster.display.tables import print_table
     from cluster.selftest.steps import JOB_REQUESTS
 
@@ -264,7 +265,7 @@ def _show_costs(session: "SelftestSession") -> None:
         market, dollars = "", None
         try:
             market, dollars = session.expected_cost(request)
-        except NoCloudAccess:
+        except NoCredentials:
             raise
         except ClusterError as error:
             click.echo(f"{request.title}: {error}", err=True)

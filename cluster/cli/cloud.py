@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cluster.errors import BadInput, ClusterError, NoCloudAccess, NoCloudAnswer, NoSuchJob
+from cluster.errors import BadInput, ClusterError, NoSuchJob
+from infra.errors import NoAnswer, NoCredentials
 
 from .options import (
     ConfiguredCommand,
@@ -232,7 +233,7 @@ def _down_all(cloud: "CloudAdministration", regions: Sequence[str], dry_run: boo
     try:
         for name in regions_to_search(cloud, regions):
             tagged_uids[name] = [row.uid for row in cloud.rented_jobs(name)]
-    except (NoCloudAccess, NoCloudAnswer) as error:
+    except (NoCredentials, NoAnswer) as error:
         unasked_reason = f"machines of other folders and computers were not looked for: {error}"
     may_have_machines = bool(unasked_reason and (typed_options({"regions": regions}) or billing.rented_jobs()))
     own_uids = {job.spec.uid for job in unfinished_jobs}

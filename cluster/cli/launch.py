@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cluster.errors import EXIT_INTERRUPTED, EXIT_OK, BadInput, ClusterError, NoCloudAccess, NoCloudAnswer
+from cluster.errors import EXIT_INTERRUPTED, EXIT_OK, BadInput, ClusterError
+from infra.errors import NoAnswer, NoCredentials
 
 from .cloud import region_option
 from .options import (
@@ -261,7 +262,7 @@ def show_machine_checks(reports: "Sequence[HostReport]", needed: int) -> None:
 def plan_all(makers: "Sequence[Callable[..., Plan]]", dry_run: bool) -> "tuple[list[Plan], str]":
     """Return the plans that the functions make, and why the cloud could not be asked, "" if it was.
 
-    Each function takes the keyword `offline`. A launch raises `NoCloudAccess` or `NoCloudAnswer` when the cloud cannot
+    Each function takes the keyword `offline`. A launch raises `NoCredentials` or `NoAnswer` when the cloud cannot
     be asked. A dry run plans without it.
     """
     plans = []
@@ -269,13 +270,13 @@ def plan_all(makers: "Sequence[Callable[..., Plan]]", dry_run: bool) -> "tuple[l
     for make in makers:
         try:
             plans.append(make(offline=bool(unasked_reason)))
-        except (NoCloudAccess, NoCloudAnswer) as error:
+        except (NoCredentials, NoAnswer) as error:
             if dry_run:
                 unasked_reason = str(error)
                 plans.append(make(offline=True))
-            elif isinstance(error, NoCloudAccess):
+            elif isinstance(error, NoCredentials):
                 other_machines = "without AWS: --local (this computer) or --ssh FILE (your own machines)"
-                raise NoCloudAccess(f"{error}; {other_machines}") from error
+                raise NoCredentials(f"{error}; {other_machines}") from error
             else:
                 raise
     return plans, unasked_reason

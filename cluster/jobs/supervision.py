@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cluster.backends.base import Backend
-from cluster.errors import ClusterError, JobAdopted, NoCloudAccess, NoCloudAnswer
+from cluster.errors import ClusterError
 from cluster.state import supervisor_records
 from cluster.state.run_folder import SUPERVISOR_LOCK, RunFolder, lock_holder
 from cluster.state.supervisor_records import TROUBLE_FILE, SupervisorHeartbeat, SupervisorTrouble
+from infra.errors import AdoptedElsewhere, NoAnswer, NoCredentials
 from train.tools.files import locked
 from train.tools.process import command_line
 from train.tools.records import read_record
@@ -50,8 +51,8 @@ def trouble_of(error: Exception) -> SupervisorTrouble:
     """Return the record of an error that keeps the supervisor from its work."""
     return SupervisorTrouble(
         error=str(error),
-        lacks_access=isinstance(error, NoCloudAccess),
-        adopted_since=error.since if isinstance(error, JobAdopted) else 0.0,
+        lacks_access=isinstance(error, NoCredentials),
+        adopted_since=error.since if isinstance(error, AdoptedElsewhere) else 0.0,
     )
 
 
@@ -62,7 +63,7 @@ def terminate_machines(backend: Backend) -> list[str]:
     """
     try:
         return backend.terminate()
-    except (NoCloudAccess, NoCloudAnswer) as error:
+    except (NoCredentials, NoAnswer) as error:
         name = backend.run.spec.name
         raise ClusterError(
             f"{error}; {name} is ending: {backend.rented_now() or 'its machines are not known'}; to end it, in a "
@@ -186,7 +187,7 @@ class Supervision:
                 backend.check_access(ask_cloud=lacked_access)
             except ClusterError as error:
                 self.access_error = "" if backend.is_supervised() else str(error)
-                if isinstance(error, JobAdopted) and self._end(backend):
+                if isinstance(error, AdoptedElsewhere) and self._end(backend):
                     supervisor_records.write_trouble(self.path, trouble_of(error))
                 return
             self.access_error = ""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from cluster.backends.aws.renting.adoption import AwsAdoption
 from cluster.backends.aws.terms.rental_spec import RentalSpec
 from cluster.backends.rentals import CloudAdministration, Garbage, OfferRow, RentedJob
-from cluster.backends.rented.errors import cloud_errors_as_cluster_errors
 from cluster.errors import BadInput, ClusterError, NoSuchJob
 from cluster.state.spec import JobSpec
 from infra.aws import prices, s3, tags
@@ -36,8 +35,7 @@ class AwsAdministration(CloudAdministration):
 
     def resolve_regions(self, requested: Sequence[str]) -> list[str]:
         """Return the requested regions, or the environment's region if none is requested."""
-        with cloud_errors_as_cluster_errors():
-            return list(requested) or [Account().region]
+        return list(requested) or [Account().region]
 
     def regions_of(self, spec: JobSpec) -> set[str]:
         """Return the regions in which a job may have rented machines."""
@@ -48,34 +46,29 @@ class AwsAdministration(CloudAdministration):
     ) -> str:
         """Create the missing parts of a region's stack. `address` is a CIDR range; each tag has the form KEY=VALUE."""
         user_tags = _parse_tags(tag_texts)
-        with cloud_errors_as_cluster_errors():
-            own_stack = stack.ensure(Account(region), address or get_public_address(), bucket, user_tags)
+        own_stack = stack.ensure(Account(region), address or get_public_address(), bucket, user_tags)
         return f"the stack of {own_stack.region} is ready: {own_stack.vpc}, file system {own_stack.file_system}"
 
     def missing_stack_parts(self, region: str | None) -> list[str]:
         """Return what `ensure_stack` would create."""
-        with cloud_errors_as_cluster_errors():
-            return stack.inspect(Account(region))[0]
+        return stack.inspect(Account(region))[0]
 
     def has_stack(self, region: str) -> bool:
         """Return whether the network or the file system of a region's stack exists."""
-        with cloud_errors_as_cluster_errors():
-            return stack.exists(Account(region))
+        return stack.exists(Account(region))
 
     def remove_stack(self, region: str | None, delete_data: bool) -> list[str]:
         """Remove a region's stack, unless instances still run in it."""
-        with cloud_errors_as_cluster_errors():
-            return stack.remove(Account(region), delete_data)
+        return stack.remove(Account(region), delete_data)
 
     def rented_jobs(self, region: str) -> list[RentedJob]:
         """Return a row for each job that has machines in a region that are not terminated, or leftovers that cost."""
-        with cloud_errors_as_cluster_errors():
-            account = Account(region)
-            machines: dict[str, list[Instance]] = {}
-            for instance in instances.describe(account, {}):
-                if instance.state != "terminated":
-                    machines.setdefault(instance.job_uid, []).append(instance)
-            leftovers = _leftovers_by_job(account)
+        account = Account(region)
+        machines: dict[str, list[Instance]] = {}
+        for instance in instances.describe(account, {}):
+            if instance.state != "terminated":
+                machines.setdefault(instance.job_uid, []).append(instance)
+        leftovers = _leftovers_by_job(account)
         billed = {uid: [each for each in found if each.description] for uid, found in leftovers.items()}
         return [
             _job_row(uid, region, machines.get(uid, []), billed.get(uid, []))
@@ -84,8 +77,7 @@ class AwsAdministration(CloudAdministration):
 
     def rented_machines(self, region: str, uid: str) -> list[Instance]:
         """Return the instances of a job that EC2 shows in a region, by name."""
-        with cloud_errors_as_cluster_errors():
-            found_instances = instances.describe(Account(region), {tags.JOB: uid})
+        found_instances = instances.describe(Account(region), {tags.JOB: uid})
         return sorted(found_instances, key=lambda instance: (instance.name, instance.id))
 
     def begin_adoption(self, region: str, uid: str) -> AwsAdoption:
@@ -94,42 +86,38 @@ class AwsAdministration(CloudAdministration):
 
     def terminate_job(self, region: str, uid_or_name: str) -> list[str]:
         """Terminate a job found by the tags of its resources."""
-        with cloud_errors_as_cluster_errors():
-            account = Account(region)
-            owner_by_uid = {
-                instance.job_uid: instance.tags.get(tags.OWNER, "")
-                for instance in instances.describe(account, {})
-                if instance.state != "terminated"
-            }
-            uids = set(owner_by_uid) | set(_leftovers_by_job(account))
-            matches = sorted(uid for uid in uids if uid == uid_or_name or uid.rpartition("-")[0] == uid_or_name)
-            if not matches:
-                raise NoSuchJob(
-                    f"{uid_or_name}: nothing in {region} has the tag of this job; "
-                    "to list all: imgnet-cluster ls --cloud"
-                )
-            if len(matches) > 1:
-                raise ClusterError(f"{uid_or_name}: several jobs have this name; use one of {', '.join(matches)}")
-            (uid,) = matches
-            if uid != uid_or_name and owner_by_uid.get(uid, account.owner) != account.owner:
-                raise ClusterError(
-                    f"{uid_or_name} is {uid}, which belongs to {owner_by_uid[uid]}; "
-                    f"to terminate it anyway: imgnet-cluster down {uid}"
-                )
-            return terminate_by_uid(account, uid)
+        account = Account(region)
+        owner_by_uid = {
+            instance.job_uid: instance.tags.get(tags.OWNER, "")
+            for instance in instances.describe(account, {})
+            if instance.state != "terminated"
+        }
+        uids = set(owner_by_uid) | set(_leftovers_by_job(account))
+        matches = sorted(uid for uid in uids if uid == uid_or_name or uid.rpartition("-")[0] == uid_or_name)
+        if not matches:
+            raise NoSuchJob(
+                f"{uid_or_name}: nothing in {region} has the tag of this job; to list all: imgnet-cluster ls --cloud"
+            )
+        if len(matches) > 1:
+            raise ClusterError(f"{uid_or_name}: several jobs have this name; use one of {', '.join(matches)}")
+        (uid,) = matches
+        if uid != uid_or_name and owner_by_uid.get(uid, account.owner) != account.owner:
+            raise ClusterError(
+                f"{uid_or_name} is {uid}, which belongs to {owner_by_uid[uid]}; "
+                f"to terminate it anyway: imgnet-cluster down {uid}"
+            )
+        return terminate_by_uid(account, uid)
 
     def terminate_jobs(self, region: str, uids: Sequence[str]) -> list[str]:
         """Terminate all resources of some jobs. Returns a line for each that is not gone."""
-        with cloud_errors_as_cluster_errors():
-            account = Account(region)
-            return [line for uid in uids for line in terminate_by_uid(account, uid)]
+        account = Account(region)
+        return [line for uid in uids for line in terminate_by_uid(account, uid)]
 
     def find_garbage(self, region: str, local_jobs: Mapping[str, bool], include_unknown: bool) -> Garbage:
         """Find the resources in a region that no live job needs, by their tags."""
-        with cloud_errors_as_cluster_errors():
-            account = Account(region)
-            billed_instances = [instance for instance in instances.describe(account, {}) if instance.is_billed]
-            leftovers = _leftovers_by_job(account)
+        account = Account(region)
+        billed_instances = [instance for instance in instances.describe(account, {}) if instance.is_billed]
+        leftovers = _leftovers_by_job(account)
         now = unix_time()  # after an answer of AWS, which has set a wrong clock
         to_remove = {}
         to_keep = []
@@ -160,8 +148,7 @@ class AwsAdministration(CloudAdministration):
         self, region: str | None, gpu: str | None, recipe: Recipe | None, machine_count: int | None
     ) -> list[OfferRow]:
         """Return a row for each instance type and zone that EC2 offers."""
-        with cloud_errors_as_cluster_errors():
-            found_offers = offers.list_offers(Account(region), gpu)
+        found_offers = offers.list_offers(Account(region), gpu)
         rows = [_offer_row(offer, recipe, machine_count) for offer in found_offers]
         return sorted(rows, key=lambda row: row.dollars or float("inf")) if recipe else rows
 
@@ -169,36 +156,34 @@ class AwsAdministration(CloudAdministration):
         self, region: str | None, gpu: str | None, machine_count: int, hours: float
     ) -> list[CapacityBlockRow]:
         """Return the capacity blocks on offer in a region, those of the right length first, then by fee."""
-        with cloud_errors_as_cluster_errors():
-            account = Account(region)
-            zones_by_type = offers.list_zones_by_type(account, list(BUILTIN_TYPES))
-            types = [
-                instance_type
-                for instance_type in offers.list_instance_types(account, list(zones_by_type)).values()
-                if CAPACITY_BLOCK in instance_type.markets and offers.matches_gpu(instance_type, gpu)
-            ]
-            return reservations.list_block_offerings(account, types, machine_count, hours)
+        account = Account(region)
+        zones_by_type = offers.list_zones_by_type(account, list(BUILTIN_TYPES))
+        types = [
+            instance_type
+            for instance_type in offers.list_instance_types(account, list(zones_by_type)).values()
+            if CAPACITY_BLOCK in instance_type.markets and offers.matches_gpu(instance_type, gpu)
+        ]
+        return reservations.list_block_offerings(account, types, machine_count, hours)
 
     def check_launch(
         self, region: str | None, types: Sequence[str], machine_count: int, market: str, tag_texts: Sequence[str] = ()
     ) -> list[LaunchFinding]:
         """Check everything that a launch needs of AWS."""
         user_tags = _parse_tags(tag_texts)
-        with cloud_errors_as_cluster_errors():
-            account = Account(region)
-            try:
-                missing_parts, own_stack = stack.inspect(account)
-            except CloudError:  # the preflight check meets the same error and reports it as a finding
-                missing_parts, own_stack = [], None
-            return preflight.run_preflight(
-                account,
-                types=types,
-                machines=machine_count,
-                market=market,
-                stack_missing=missing_parts,
-                own_stack=own_stack,
-                user_tags=user_tags,
-            )
+        account = Account(region)
+        try:
+            missing_parts, own_stack = stack.inspect(account)
+        except CloudError:  # the preflight check meets the same error and reports it as a finding
+            missing_parts, own_stack = [], None
+        return preflight.run_preflight(
+            account,
+            types=types,
+            machines=machine_count,
+            market=market,
+            stack_missing=missing_parts,
+            own_stack=own_stack,
+            user_tags=user_tags,
+        )
 
     def iam_policies(self, region: str | None = None, data: str | None = None) -> dict[str, stack_policies.Policy]:
         """Return the minimal IAM policies."""
@@ -207,8 +192,7 @@ class AwsAdministration(CloudAdministration):
             "machines": stack_policies.machine_policy(region=region or "*"),
         }
         if data:
-            with cloud_errors_as_cluster_errors():
-                policies["data"] = stack_policies.dataset_policy(*s3.parse_s3_url(data), region or "*")
+            policies["data"] = stack_policies.dataset_policy(*s3.parse_s3_url(data), region or "*")
         return policies
 
 

@@ -3,7 +3,6 @@
 import contextlib
 from pathlib import Path
 
-from cluster.backends.rented.errors import cloud_errors_as_cluster_errors
 from cluster.errors import ClusterError
 from infra.aws.client import Account
 from infra.aws.s3 import S3_SCHEME, ObjectNotFound, S3Prefix, parse_s3_url
@@ -18,20 +17,18 @@ class S3Source:
     """A packed data set under an S3 prefix such as s3://my-bucket/data/imagenet."""
 
     def __init__(self, url: str) -> None:
-        with cloud_errors_as_cluster_errors():
-            self.s3_prefix = S3Prefix(url)
+        self.s3_prefix = S3Prefix(url)
         self.name = self.s3_prefix.name
 
     def read_small_file(self, path: str) -> bytes | None:
         """Return the content of a small file, None when it does not exist."""
-        with cloud_errors_as_cluster_errors(), contextlib.suppress(ObjectNotFound):
+        with contextlib.suppress(ObjectNotFound):
             return self.s3_prefix.read(path)
         return None
 
     def download(self, path: str, file: Path, on_bytes: ByteCallback) -> None:
         """Copy a file of the set to a local file."""
-        with cloud_errors_as_cluster_errors():
-            self.s3_prefix.download(path, file, on_bytes)
+        self.s3_prefix.download(path, file, on_bytes)
 
     def describe_missing(self, split: str) -> str:
         """Return an error message: no packed set is here, and how to upload one."""
@@ -50,21 +47,19 @@ class S3Source:
         total_bytes = sum(file.bytes for _, file in files)
         done_bytes = 0
         uploaded_count = 0
-        with cloud_errors_as_cluster_errors():
-            for path, file in files:
-                uploaded_count += self.s3_prefix.upload(folder / path, path, file.sha256)
-                done_bytes += file.bytes
-                progress(done_bytes, total_bytes)
-            for split in SPLITS:
-                uploaded_count += self.s3_prefix.upload(folder / split / MANIFEST_FILE, f"{split}/{MANIFEST_FILE}")
+        for path, file in files:
+            uploaded_count += self.s3_prefix.upload(folder / path, path, file.sha256)
+            done_bytes += file.bytes
+            progress(done_bytes, total_bytes)
+        for split in SPLITS:
+            uploaded_count += self.s3_prefix.upload(folder / split / MANIFEST_FILE, f"{split}/{MANIFEST_FILE}")
         return uploaded_count, len(files) + len(SPLITS) - uploaded_count
 
 
 def machine_role_problems(url: str, account: Account) -> list[str]:
     """Return a line for the plan if the role of the machines cannot read an S3 location. Raises `ClusterError`."""
     bucket, prefix = parse_s3_url(url)
-    with cloud_errors_as_cluster_errors():
-        file_system = efs.find_file_system(StackContext(account))
+    file_system = efs.find_file_system(StackContext(account))
     stack_bucket = file_system.bucket if file_system else None
     if bucket == stack_bucket and f"{prefix}/".startswith(f"{policies.DATA_PREFIX}/"):
         return []

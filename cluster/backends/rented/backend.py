@@ -23,7 +23,7 @@ from train.tools.records import read_record
 from train.tools.text_files import to_json_bytes
 
 from .controller import HOSTS_FILE, NOT_RENTED, RentedJobController
-from .errors import cloud_errors_as_cluster_errors
+from .errors import report_damaged_journal
 from .provider import CloudProvider, MachineT
 
 
@@ -44,7 +44,7 @@ class RentedBackend(RemoteBackend, Generic[MachineT]):
     @cached_property
     def controller(self) -> RentedJobController[MachineT]:
         """The controller of the job's machines, of which a supervisor has one. Raises `ClusterError`."""
-        with cloud_errors_as_cluster_errors():
+        with report_damaged_journal():
             return RentedJobController(self.run.spec, self.run.folder, self.provider_class)
 
     @property
@@ -59,13 +59,13 @@ class RentedBackend(RemoteBackend, Generic[MachineT]):
     def launch(self) -> None:
         """Start the supervisor. It rents the machines and does all the rest."""
         if not self.is_supervised():
-            with cloud_errors_as_cluster_errors():
+            with report_damaged_journal():
                 self._open_provider().record_launch(self.run.folder.launch_id)
         super().launch()
 
     def check_access(self, ask_cloud: bool = False) -> None:
-        """Raise `NoCloudAccess` without credentials, with `ask_cloud` also when the cloud does not accept them."""
-        with cloud_errors_as_cluster_errors():
+        """Raise `NoCredentials` without credentials, with `ask_cloud` also when the cloud does not accept them."""
+        with report_damaged_journal():
             self._open_provider().check_access(ask_cloud)
 
     def access_error(self) -> str:
@@ -91,7 +91,7 @@ class RentedBackend(RemoteBackend, Generic[MachineT]):
     def kill_machine(self, machine: str, notice_seconds: float | None) -> None:
         """Terminate a machine at once, or give its agent a notice as a cloud does before an interruption."""
         if notice_seconds is None:
-            with cloud_errors_as_cluster_errors():
+            with report_damaged_journal():
                 provider = self._open_provider()
                 machines = provider.list_machines()
                 if machine not in machines:
@@ -114,7 +114,7 @@ class RentedBackend(RemoteBackend, Generic[MachineT]):
         """Terminate all machines of the job. Raises `ClusterError` with what is not terminated."""
         name, folder = self.run.spec.name, self.run.folder
         if folder.journal_path.exists():  # else nothing was ever rented
-            with cloud_errors_as_cluster_errors():
+            with report_damaged_journal():
                 leftovers = self._open_provider().terminate_job()
             if leftovers:
                 raise ClusterError(
@@ -157,7 +157,7 @@ class RentedBackend(RemoteBackend, Generic[MachineT]):
         """Set the limits on all machines, and in the run folder for later machines."""
         spec, folder = self.run.spec, self.run.folder
         provider = self._open_provider()
-        with cloud_errors_as_cluster_errors():
+        with report_damaged_journal():
             provider.require_ownership()
         now = self.run.clock()
         if dollars is not None:
@@ -218,7 +218,7 @@ class RentedBackend(RemoteBackend, Generic[MachineT]):
             shared_spec = to_json_bytes(replace_fields(limited_spec, queue="").to_json())
             write_atomic(folder.shared / "job.json", shared_spec)  # a supervisor that sets machines up sends this one
             fleet.connectors[name].write(f"{fleet.provisioner.job_folder(name)}/job.json", shared_spec)
-        with cloud_errors_as_cluster_errors():
+        with report_damaged_journal():
             provider.set_expiry(now + seconds_left + grace_seconds)
         if problems:
             raise ClusterError(f"some machines did not get the new limit: {'; '.join(problems)}; run the command again")

@@ -19,7 +19,7 @@ from uuid import uuid4
 from cluster.connectors import untrusted
 from cluster.connectors.hosts_file import Host, Hosts
 from cluster.connectors.ssh import Unreachable
-from cluster.errors import ClusterError, JobAdopted, NoCloudAccess, SetupFailed
+from cluster.errors import ClusterError, SetupFailed
 from cluster.machines.fleet import Fleet
 from cluster.state import supervisor_records
 from cluster.state.heartbeats import MachineStatus
@@ -99,12 +99,12 @@ class RentedJobController(Generic[MachineT]):
             if isinstance(error, EndedExternally):
                 self._request_stop(str(error))
             raise SetupFailed(str(error)) from error
-        except AdoptedElsewhere as error:
-            raise JobAdopted(str(error), error.since) from error
+        except AdoptedElsewhere:
+            raise
         except CloudError as error:
             if self.fleet is None and self.provider.first_machine_time is None:
                 raise SetupFailed(str(error)) from error
-            error_class = NoCloudAccess if isinstance(error, NoCredentials) else ClusterError
+            error_class = NoCredentials if isinstance(error, NoCredentials) else ClusterError
             raise error_class(describe_error(error, self.live_machines)) from error
 
     def _start_fleet(self) -> None:

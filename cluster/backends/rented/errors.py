@@ -1,10 +1,10 @@
-"""Errors of rented jobs, and the translation of a cloud's errors into `ClusterError`."""
+"""Errors of rented jobs, and what is added to those of a cloud."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
 
-from cluster.errors import ClusterError, JobAdopted, NoCloudAccess, NoCloudAnswer
-from infra.errors import AdoptedElsewhere, CloudError, NoAnswer, NoCredentials, NoMachines
+from cluster.errors import ClusterError
+from infra.errors import CloudError, NoCredentials, NoMachines
 from infra.rented_machine import RentedMachine
 from train.tools.records import DamagedRecord
 
@@ -14,17 +14,11 @@ class EndedExternally(NoMachines):
 
 
 @contextlib.contextmanager
-def cloud_errors_as_cluster_errors() -> Iterator[None]:
-    """Raise each `CloudError`, and the damage of a journal, as the `ClusterError` that fits. The message stays."""
+def report_damaged_journal() -> Iterator[None]:
+    """Raise the damage of a journal as a `ClusterError`."""
     try:
         yield
-    except AdoptedElsewhere as error:
-        raise JobAdopted(str(error), error.since) from error
-    except NoCredentials as error:
-        raise NoCloudAccess(str(error)) from error
-    except NoAnswer as error:
-        raise NoCloudAnswer(str(error)) from error
-    except (CloudError, DamagedRecord) as error:
+    except DamagedRecord as error:
         raise ClusterError(str(error)) from error
 
 

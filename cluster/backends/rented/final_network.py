@@ -7,7 +7,6 @@ from cluster.errors import ClusterError
 from cluster.machines import trained_files
 from cluster.machines.fleet import Fleet
 from cluster.state.spec import JobSpec
-from infra.errors import CloudError
 
 from .provider import CloudProvider, MachineT
 
@@ -46,5 +45,5 @@ def download(
         if other_ids:
             provider.terminate(other_ids, "the job has ended")
         trained_files.run_in_time(download_all, DOWNLOAD_TIMEOUT_SECONDS)
-    except (ClusterError, CloudError, OSError, KeyError) as error:
+    except (ClusterError, OSError, KeyError) as error:
         logger.info(f"what was trained stays in the machines' shared folder: {error}")

@@ -13,9 +13,10 @@ from cluster.backends.aws.backend import AwsBackend
 from cluster.backends.rentals import Garbage
 from cluster.cli.app import cli
 from cluster.cli.options import open_cloud
-from cluster.errors import BadInput, NoCloudAccess
+from cluster.errors import BadInput
 from cluster.jobs import billing
 from cluster.state.states import JobState
+from infra.errors import NoCredentials
 
 Fixture = Any
 
@@ -122,7 +123,7 @@ def test_down_all_ends_the_jobs_of_this_folder_also_where_the_cloud_cannot_be_as
 ) -> None:
     ended = record_ends(monkeypatch)
     hand_made()
-    cloud.refusal = NoCloudAccess("AWS: no credentials")
+    cloud.refusal = NoCredentials("AWS: no credentials")
     down = run("down", "--all", "-y")
     assert (down.exit_code, ended) == (0, ["job-1"]) and "job-1: gone" in down.output, down.output
     assert "warning: machines of other folders and computers were not looked for: AWS: no cred" in down.output
@@ -160,7 +161,7 @@ def test_down_names_machines_that_did_not_answer(
 ) -> None:
     record_ends(monkeypatch, silent_machines=("0", "1", "3"))
     hand_made()
-    cloud.refusal = NoCloudAccess("AWS: no credentials")
+    cloud.refusal = NoCredentials("AWS: no credentials")
     down = run("down", "-y", *words)
     told = "machines 0-1 3 of job-1 did not answer at the end, so processes may still be running there; to end them"
     assert down.exit_code == 0 and told in down.output and "job-1 is gone" not in down.output, down.output

@@ -21,7 +21,7 @@ from cluster.connectors.hosts_file import Hosts
 from cluster.display.cloud import show_cost
 from cluster.display.progress import follow
 from cluster.display.status import show_jobs
-from cluster.errors import EXIT_UNFINISHED, ClusterError, JobAdopted, NoCloudAccess
+from cluster.errors import EXIT_UNFINISHED, ClusterError
 from cluster.jobs import billing
 from cluster.jobs.job import Job
 from cluster.jobs.supervision import START_MARKER
@@ -104,7 +104,7 @@ def test_command_without_credentials_starts_no_supervisor_and_says_so(job: Any, 
 
 def test_supervisor_without_access_ends_and_keeps_the_reason(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     job.is_supervisor = True
-    error = NoCloudAccess("job-1 runs in account 1, but these credentials are for account 2")
+    error = NoCredentials("job-1 runs in account 1, but these credentials are for account 2")
     monkeypatch.setattr(ToyBackend, "poll", Mock(side_effect=error))
     assert supervise(job) == 1 and not job.has_ended
     assert f"for account 2; {NOTHING_IS_RENTED}" in job.status().warning
@@ -113,7 +113,7 @@ def test_supervisor_without_access_ends_and_keeps_the_reason(job: Any, monkeypat
 def test_job_that_another_computer_adopted_is_not_called_running(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     job.is_supervisor = True
     error = "job-1 was adopted by another computer (ann on desk), which supervises it since 14:02"
-    monkeypatch.setattr(ToyBackend, "poll", Mock(side_effect=JobAdopted(error, since=1000.0)))
+    monkeypatch.setattr(ToyBackend, "poll", Mock(side_effect=AdoptedElsewhere(error, since=1000.0)))
     assert supervise(job) == 1
     job.is_supervisor = False
     ask_cloud = Mock()

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from cluster.backends.aws.s3_source import machine_role_problems
 from cluster.backends.aws.terms.options import AwsOptions
-from cluster.backends.rented.errors import cloud_errors_as_cluster_errors
 from cluster.state.spec import JobSpec
 from infra.aws.client import Account
 from infra.aws.s3 import S3_SCHEME
@@ -43,9 +42,8 @@ def find_images(spec: JobSpec, options: AwsOptions, account: Account | None) -> 
     folder = Path(spec.data_source or spec.train.data)
     has_file_system = True
     if account and is_shared(folder):
-        with cloud_errors_as_cluster_errors():
-            accounts = [account.in_region(region) for region in options.regions or (account.region,)]
-            has_file_system = any(efs.find_file_system(StackContext(regional)) for regional in accounts)
+        accounts = [account.in_region(region) for region in options.regions or (account.region,)]
+        has_file_system = any(efs.find_file_system(StackContext(regional)) for regional in accounts)
     if obstacle := find_obstacle(folder, options.ami, has_file_system):
         return [], [f"{obstacle}; {hint}"]
     return [f"{describe(folder, options.ami)}; {hint}"], []

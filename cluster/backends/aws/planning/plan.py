@@ -18,7 +18,6 @@ from cluster.backends.aws.terms.rental_spec import (
 )
 from cluster.backends.planner import ElsewherePlanner, MachineRequest, Plan, SourceAccess
 from cluster.backends.rentals import RentalPlan
-from cluster.backends.rented.errors import cloud_errors_as_cluster_errors
 from cluster.connectors.hosts_file import Hosts
 from cluster.errors import BadInput, ClusterError
 from cluster.state.spec import JobSpec
@@ -65,16 +64,15 @@ def plan_rental(
     first_type = types_by_name[types[0]]
     machine_count = len(spec.machine_names)
     image = None
-    with cloud_errors_as_cluster_errors():
-        account = request.account
-        places, spare_places, missing_parts = _find_places(request, types, machine_count)
-        if account:  # report now when the image does not exist or does not support the GPUs, not during the launch
-            image = amis.resolve_image(account.in_region(places[0].region), first_type.gpu_arch, options.ami)
-        if options.ssh_address:
-            ssh_address = security_group.parse_single_address(options.ssh_address)
-        else:
-            ssh_address = "this computer's address" if request.offline else get_public_address()
-        owner, account_id = ("offline", "") if account is None else (account.owner, account.identity[0])
+    account = request.account
+    places, spare_places, missing_parts = _find_places(request, types, machine_count)
+    if account:  # report now when the image does not exist or does not support the GPUs, not during the launch
+        image = amis.resolve_image(account.in_region(places[0].region), first_type.gpu_arch, options.ami)
+    if options.ssh_address:
+        ssh_address = security_group.parse_single_address(options.ssh_address)
+    else:
+        ssh_address = "this computer's address" if request.offline else get_public_address()
+    owner, account_id = ("offline", "") if account is None else (account.owner, account.identity[0])
     knows_price = account is not None or any(place.price is not None for place in places)
     max_dollars = options.max_dollars if knows_price else None
     rental_spec = RentalSpec(

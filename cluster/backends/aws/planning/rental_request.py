@@ -8,7 +8,6 @@ from functools import cached_property
 from cluster.backends.aws.terms.options import AwsOptions
 from cluster.backends.aws.terms.rental_spec import MARKETS
 from cluster.backends.planner import ResumedRun
-from cluster.backends.rented.errors import cloud_errors_as_cluster_errors
 from cluster.errors import BadInput, ClusterError
 from infra.aws.client import Account
 from infra.aws.instances import amis, preflight
@@ -89,14 +88,13 @@ def choose_instance_types(
     machines are set up. They have as many GPUs as the first, because the schedule is made for one number of GPUs.
     Returns them by name, and notes on the types that are left out. Raises `ClusterError`.
     """
-    with cloud_errors_as_cluster_errors():
-        for region in request.options.regions:
-            preflight.check_region(region)
-        account = request.account
-        if request.reservation:
-            preferred_types = [request.reservation.type]
-        names, notes = offers.choose_types(account, preferred_types, request.options.types)
-        known_types = offers.list_instance_types(account, names)
+    for region in request.options.regions:
+        preflight.check_region(region)
+    account = request.account
+    if request.reservation:
+        preferred_types = [request.reservation.type]
+    names, notes = offers.choose_types(account, preferred_types, request.options.types)
+    known_types = offers.list_instance_types(account, names)
     if not known_types:
         raise ClusterError(f"none of {', '.join(names)} is known; to list all types: imgnet-cluster offers")
     names = [name for name in names if name in known_types]

@@ -14,7 +14,6 @@ from uuid import uuid4
 from cluster.backends.aws.terms.options import AwsOptions
 from cluster.backends.aws.terms.rental_spec import METADATA_URL, RentalSpec, RentalTerms
 from cluster.backends.rentals import JobAdoption
-from cluster.backends.rented.errors import cloud_errors_as_cluster_errors
 from cluster.backends.rented.provider import MAX_HOURS_WITHOUT_LIMIT, REMOTE_FOLDER, find_jump_host
 from cluster.connectors.ssh import SSHConnector
 from cluster.errors import ClusterError, NoSuchJob
@@ -64,20 +63,19 @@ class AwsAdoption(JobAdoption):
 
     def __init__(self, region: str, uid: str) -> None:
         """Look at the job's instances, and let this computer log in to them. Raises `NoSuchJob`, `ClusterError`."""
-        with cloud_errors_as_cluster_errors():
-            self.account = Account(region)
-            self.uid = uid
-            found_instances = instances.describe(self.account, {tags.JOB: uid})
-            self.instances = instances.live_by_name(found_instances)
-            self.terms = self._read_terms(found_instances)
-            self.address = get_public_address()
-            user_tags = tags.select_user_tags(self.first_machine.tags)
-            self.stack = stack.ensure(self.account, self.address, user_tags=user_tags)
-            self.rental_spec = self._rental_spec()
-            self.events = list(self._rebuild_events(found_instances))
-            self._open_ssh_port()
-            self.hosts = ssh_hosts(self.events, self.instances)
-            self._log_in()
+        self.account = Account(region)
+        self.uid = uid
+        found_instances = instances.describe(self.account, {tags.JOB: uid})
+        self.instances = instances.live_by_name(found_instances)
+        self.terms = self._read_terms(found_instances)
+        self.address = get_public_address()
+        user_tags = tags.select_user_tags(self.first_machine.tags)
+        self.stack = stack.ensure(self.account, self.address, user_tags=user_tags)
+        self.rental_spec = self._rental_spec()
+        self.events = list(self._rebuild_events(found_instances))
+        self._open_ssh_port()
+        self.hosts = ssh_hosts(self.events, self.instances)
+        self._log_in()
 
     # --- what AWS tells ----------------------------------------------------------------------------------------------
 
@@ -274,8 +272,7 @@ class AwsAdoption(JobAdoption):
         claim = uuid4().hex
         journal.write(JobAdopted(claim=claim, dollars=max(0.0, self.terms.spent - known_dollars)))
         hours = MAX_HOURS_WITHOUT_LIMIT if self.terms.hours is None else self.terms.hours
-        with cloud_errors_as_cluster_errors():
-            claims.write_claim(self.account, self.uid, claim, host.unix_time() + 3600 * hours + CLAIM_SECONDS)
+        claims.write_claim(self.account, self.uid, claim, host.unix_time() + 3600 * hours + CLAIM_SECONDS)
 
 
 def adopted_options(rental_spec: RentalSpec) -> AwsOptions:

@@ -10,10 +10,11 @@ from support.packed_sets import content, make_set
 from support.simcloud.http_server import AwsFrontend
 
 from cluster.backends.aws.s3_source import S3Source, machine_role_problems
-from cluster.errors import ClusterError, NoCloudAccess
+from cluster.errors import ClusterError
 from infra.aws.client import Account
 from infra.aws.stack import efs as stack_efs
 from infra.aws.stack.resources import StackContext
+from infra.errors import NoCredentials
 from train.data.fetch.fetch import FetchResult, SetToFetch, fetch_sets
 from train.data.manifest import FetchError
 
@@ -75,7 +76,7 @@ def test_fetch_goes_on_after_a_lasting_error_and_an_upload_skips_what_is_there(
         fetch(tmp_path / "t")
     front.faults.clear()
     front.fault(service="s3", code="ExpiredToken", status=400, times=99)
-    with pytest.raises(NoCloudAccess, match="does not accept the credentials"):
+    with pytest.raises(NoCredentials, match="does not accept the credentials"):
         fetch(tmp_path / "t")
     front.faults.clear()
     fetch(tmp_path / "t")

@@ -15,7 +15,7 @@ from support.toy_cloud import ToyBackend, ToyCloud
 from cluster.backends.rented import final_network
 from cluster.backends.rented.traffic import read_traffic
 from cluster.connectors.ssh import Unreachable
-from cluster.errors import ClusterError, NoCloudAccess, SetupFailed
+from cluster.errors import ClusterError, SetupFailed
 from cluster.machines import trained_files
 from cluster.state.heartbeats import MachineStatus
 from cluster.state.run_folder import stop_reason
@@ -263,7 +263,7 @@ def test_calls_that_the_cloud_denies_are_an_access_error_until_it_permits_them(
     assert backend.access_error() == ""
     backend.controller.fleet = None  # as in a supervisor that was just started
     monkeypatch.setattr(ToyCloud, "list_machines", deny)
-    with pytest.raises(NoCloudAccess if isinstance(error, NoCredentials) else ClusterError, match=str(error)):
+    with pytest.raises(NoCredentials if isinstance(error, NoCredentials) else ClusterError, match=str(error)):
         backend.poll()
 
 
