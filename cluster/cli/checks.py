@@ -271,9 +271,10 @@ def _show_costs(session: "SelftestSession") -> None:
             click.echo(f"{request.title}: {error}", err=True)
         machines = f"{request.machines} x {session.type_of(request)}" + (f", {market}" if market else "")
         price = "unknown" if dollars is None else f"${dollars:.2f}"
-        rows.append((request.title, machines, f"{request.minutes:.0f}", price))
+        minutes = f"{request.minutes:.0f}"
+        rows.append({"job": request.title, "machines": machines, "minutes": minutes, "dollars": price})
         total += dollars or 0.0
-    print_table(("job", "machines", "minutes", "dollars"), rows)
+    print_table(rows)
     limit = f"at most ${session.max_dollars:.2f}"
     click.echo(f"about ${total:.2f} in all, {limit}; one hour of a NAT gateway and storage come on top")
 

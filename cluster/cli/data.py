@@ -290,17 +290,14 @@ def ls(folder: Path, output: str) -> None:
         print_json([{**asdict(split), "root": str(split.root)} for split in splits])
         return
     tables.print_table(
-        ("set", "split", "copy", "images", "MB", "classes", "stored"),
-        [
-            (
-                str(split.root),
-                split.split,
-                split.copy or ("full" if split.kind == "packed" else ""),
-                split.images,
-                None if split.bytes is None else f"{split.bytes / 1e6:.1f}",
-                split.classes,
-                split.kind,
-            )
-            for split in splits
-        ],
+        {
+            "set": str(split.root),
+            "split": split.split,
+            "copy": split.copy or ("full" if split.kind == "packed" else ""),
+            "images": split.images,
+            "MB": None if split.bytes is None else f"{split.bytes / 1e6:.1f}",
+            "classes": split.classes,
+            "stored": split.kind,
+        }
+        for split in splits
     )

@@ -209,16 +209,23 @@ def _print_results(result: "Evaluation") -> None:
         f"{result.classes} classes in {result.data}"
     )
     click.echo(f"{result.checkpoint}, {result.device}, {result.precision}, processes: {result.procs}")
-    table = []
-    for row in result.rows:
-        numbers = (f"{row.top1:.3f}", f"{row.top5:.3f}", f"{row.loss:.4f}", f"{row.seconds:.2f}")
-        place = f"copy of {row.copy}" if row.copy else "full size"
-        table.append((row.crop, row.size, row.views, *numbers, place))
-    tables.print_table(("crop", "size", "views", "top-1", "top-5", "loss", "seconds", "read from"), table)
+    tables.print_table(
+        {
+            "crop": row.crop,
+            "size": row.size,
+            "views": row.views,
+            "top-1": f"{row.top1:.3f}",
+            "top-5": f"{row.top5:.3f}",
+            "loss": f"{row.loss:.4f}",
+            "seconds": f"{row.seconds:.2f}",
+            "read from": f"copy of {row.copy}" if row.copy else "full size",
+        }
+        for row in result.rows
+    )
     first_row = result.rows[0]
     for classes in classes_tables(first_row.confusion):
         click.echo(f"\n{classes.caption.lower()}, {first_row.crop} at {first_row.size}:")
-        tables.print_table(classes.columns, classes.rows)
+        tables.print_table(classes.rows)
     if first_row.confusion:
         click.echo("all classes and errors: -o json")
     centers = {row.size: row for row in result.rows if row.crop == "center"}
@@ -235,10 +242,10 @@ def _print_gain(rect: "EvaluationRow", center: "EvaluationRow") -> None:
     ratios = ["-".join(dict.fromkeys((f"{each.lowest:.2f}", f"{each.highest:.2f}"))) for each in rect.buckets]
     table = []
     for name, new, old in zip((*ratios, "all"), (*rect.buckets, rect), (*center.buckets, center), strict=True):
-        points = (new.top1 - old.top1, new.top5 - old.top5)
-        table.append((name, new.images, *(f"{round(gain, 1) + 0.0:+5.1f}" for gain in points)))  # no -0.0
+        top1, top5 = (f"{round(gain, 1) + 0.0:+5.1f}" for gain in (new.top1 - old.top1, new.top5 - old.top5))  # no -0.0
+        table.append({"w/h": name, "images": new.images, "top-1": top1, "top-5": top5})
     click.echo(f"\nrect at {rect.size} above center, in points, by width / height:")
-    tables.print_table(("w/h", "images", "top-1", "top-5"), table)
+    tables.print_table(table)
 
 
 @click.command(cls=GroupedCommand)

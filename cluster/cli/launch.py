@@ -345,7 +345,7 @@ def config(output: str) -> None:
     rows = [_config_row(option, context) for option in options]
     if output == "json":
         return print_json({"file": str(config_path()), "options": rows})
-    print_table(("option", "value", "source"), [tuple(row.values()) for row in rows])
+    print_table(rows)
     note = "" if config_path().exists() else ", which does not exist"
     print_wrapped(f"configuration file: {config_path()}{note}")
 

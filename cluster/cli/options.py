@@ -165,17 +165,14 @@ class ConfiguredCommand(click.Command):
                 asks_for_help = any(option in args for option in ctx.help_option_names)
                 callers = [context.command for context in (ctx, ctx.parent) if context]  # `config` parses a launch
                 is_tolerant = any(isinstance(command, FaultTolerantCommand) for command in callers)
-                on_fault = _warn_of_config if is_tolerant or asks_for_help else refuse
+                only_warn = is_tolerant or asks_for_help
+                on_fault = (lambda fault: warn(f"{fault}; it does not count here")) if only_warn else refuse
                 ctx.default_map = _configured_defaults(names, on_fault)
         return super().parse_args(ctx, args)
 
 
 class FaultTolerantCommand(ConfiguredCommand):
     """A command that must work also when the configuration file is wrong: it shows jobs, or ends them."""
-
-
-def _warn_of_config(fault: ClusterError) -> None:
-    warn(f"{fault}; it does not count here")
 
 
 def _configured_defaults(params: Mapping[str, click.Option], on_fault: Callable[[BadInput], None]) -> dict[str, object]:

@@ -84,8 +84,7 @@ def show_cost(report: CostReport) -> None:
     if not report.is_billed:
         return print(f"{report.job} runs on {report.backend}: nothing is rented, so it costs nothing")
     cost = report.cost
-    table = cost_table(cost)
-    print_table(table.columns, table.rows, optional=("id", "market", "price/h", "zone"))
+    print_table(cost_table(cost).rows, optional=("id", "market", "price/h", "zone"))
     print_wrapped(
         f"{format_dollars(cost.dollars, 4)} in all: machines {format_dollars(cost.machine_dollars, 4)}, "
         f"disks {format_dollars(cost.disk_dollars, 4)}, addresses {format_dollars(cost.address_dollars, 4)}"
@@ -94,11 +93,15 @@ def show_cost(report: CostReport) -> None:
         + (f", before its adoption {format_dollars(cost.earlier_dollars, 4)}" if cost.earlier_dollars else "")
     )
     if cost.traffic:
-        traffic_rows = [
-            (row.name, f"{row.amount:,.3f} {row.unit}", f"${row.price:g}", format_dollars(row.dollars, 4))
+        print_table(
+            {
+                "traffic": row.name,
+                "amount": f"{row.amount:,.3f} {row.unit}",
+                "price": f"${row.price:g}",
+                "dollars": format_dollars(row.dollars, 4),
+            }
             for row in cost.traffic
-        ]
-        print_table(("traffic", "amount", "price", "dollars"), traffic_rows)
+        )
     dollars_by_label = {
         "per epoch": report.per_epoch,
         "until the target": report.to_target,
@@ -123,23 +126,22 @@ def show_cost(report: CostReport) -> None:
 
 def show_offers(rows: Sequence[OfferRow]) -> None:
     """Print what EC2 offers, a row for each instance type and zone."""
-    columns = ("type", "zone", "GPUs", "GB each", "EFA", "Gbit/s", "spot/h", "on demand/h", "minutes", "dollars")
     cells = [
-        (
-            row.type,
-            row.zone,
-            f"{row.gpus} x {row.gpu}" if row.gpus else "none",
-            row.gpu_gb or "",
-            row.efa,
-            row.gbit,
-            format_dollars(row.spot),
-            format_dollars(row.on_demand) + ("*" if row.on_demand_shipped else ""),
-            "" if row.minutes is None else f"{row.minutes:.0f}",
-            "" if row.dollars is None else format_dollars(row.dollars),
-        )
+        {
+            "type": row.type,
+            "zone": row.zone,
+            "GPUs": f"{row.gpus} x {row.gpu}" if row.gpus else "none",
+            "GB each": row.gpu_gb or "",
+            "EFA": row.efa,
+            "Gbit/s": row.gbit,
+            "spot/h": format_dollars(row.spot),
+            "on demand/h": format_dollars(row.on_demand) + ("*" if row.on_demand_shipped else ""),
+            "minutes": "" if row.minutes is None else f"{row.minutes:.0f}",
+            "dollars": "" if row.dollars is None else format_dollars(row.dollars),
+        }
         for row in rows
     ]
-    print_table(columns, cells, optional=("GB each", "EFA", "Gbit/s", "GPUs", "minutes"))
+    print_table(cells, optional=("GB each", "EFA", "Gbit/s", "GPUs", "minutes"))
     if rows and rows[0].minutes is not None:
         print(f"minutes and dollars are for {rows[0].machines} machines, with boot and set-up")
     if any(row.on_demand_shipped for row in rows):
@@ -150,23 +152,21 @@ def show_capacity_blocks(rows: Sequence[CapacityBlockRow]) -> None:
     """Print the capacity blocks that can be bought, and the command that buys the first."""
     if not rows:
         return print("EC2 offers no such capacity blocks here now; try another: --region, --machines, --hours")
-    columns = ("type", "zone", "GPUs", "machines", "start", "end", "hours", "price", "per machine and hour", "offering")
-    cells = [
-        (
-            row.type,
-            row.zone,
-            f"{row.gpus} x {row.gpu}",
-            row.machines,
-            row.start,
-            row.end,
-            f"{row.hours:.1f}",
-            _format_fee(row.fee, row.currency),
-            _format_fee(row.fee / row.machines / row.hours, row.currency),
-            row.offering,
-        )
+    print_table(
+        {
+            "type": row.type,
+            "zone": row.zone,
+            "GPUs": f"{row.gpus} x {row.gpu}",
+            "machines": row.machines,
+            "start": row.start,
+            "end": row.end,
+            "hours": f"{row.hours:.1f}",
+            "price": _format_fee(row.fee, row.currency),
+            "per machine and hour": _format_fee(row.fee / row.machines / row.hours, row.currency),
+            "offering": row.offering,
+        }
         for row in rows
-    ]
-    print_table(columns, cells)
+    )
     print("hours: until EC2 ends the machines, 30 minutes before the end of the block")
     print("nothing was bought; to buy the first block (another one by its offering), which cannot be cancelled:")
     print(f"  {rows[0].buy}")
@@ -191,5 +191,5 @@ def show_rented_machines(rows: Sequence[RentedJob], regions: Sequence[str]) -> N
     if not rows:
         return print_wrapped(f"nothing is rented in {', '.join(regions)}")
     columns = ("job", "uid", "machines", "state", "type", "market", "zone", "since", "expires", "owner")
-    cells = [[getattr(row, column) for column in columns] for row in rows]
-    print_table(columns, cells, optional=("uid", "zone", "since", "owner", "market", "type"))
+    cells = [{column: getattr(row, column) for column in columns} for row in rows]
+    print_table(cells, optional=("uid", "zone", "since", "owner", "market", "type"))

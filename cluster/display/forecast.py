@@ -27,30 +27,29 @@ def show_forecasts(candidates: Sequence[Candidate], notes: Sequence[str]) -> Non
 def show_candidates(candidates: Sequence[Candidate]) -> None:
     """Print a row for each candidate."""
     has_target = any(candidate.epochs_to_target for candidate in candidates)
-    target_columns = ["to target", "price to target"] if has_target else []
-    columns = ["type", "machines", "GPUs", "minutes", "start", "on demand", *target_columns]
     rows = []
     for candidate in candidates:
-        target_cells = [
-            three_digits(candidate.minutes_to_target),
-            format_dollars(candidate.dollars(candidate.minutes_to_target)),
-        ]
+        to_target = candidate.minutes_to_target
+        target_cells = {
+            "to target": three_digits(to_target),
+            "price to target": format_dollars(candidate.dollars(to_target)),
+        }
         efficiency = candidate.scaling_efficiency
         rows.append(
-            [
-                candidate.machine_type.name,
-                candidate.machines,
-                candidate.plan.spec.procs * candidate.machines,
-                three_digits(candidate.minutes),
-                three_digits(candidate.forecast.terms["start"] / 60 if candidate.forecast else None),
-                format_dollars(candidate.dollars(candidate.minutes)),
-                *(target_cells if has_target else []),
-                "" if efficiency is None else f"{100 * efficiency:.0f} %",
-                longest_terms_by_epochs(candidate) or "no measurements of this model on this GPU",
-            ]
+            {
+                "type": candidate.machine_type.name,
+                "machines": candidate.machines,
+                "GPUs": candidate.plan.spec.procs * candidate.machines,
+                "minutes": three_digits(candidate.minutes),
+                "start": three_digits(candidate.forecast.terms["start"] / 60 if candidate.forecast else None),
+                "on demand": format_dollars(candidate.dollars(candidate.minutes)),
+                **(target_cells if has_target else {}),
+                "scaling efficiency": "" if efficiency is None else f"{100 * efficiency:.0f} %",
+                "longest term, by epochs": longest_terms_by_epochs(candidate)
+                or "no measurements of this model on this GPU",
+            }
         )
-    optional = ("start", "longest term, by epochs", "scaling efficiency", "GPUs")
-    print_table([*columns, "scaling efficiency", "longest term, by epochs"], rows, optional=optional)
+    print_table(rows, optional=("start", "longest term, by epochs", "scaling efficiency", "GPUs"))
     if has_target:
         print_wrapped(
             "to target: until the epoch at which the recipe's source had reached it; without one, the whole run"
@@ -89,16 +88,16 @@ def show_phases(candidate: Candidate) -> None:
     longest = f"longest: {longest_term(run_forecast.terms)}"
     print_wrapped(f"forecast on {machines}: {three_digits(candidate.minutes)} minutes{cost}{target}; {longest}")
     rows = [
-        (
-            f"{phase.start}-{phase.end}",
-            phase.size,
-            phase.batch,
-            f"{phase.seconds:.1f}",
-            *(f"{phase.terms[term]:.1f}" for term in TERMS),
-        )
+        {
+            "epochs": f"{phase.start}-{phase.end}",
+            "size": phase.size,
+            "batch": phase.batch,
+            "seconds": f"{phase.seconds:.1f}",
+            **{term: f"{phase.terms[term]:.1f}" for term in TERMS},
+        }
         for phase in run_forecast.phases
     ]
-    print_table(("epochs", "size", "batch", "seconds", *TERMS), rows, optional=("batch", "size"))
+    print_table(rows, optional=("batch", "size"))
     parts = ", ".join(f"{name} {seconds:.0f}" for name, seconds in run_forecast.start.items() if seconds)
     print_wrapped(f"before the first step, in seconds: {parts or 'nothing'}; constants: {run_forecast.source}")
 
@@ -113,16 +112,15 @@ def show_choice(candidate: Candidate, command: str) -> None:
 
 def show_forecast_vs_actual(rows: Sequence[TermComparison], constants_source: str = "", job_name: str = "") -> None:
     """Print the forecast of a job beside the actual times, term by term. Terms below a second get no relative error."""
-    cells = [
-        (
-            row.term,
-            f"{row.forecast:.1f}",
-            f"{row.actual:.1f}",
-            format_error(row),
-        )
+    print_table(
+        {
+            "seconds of": row.term,
+            "forecast": f"{row.forecast:.1f}",
+            "actual": f"{row.actual:.1f}",
+            "error": format_error(row),
+        }
         for row in rows
-    ]
-    print_table(("seconds of", "forecast", "actual", "error"), cells)
+    )
     if constants_source:
         print(
             f"constants: {constants_source}; to use those of this job next time: imgnet-cluster plan --from {job_name}"

@@ -122,15 +122,13 @@ def _summary_line(plan: Plan) -> str:
 
 def show_schedule(rows: Sequence[PhaseRow], missing_copies: Sequence[int] = ()) -> None:
     """Print a schedule. A phase whose resized copies are missing reads the full-size images."""
-    table = schedule_table(rows, missing_copies)
-    print_table(table.columns, table.rows, optional=("lr per 256", "min scale", "pre-resized to", "val crop"))
+    optional = ("lr per 256", "min scale", "pre-resized to", "val crop")
+    print_table(schedule_table(rows, missing_copies).rows, optional)
 
 
 def show_host_reports(reports: Sequence[HostReport]) -> None:
     """Print a row for each machine, then each problem once, with the machines that have it."""
-    columns = ("machine", "host", "result", "python", "torch", "GPUs", "CPUs", "memory GB", "free GB", "fsync ms")
-    cells = [(report.machine, report.host, _report_result(report), *_fact_cells(report)) for report in reports]
-    print_table(columns, cells, optional=("fsync ms", "memory GB", "CPUs", "python"))
+    print_table(map(_report_cells, reports), optional=("fsync ms", "memory GB", "CPUs", "python"))
     hosts = {report.machine: report.host for report in reports}
     for level in ("error", "warning"):
         lines = [(report.machine, line) for report in reports for line in getattr(report, f"{level}s")]
@@ -138,18 +136,21 @@ def show_host_reports(reports: Sequence[HostReport]) -> None:
             print_wrapped(f"{level:{LEVEL_CHARACTERS}} {text}", LEVEL_CHARACTERS + 1)
 
 
-def _report_result(report: HostReport) -> str:
-    return "error" if report.errors else "warning" if report.warnings else "ok"
-
-
-def _fact_cells(report: HostReport) -> Sequence[object]:
-    facts = report.facts
-    if not facts:
-        return (None,) * 7
+def _report_cells(report: HostReport) -> dict[str, object]:
+    result = "error" if report.errors else "warning" if report.warnings else "ok"
+    cells: dict[str, object] = {"machine": report.machine, "host": report.host, "result": result}
+    if not (facts := report.facts):
+        return cells | dict.fromkeys(("python", "torch", "GPUs", "CPUs", "memory GB", "free GB", "fsync ms"))
     gpu_names = list(dict.fromkeys(facts.gpus))
-    gpus = f"{len(facts.gpus)} x {', '.join(gpu_names)}" if gpu_names else "none"
-    torch = report.torch or "none"
-    return facts.python, torch, gpus, facts.cpus, facts.memory_gb, facts.work.free_gb, facts.shared.fsync_ms
+    return cells | {
+        "python": facts.python,
+        "torch": report.torch or "none",
+        "GPUs": f"{len(facts.gpus)} x {', '.join(gpu_names)}" if gpu_names else "none",
+        "CPUs": facts.cpus,
+        "memory GB": facts.memory_gb,
+        "free GB": facts.work.free_gb,
+        "fsync ms": facts.shared.fsync_ms,
+    }
 
 
 def show_other_plans(plans: Sequence[Plan]) -> None:
@@ -158,16 +159,16 @@ def show_other_plans(plans: Sequence[Plan]) -> None:
     names = differing_settings(settings)
     has_steps = any(plan.schedule for plan in plans)
     has_price = any(plan.rental_plan for plan in plans)
+    work = work_title(plan.spec.work_kind for plan in plans)
     rows = []
     most_dollars: list[float | None] = []
     for plan, values in zip(plans, settings, strict=True):
         most_dollars.append(plan.rental_plan.max_dollars if plan.rental_plan else None)
-        at_most = [cloud.format_dollars(most_dollars[-1])] if has_price else []
-        steps = [plan.schedule.steps if plan.schedule else None] if has_steps else []
-        rows.append((plan.spec.workload.name, *(values.get(name) for name in names), *steps, *at_most))
+        row: dict[str, object] = {work: plan.spec.workload.name, **{name: values.get(name) for name in names}}
+        row |= {"steps": plan.schedule.steps if plan.schedule else None} if has_steps else {}
+        rows.append(row | ({"at most": cloud.format_dollars(most_dollars[-1])} if has_price else {}))
     print(f"\nabove is the plan of the first of {len(plans)} runs; all of them:")
-    work = work_title(plan.spec.work_kind for plan in plans)
-    print_table((work, *names, *(["steps"] if has_steps else []), *(["at most"] if has_price else [])), rows)
+    print_table(rows)
     known_dollars = [dollars for dollars in most_dollars if dollars is not None]
     if has_price and len(known_dollars) == len(plans):
         print(f"all runs together at most {cloud.format_dollars(sum(known_dollars))}")

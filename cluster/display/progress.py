@@ -333,20 +333,19 @@ def show_sweep(jobs: Sequence[Job]) -> None:
     best = max((status.top1 for status in statuses if status.top1 is not None), default=None)
     has_cost = any(job.result and job.result.dollars for job in jobs)
     work = work_title(status.work for status in statuses)
-    columns = ("job", work, "state", *names, "top-1", "best", "at work", *(["cost"] if has_cost else []))
     rows = [
-        (
-            job.name,
-            status.recipe,
-            status.state,
-            *(values.get(name) for name in names),
-            "" if status.top1 is None else f"{status.top1:.2f}",
-            BEST_MARK if status.top1 is not None and status.top1 == best else "",
-            format_duration(status.seconds),
-            *([format_dollars(job.result.dollars) if job.result else ""] if has_cost else []),
-        )
+        {
+            "job": job.name,
+            work: status.recipe,
+            "state": status.state,
+            **{name: values.get(name) for name in names},
+            "top-1": "" if status.top1 is None else f"{status.top1:.2f}",
+            "best": BEST_MARK if status.top1 is not None and status.top1 == best else "",
+            "at work": format_duration(status.seconds),
+            **({"cost": format_dollars(job.result.dollars) if job.result else ""} if has_cost else {}),
+        }
         for job, values, status in zip(jobs, settings, statuses, strict=True)
     ]
-    print_table(columns, rows, optional=(work,))
+    print_table(rows, optional=(work,))
     print(f"  compare     imgnet-cluster report {' '.join(job.name for job in jobs)}")
     print(f"  curves      imgnet-cluster tensorboard {' '.join(job.name for job in jobs)}")

@@ -33,25 +33,24 @@ STATUS_LABELS = {
 def show_jobs(job_statuses: Mapping[str, JobStatus | None]) -> None:
     """Print a row for each job, by name. None: a file of its run folder is damaged."""
     work = work_title(status.work for status in job_statuses.values() if status)
-    columns = ("job", work, "state", "machines", "epoch", "step", "top-1", "top-5", "img/s", "at work")
-    rows = [
-        (
-            name,
-            status.recipe,
-            status.state,
-            status.machines,
-            status.epoch,
-            status.step,
-            status.top1 and f"{status.top1:.2f}",
-            status.top5 and f"{status.top5:.2f}",
-            status.images_per_second and f"{status.images_per_second:.0f}",
-            format_duration(status.seconds),
-        )
+    rows: list[dict[str, object]] = [
+        {
+            "job": name,
+            work: status.recipe,
+            "state": status.state,
+            "machines": status.machines,
+            "epoch": status.epoch,
+            "step": status.step,
+            "top-1": status.top1 and f"{status.top1:.2f}",
+            "top-5": status.top5 and f"{status.top5:.2f}",
+            "img/s": status.images_per_second and f"{status.images_per_second:.0f}",
+            "at work": format_duration(status.seconds),
+        }
         if status
-        else (name, "", DAMAGED, *[""] * 7)
+        else {"job": name, "state": DAMAGED}
         for name, status in job_statuses.items()
     ]
-    print_table(columns, rows, optional=("top-5", "img/s", "machines", "step"))
+    print_table(rows, optional=("top-5", "img/s", "machines", "step"))
     for name, status in job_statuses.items():
         if status and status.state == JobState.ENDING and status.doing:
             print_wrapped(f"{name}: {status.doing}")
@@ -91,16 +90,16 @@ def show_status(
 def show_machines(machines: Mapping[str, MachineRow]) -> None:
     """Print a row for each machine, with the seconds until its first training step."""
     rows = [
-        (
-            name,
-            machine.host,
-            machine.state,
-            f"{sum(machine.seconds.values()):.1f}" if machine.seconds else "",
-            machine.reason or "; ".join(machine.notes),
-        )
+        {
+            "machine": name,
+            "host": machine.host,
+            "state": machine.state,
+            "set-up s": f"{sum(machine.seconds.values()):.1f}" if machine.seconds else "",
+            "note": machine.reason or "; ".join(machine.notes),
+        }
         for name, machine in machines.items()
     ]
-    print_table(("machine", "host", "state", "set-up s", "note"), rows, optional=("host",))
+    print_table(rows, optional=("host",))
 
 
 def show_setup_steps(machines: Mapping[str, MachineRow]) -> None:
@@ -112,9 +111,9 @@ def show_setup_steps(machines: Mapping[str, MachineRow]) -> None:
         }
         if seconds_by_machine:
             slowest = max(seconds_by_machine, key=seconds_by_machine.__getitem__)
-            least, most = min(seconds_by_machine.values()), seconds_by_machine[slowest]
-            rows.append((START_TITLES.get(step, step), f"{least:.1f}", f"{most:.1f}", slowest))
-    print_table(("set-up step", "least s", "most s", "on machine"), rows)
+            row = {"set-up step": START_TITLES.get(step, step), "least s": f"{min(seconds_by_machine.values()):.1f}"}
+            rows.append({**row, "most s": f"{seconds_by_machine[slowest]:.1f}", "on machine": slowest})
+    print_table(rows)
 
 
 def show_timeline(attempts: Sequence[AttemptRow]) -> None:
@@ -125,7 +124,7 @@ def show_timeline(attempts: Sequence[AttemptRow]) -> None:
     time_format = "%H:%M:%S" if shown[-1].at - shown[0].at < DAY_SECONDS else "%m-%d %H:%M"
     shortened = [replace(attempt, reason=cut_text(attempt.reason, MAX_REASON_CHARACTERS)) for attempt in shown]
     table = attempts_table(shortened, lambda moment: time.strftime(time_format, time.localtime(moment)))
-    print_table(table.columns, table.rows, optional=("from step", "at"))
+    print_table(table.rows, optional=("from step", "at"))
 
 
 def describe_image_usage(errors: Sequence[str]) -> str:

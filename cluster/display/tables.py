@@ -3,7 +3,7 @@
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.table import Table
 
+Row = Mapping[str, object]  # the cells of a table by the names of their columns
 DAMAGED = "damaged"  # shown as the state of a job whose files cannot be read
 STATE_EXIT_CODES = {JobState.DONE: EXIT_OK, JobState.FAILED: EXIT_JOB_FAILED, JobState.STOPPED: EXIT_JOB_STOPPED}
 STATE_COLORS: dict[str, str] = {  # of jobs and machines; states of preparation have the color of the text
@@ -60,15 +61,16 @@ def console(to_stderr: bool = False) -> "Console":
     return CleanConsole(file=stream, highlight=False, markup=False, soft_wrap=True, width=width)
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], optional: Sequence[str] = ()) -> None:
-    """Print rows under their column names, with numbers aligned to the right. No number is ever cut.
+def print_table(rows: Iterable[Row], optional: Sequence[str] = ()) -> None:
+    """Print rows under the names of their columns, with numbers aligned to the right. No number is ever cut.
 
-    If the table is wider than the terminal, long texts are wrapped within their column, and columns of `optional` are
-    left out in that order. On a terminal, the cells of the column "state" have the color of their state.
+    A row may lack columns. If the table is wider than the terminal, long texts are wrapped within their column, and
+    columns of `optional` are left out in that order. On a terminal, the cells of the column "state" have the color of
+    their state.
     """
     out = console()
     width = out.width if out.width < PLAIN_WIDTH_CHARACTERS else None
-    table, left_out = build_table(columns, rows, optional, width)
+    table, left_out = build_table(rows, optional, width)
     # A terminal that is narrower than the table wraps the lines, while rich would cut the cells.
     out.width = max(out.width, table_width(column.width or 0 for column in table.columns))
     with out.capture() as capture:
@@ -79,11 +81,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], option
 
 
 def build_table(
-    columns: Sequence[str],
-    rows: Iterable[Sequence[object]],
-    optional: Sequence[str],
-    width: int | None,
-    can_wrap: bool = True,
+    rows: Iterable[Row], optional: Sequence[str], width: int | None, can_wrap: bool = True
 ) -> "tuple[Table, list[str]]":
     """Return a table of at most `width` characters, if possible, and the columns of `optional` that are left out.
 
@@ -95,16 +93,15 @@ def build_table(
 
     from cluster.report.tables import format_cell  # late, because it needs the state of jobs, and --help does not
 
-    rows = [list(row) for row in rows]
-    all_columns = [
-        TableColumn.measure(name, [format_cell(row[index]) for row in rows], can_wrap)
-        for index, name in enumerate(columns)
+    rows = list(rows)
+    columns = [
+        TableColumn.measure(name, [format_cell(row.get(name)) for row in rows], can_wrap)
+        for name in max(rows, key=len, default={})
     ]
-    shown = range(len(columns)) if width is None else choose_columns(all_columns, optional, width)
-    shown_columns = [all_columns[index] for index in shown]
-    widths = [column.width for column in shown_columns] if width is None else fit_widths(shown_columns, width)
+    shown = columns if width is None else choose_columns(columns, optional, width)
+    widths = [column.width for column in shown] if width is None else fit_widths(shown, width)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 0))
-    for column, column_width in zip(shown_columns, widths, strict=True):
+    for column, column_width in zip(shown, widths, strict=True):
         justify: Literal["left", "right"] = "right" if column.is_numeric else "left"
         table.add_column(Text(column.name), justify=justify, overflow="fold", width=column_width)
 
@@ -113,8 +110,8 @@ def build_table(
         return value if isinstance(value, Text) else Text(text, STATE_COLORS.get(text, "") if column == "state" else "")
 
     for row in rows:
-        table.add_row(*(styled(row[index], columns[index]) for index in shown))
-    return table, [name for index, name in enumerate(columns) if index not in shown]
+        table.add_row(*(styled(row.get(column.name), column.name) for column in shown))
+    return table, [column.name for column in columns if column not in shown]
 
 
 @dataclass(frozen=True)
@@ -150,13 +147,13 @@ def table_width(widths: Iterable[int]) -> int:
     return sum(width + 1 for width in widths) - 1
 
 
-def choose_columns(columns: Sequence[TableColumn], optional: Sequence[str], width: int) -> list[int]:
-    """Return the indexes of the columns to show: all that fit, without the first of `optional` that do not."""
-    shown = list(range(len(columns)))
+def choose_columns(columns: Sequence[TableColumn], optional: Sequence[str], width: int) -> list[TableColumn]:
+    """Return the columns to show: all that fit, without the first of `optional` that do not."""
+    shown = list(columns)
     for name in optional:
-        if table_width(columns[index].min_width for index in shown) <= width:
+        if table_width(column.min_width for column in shown) <= width:
             break
-        shown = [index for index in shown if columns[index].name != name]
+        shown = [column for column in shown if column.name != name]
     return shown
 
 

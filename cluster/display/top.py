@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 Machines = Mapping[str, MachineRow]  # by name
 ReadStatuses = Callable[[], tuple[JobStatus, Machines]]
 
-TOP_COLUMNS = (
-    *("machine", "state", "attempt", "step", "loss", "GPU %", "min %", "GPU GB", "°C", "CPU %", "RAM GB"),
-    *("in Gbit/s", "out Gbit/s", "last status", "slowest"),
-)
 COLUMNS_OF_SOME_JOBS = ("slowest", "GPU %", "min %", "GPU GB", "°C")  # left out where no machine has an entry
 # The order in which a narrow terminal loses columns. The column "machine" always stays.
 COLUMN_DROP_ORDER = (
@@ -141,10 +137,9 @@ def render(status: JobStatus, machines: Machines, now: float, tracker: StatusAge
     from rich.text import Text
 
     rows = machine_cells(machines, now, tracker)
-    columns = [name for name in TOP_COLUMNS if name not in COLUMNS_OF_SOME_JOBS or any(row[name] for row in rows)]
-    table, left_out = build_table(
-        columns, [[row[name] for name in columns] for row in rows], COLUMN_DROP_ORDER, width, can_wrap=False
-    )
+    empty = [name for name in COLUMNS_OF_SOME_JOBS if not any(row[name] for row in rows)]
+    shown_rows = [{name: cell for name, cell in row.items() if name not in empty} for row in rows]
+    table, left_out = build_table(shown_rows, COLUMN_DROP_ORDER, width, can_wrap=False)
     note = f"not shown in {width} columns: {', '.join(left_out)}; all: imgnet-cluster top --once | cat"
     summary = Text(job_summary_line(status, width), STATE_COLORS.get(status.state, ""))
     reasons = [Text(f"{name}: {' '.join(row.reason.split())}") for name, row in machines.items() if row.reason]

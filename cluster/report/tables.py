@@ -26,30 +26,29 @@ Cell = str | int | float | None
 
 @dataclass(frozen=True)
 class Table:
-    """Column names and rows of text."""
+    """Rows of text, each cell under the name of its column. All rows have the same columns."""
 
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[Mapping[str, str]]
     caption: str = ""
 
     @cached_property
-    def is_numeric(self) -> Sequence[bool]:
+    def is_numeric(self) -> Mapping[str, bool]:
         """Whether a column has numbers only, for each column."""
-        return [
-            all(not row[index] or NUMBER_PATTERN.fullmatch(row[index]) for row in self.rows)
-            for index in range(len(self.columns))
-        ]
+        return {
+            name: all(not row[name] or NUMBER_PATTERN.fullmatch(row[name]) for row in self.rows)
+            for name in self.rows[0]
+        }
 
-    def cell_class(self, column: int, text: str) -> str:
+    def cell_class(self, column: str, text: str) -> str:
         """Return the CSS class of a cell: numbers are right-aligned, short texts stay on one line, long ones break."""
         if self.is_numeric[column]:
             return "number"
         return "short" if len(text) < MAX_SHORT_CELL else "long"
 
 
-def make_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], caption: str = "") -> Table:
+def make_table(rows: Iterable[Mapping[str, Cell]], caption: str = "") -> Table:
     """Return a table of these cells. One without rows is left out of the page."""
-    return Table(columns, [[format_cell(cell) for cell in row] for row in rows], caption)
+    return Table([{name: format_cell(cell) for name, cell in row.items()} for row in rows], caption)
 
 
 def format_cell(value: object) -> str:
@@ -85,46 +84,42 @@ def differing_settings(settings: Sequence[Mapping[str, Cell]]) -> list[str]:
 
 def attempts_table(rows: Sequence[AttemptRow], format_moment: Callable[[float], str] = format_duration) -> Table:
     """Return a row for each attempt, with the time and the steps that it cost. Empty columns are left out."""
-    columns = ("attempt", "at", "machines", "from step", "pause", "steps lost", "reason")
-    cells = [
-        (
-            row.attempt if row.machines else "end",
-            format_moment(row.at),
-            describe_members(row.machines),
-            row.first_step,
-            format_known(row.pause, "{:.1f} s"),
-            row.steps_lost,
-            row.reason,
-        )
+    cells: list[dict[str, Cell]] = [
+        {
+            "attempt": row.attempt if row.machines else "end",
+            "at": format_moment(row.at),
+            "machines": describe_members(row.machines),
+            "from step": row.first_step,
+            "pause": format_known(row.pause, "{:.1f} s"),
+            "steps lost": row.steps_lost,
+            "reason": row.reason,
+        }
         for row in rows
     ]
-    filled = [index for index in range(len(columns)) if any(row[index] not in ("", None) for row in cells)]
-    return make_table(
-        [columns[index] for index in filled], [[row[index] for index in filled] for row in cells], "Attempts"
-    )
+    filled = {name for row in cells for name, cell in row.items() if cell not in ("", None)}
+    return make_table([{name: cell for name, cell in row.items() if name in filled} for row in cells], "Attempts")
 
 
 def cost_table(cost: JobCost) -> Table:
     """Return the dollars of each rented machine."""
-    columns = ("machine", "id", "type", "market", "zone", "hours", "price/h", "dollars", "ended")
     rows = [
-        (
-            machine.name,
-            machine.id,
-            machine.type,
-            machine.market,
-            machine.zone,
-            f"{machine.seconds / 3600:.3f}",
-            format_known(machine.price, "${:,.4f}") or "unknown price",
-            "unknown price" if machine.dollars is None else f"${machine.total_dollars:,.4f}",
-            machine.why if machine.ended else "still running",
-        )
+        {
+            "machine": machine.name,
+            "id": machine.id,
+            "type": machine.type,
+            "market": machine.market,
+            "zone": machine.zone,
+            "hours": f"{machine.seconds / 3600:.3f}",
+            "price/h": format_known(machine.price, "${:,.4f}") or "unknown price",
+            "dollars": "unknown price" if machine.dollars is None else f"${machine.total_dollars:,.4f}",
+            "ended": machine.why if machine.ended else "still running",
+        }
         for machine in cost.machines
     ]
     unknown_note = f"; without {', '.join(cost.unknown)}, whose price is unknown" if cost.unknown else ""
     others = cost.dollars - sum(machine.total_dollars for machine in cost.machines)
     others_note = f", {others:.4f} of them for traffic and what belongs to no machine" if others >= 0.00005 else ""
-    return make_table(columns, rows, f"Dollars by machine: {cost.dollars:.4f} in total{others_note}{unknown_note}")
+    return make_table(rows, f"Dollars by machine: {cost.dollars:.4f} in total{others_note}{unknown_note}")
 
 
 def schedule_table(rows: Sequence[PhaseRow], missing_copies: Sequence[int] = ()) -> Table:
@@ -132,40 +127,37 @@ def schedule_table(rows: Sequence[PhaseRow], missing_copies: Sequence[int] = ())
 
     A phase whose resized copies are missing reads the full-size images.
     """
-    columns = (
-        *("epochs", "size", "batch", "global batch", "learning rate", "lr per 256", "steps", "pre-resized to"),
-        *("min scale", "val crop"),
-    )
-    cells = [
-        (
-            f"{row.start}-{row.end}",
-            f"{row.size}{' rect' if row.rect_train else ''}",
-            row.batch,
-            row.global_batch,
-            format_lr_range(row.lr, row.peak) + ("" if row.shape == "linear" else f", {row.shape}"),
-            format_lr_range(row.lr_per_256),
-            row.steps,
-            "no" if row.copy in missing_copies else row.copy or "no",
-            row.min_scale,
-            ("rectangle" if row.rect_val else "square") + ("" if row.validate == "each" else f", {row.validate}"),
-        )
+    return make_table(
+        {
+            "epochs": f"{row.start}-{row.end}",
+            "size": f"{row.size}{' rect' if row.rect_train else ''}",
+            "batch": row.batch,
+            "global batch": row.global_batch,
+            "learning rate": format_lr_range(row.lr, row.peak) + ("" if row.shape == "linear" else f", {row.shape}"),
+            "lr per 256": format_lr_range(row.lr_per_256),
+            "steps": row.steps,
+            "pre-resized to": "no" if row.copy in missing_copies else row.copy or "no",
+            "min scale": row.min_scale,
+            "val crop": ("rectangle" if row.rect_val else "square")
+            + ("" if row.validate == "each" else f", {row.validate}"),
+        }
         for row in rows
-    ]
-    return make_table(columns, cells)
+    )
 
 
 def classes_tables(confusion: "Confusion | None") -> list[Table]:
     """Return the classes of the lowest accuracy and the most frequent errors; none of what was not counted."""
     if not confusion:
         return []
-    worst = [(entry.name, entry.images, f"{entry.top1:.1f}") for entry in confusion.worst_classes(SHOWN_CLASSES)]
-    errors = [
-        (pair.true, pair.predicted, pair.images, f"{pair.share:.1f}") for pair in confusion.most_confused(SHOWN_CLASSES)
+    worst: list[dict[str, Cell]] = [
+        {"class": entry.name, "images": entry.images, "top-1, %": f"{entry.top1:.1f}"}
+        for entry in confusion.worst_classes(SHOWN_CLASSES)
     ]
-    tables = (
-        make_table(("class", "images", "top-1, %"), worst, "Classes of the lowest accuracy"),
-        make_table(("class", "taken for", "images", "% of the class"), errors, "Most frequent errors"),
-    )
+    errors: list[dict[str, Cell]] = [
+        {"class": pair.true, "taken for": pair.predicted, "images": pair.images, "% of the class": f"{pair.share:.1f}"}
+        for pair in confusion.most_confused(SHOWN_CLASSES)
+    ]
+    tables = make_table(worst, "Classes of the lowest accuracy"), make_table(errors, "Most frequent errors")
     return [table for table in tables if table.rows]
 
 
@@ -216,8 +208,12 @@ def comparison_table(all_facts: Sequence["JobFacts"]) -> Table:
         "reason": [facts.status.reason for facts in all_facts],
         **{name: [headline[name] or "-" for headline in headlines] for name in headlines[0]},
     }
-    shown_rows = [(name, *values) for name, values in rows.items() if set(values) not in ({""}, {"-"})]
-    return make_table(("", *(facts.job for facts in all_facts)), shown_rows)
+    names = [facts.job for facts in all_facts]
+    return make_table(
+        {"": name, **dict(zip(names, values, strict=True))}
+        for name, values in rows.items()
+        if set(values) not in ({""}, {"-"})
+    )
 
 
 def time_breakdown_table(facts: "JobFacts") -> Table:
@@ -226,17 +222,16 @@ def time_breakdown_table(facts: "JobFacts") -> Table:
     if not where:
         seconds_by_state = facts.result.seconds if facts.result else {}
         return make_table(
-            ("part", "seconds"), [(name, f"{value:.1f}") for name, value in seconds_by_state.items()], title
+            ({"part": name, "seconds": f"{value:.1f}"} for name, value in seconds_by_state.items()), title
         )
     wall = where.wall + where.pauses
     parts = {PART_TITLES[part]: row.seconds for part, row in where.parts.items()}
     if where.pauses:
         parts["losses, redone steps"] = where.pauses
     parts["first step to last"] = wall
-    rows = [
-        (name, f"{seconds:.1f}", f"{100 * seconds / wall:.1f} %" if wall else "") for name, seconds in parts.items()
-    ]
-    return make_table(("part", "seconds", "share"), rows, title)
+    shares = {name: f"{100 * seconds / wall:.1f} %" if wall else "" for name, seconds in parts.items()}
+    rows = [{"part": name, "seconds": f"{parts[name]:.1f}", "share": share} for name, share in shares.items()]
+    return make_table(rows, title)
 
 
 def start_note(facts: "JobFacts") -> str:
@@ -248,7 +243,12 @@ def start_note(facts: "JobFacts") -> str:
 
 def epochs_table(facts: "JobFacts") -> Table:
     """Return a table with a row for each epoch that has ended."""
-    columns = [title for title, *_ in EPOCH_COLUMNS]
-    formats = [(field, f"{{:{form}}}") for _, _, field, form in EPOCH_COLUMNS]
-    rows = [[format_known(getattr(epoch, field), form) for field, form in formats] for epoch in facts.epochs]
-    return make_table(columns, rows)
+    return make_table(
+        {title: format_known(getattr(epoch, field), f"{{:{form}}}") for title, _, field, form in EPOCH_COLUMNS}
+        for epoch in facts.epochs
+    )
+
+
+def provenance_table(facts: "JobFacts") -> Table:
+    """Return what is needed to reproduce the numbers."""
+    return make_table({"what": name, "value": value} for name, value in facts.provenance.items())

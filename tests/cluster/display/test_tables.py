@@ -85,10 +85,10 @@ def test_table_fits_the_terminal_and_cuts_no_number(table: str, width: int, monk
 def test_print_table_in_a_terminal_too_narrow_for_numbers_wraps_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     printed = io.StringIO()
     monkeypatch.setattr(tables, "console", lambda: Console(file=printed, width=20, highlight=False, markup=False))
-    tables.print_table(("dollars", "minutes", "steps"), [(1234567890.25, 123, 10**12)])
+    tables.print_table([{"dollars": 1234567890.25, "minutes": 123, "steps": 10**12}])
     assert "1234567890     123 1000000000000" in printed.getvalue()
 
 
 def test_print_table_ends_no_line_with_a_space(capsys: pytest.CaptureFixture[str]) -> None:
-    tables.print_table(("job", "state"), [("job-10", JobState.DONE), ("job-1", "")])
+    tables.print_table([{"job": "job-10", "state": JobState.DONE}, {"job": "job-1"}])
     assert capsys.readouterr().out.splitlines() == ["job    state", "────────────", "job-10 done", "job-1"]

@@ -37,7 +37,7 @@ def test_all_output_within_clean_output_is_clean(capsys: pytest.CaptureFixture[s
         click.echo(HOSTILE)
         click.echo(HOSTILE, err=True)
         print(HOSTILE, file=sys.stderr)
-        tables.print_table(["name"], [[HOSTILE]])
+        tables.print_table([{"name": HOSTILE}])
     captured = capsys.readouterr()
     assert captured.out.count("abcdefghijklm") == 2 and captured.err.count("abcdefghijklm") == 2
     assert not CONTROLS.search(captured.out + captured.err)

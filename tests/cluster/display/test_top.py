@@ -12,7 +12,6 @@ from rich.text import Text
 from cluster.display import top
 from cluster.display.top import (
     COLUMN_DROP_ORDER,
-    TOP_COLUMNS,
     StatusAgeTracker,
     machine_cells,
     render,
@@ -33,6 +32,11 @@ JOB = JobStatus(
     job="job-3", recipe="tiny", backend="ssh", machines=3, procs=2, created=0.0, state=JobState.RUNNING, run="/r",
     doing="training", step=120, steps=4500, epoch=2, epochs=16, images_per_second=330123.4, top1=63.456, seconds=613.2,
 )  # fmt: skip
+
+TOP_COLUMNS = (
+    *("machine", "state", "attempt", "step", "loss", "GPU %", "min %", "GPU GB", "°C", "CPU %", "RAM GB"),
+    *("in Gbit/s", "out Gbit/s", "last status", "slowest"),
+)
 
 
 def machine(**more: Any) -> MachineRow:
