@@ -14,7 +14,9 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from train.tools.agent_protocol import TrainingNumbers
 from train.tools.files import file_version, open_regular, read_file
 
 from .event_steps import EventSteps
@@ -40,16 +42,9 @@ class _OutOfTime(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScriptNumbers:
-    """What a script has told of its progress. None: not known. `signs` grows with each sign of life."""
+class ScriptNumbers(TrainingNumbers):
+    """What a script has told of its progress. `signs` grows with each sign of life."""
 
-    step: int | None = None
-    steps: int | None = None
-    epoch: int | None = None
-    epochs: int | None = None
-    loss: float | None = None
-    lr: float | None = None
-    images_per_second: float | None = None
     signs: int = 0
 
 
@@ -114,16 +109,11 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 def read_numbers(match: re.Match[str]) -> ScriptNumbers:
     """Return the numbers of a line that matches. A group that is no number is not known."""
-    groups = {name: text for name, text in match.groupdict().items() if text is not None}
-    return ScriptNumbers(
-        step=parse_integer(groups.get("step", "")),
-        steps=parse_integer(groups.get("steps", "")),
-        epoch=parse_integer(groups.get("epoch", "")),
-        epochs=parse_integer(groups.get("epochs", "")),
-        loss=_parse_number(groups.get("loss", "")),
-        lr=_parse_number(groups.get("lr", "")),
-        images_per_second=_parse_number(groups.get("images_per_second", "")),
-    )
+    numbers: dict[str, Any] = {  # Any: of the type of the field
+        name: parse_integer(text) if name in INTEGER_GROUPS else _parse_number(text)
+        for name, text in match.groupdict("").items()
+    }
+    return ScriptNumbers(**numbers)
 
 
 def parse_integer(text: str) -> int | None:

@@ -335,17 +335,8 @@ class CommandProcesses(AttemptProcesses):
                 self._log_step(numbers)
         if numbers.signs != self.last_sign[0]:
             self.last_sign = (numbers.signs, now)
-        return TrainerProgress(
-            state=TrainerState.TRAINING,
-            ticks=self.ticks,
-            step=numbers.step,
-            steps=numbers.steps,
-            epoch=numbers.epoch,
-            epochs=numbers.epochs,
-            loss=numbers.loss,
-            lr=numbers.lr,
-            images_per_second=numbers.images_per_second,
-        )
+        told = {name: value for name, value in vars(numbers).items() if name != "signs"}
+        return TrainerProgress(state=TrainerState.TRAINING, ticks=self.ticks, **told)
 
     def _log_step(self, numbers: ScriptNumbers) -> None:
         """Append a step to the metrics of the attempt, by which pauses and steps that are done again are found.
