@@ -226,7 +226,11 @@ class Agent:
 
     def tick(self, now: float) -> None:
         """Look at the peers, the trainers and the requests once, and do what follows. Raises `JobFinished`."""
-        self.discount_suspension(now)
+        gap = now - self.last_tick_time
+        self.last_tick_time = now
+        if gap > SUSPENDED_GAP_SECONDS:  # which is no silence of the peers
+            self.peers.discount_pause(gap)
+            self.current.last_progress_time += gap
         self.poll_peers(now)
         self.follow_latest_attempt()
         self.check_gpus()
@@ -278,14 +282,6 @@ class Agent:
             is_handover=self.current.is_handover,
             is_regrouping=self.current.is_regrouping,
         )
-
-    def discount_suspension(self, now: float) -> None:
-        """If this process was suspended, do not count that time as silence of the peers."""
-        gap = now - self.last_tick_time
-        self.last_tick_time = now
-        if gap > SUSPENDED_GAP_SECONDS:
-            self.peers.discount_pause(gap)
-            self.current.last_progress_time += gap
 
     def follow_latest_attempt(self) -> None:
         """Join the newest attempt of this launch, or stay out of it, as it says.

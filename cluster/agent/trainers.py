@@ -129,7 +129,9 @@ class Trainers(AttemptProcesses):
         self.attempt_folder = self.work / attempt_name(attempt.number)
         self.attempt_folder.mkdir()
         self.requests = set()
-        argv = self.job_arguments() + self.attempt_arguments(attempt)
+        resume = str(self.shared / attempt.resume) if attempt.resume else "none"
+        argv = [*self.job_arguments(), "--attempt", str(attempt.number), "--resume", resume]
+        argv += [] if attempt.live_step is None else ["--live-step", str(attempt.live_step)]
         shared_environment = {
             **self.environment,
             agent_protocol.WORK_VARIABLE: str(self.attempt_folder),
@@ -154,12 +156,6 @@ class Trainers(AttemptProcesses):
                 self.processes.append(process.start_process(module_command("train", *argv), log_path, environment))
         kill_process_groups([child for child in standby_processes if child not in self.processes])
         return first_log
-
-    def attempt_arguments(self, attempt: Attempt) -> list[str]:
-        """Return the arguments of a trainer that depend on the attempt."""
-        resume = str(self.shared / attempt.resume) if attempt.resume else "none"
-        words = ["--attempt", str(attempt.number), "--resume", resume]
-        return words if attempt.live_step is None else [*words, "--live-step", str(attempt.live_step)]
 
     def job_arguments(self) -> list[str]:
         """Return the arguments of a trainer that are the same in all attempts."""

@@ -307,19 +307,16 @@ def export(
         source=str(source.path), file=str(file), names=parameter_names, format=chosen_format, model=source.model
     )
     exported = evaluation.export(options, source.module_folders)
+    number = exported["parameters"]
+    values = f"{number / 1e6:.1f} million values" if number >= 1_000_000 else pluralize(number, "value")
     accuracy = "" if exported["top1"] is None else f", top-1 {exported['top1']:.2f} %"
     click.echo(
         f"{exported['file']}: {exported['model']} after {pluralize(exported['epoch'], 'epoch')}{accuracy}, "
-        f"{_format_parameters(exported['parameters'])} in {pluralize(exported['tensors'], 'tensor')}"
+        f"{values} in {pluralize(exported['tensors'], 'tensor')}"
     )
     click.echo(f"{exported['classes_file']}: {exported['classes']} classes, images of {exported['image_size']} pixels")
     if load_line := _load_line(exported["model"], file, exported["classes"], chosen_format, parameter_names):
         click.echo(f"load it: {load_line}")
-
-
-def _format_parameters(number: int) -> str:
-    """Return a number of parameters as text, in millions from one million on."""
-    return f"{number / 1e6:.1f} million values" if number >= 1_000_000 else pluralize(number, "value")
 
 
 def _load_line(model: str, file: Path, classes: int, file_format: "FileFormat", names: "ParameterNames") -> str:
@@ -360,10 +357,12 @@ def predict(job_or_file_and_images: tuple[str, ...], best: bool, model: str | No
     Without JOB, the newest job is taken. Prints the five most likely classes of each image. FILE is a checkpoint or a
     file of weights. An image is resized and cropped as in validation.
     """
-    from cluster.jobs import evaluation
+    from cluster.jobs import evaluation, store
     from train.inference.protocol import PredictOptions
 
-    job_or_file, images = _split_images(job_or_file_and_images)
+    first, path = job_or_file_and_images[0], Path(job_or_file_and_images[0])
+    has_source = path.suffix in WEIGHTS_SUFFIXES or (store.is_job_name(first) and not path.is_file())
+    job_or_file, images = first if has_source else None, job_or_file_and_images[has_source:]
     if not images:
         raise BadInput(f"{job_or_file}: name the images after it: imgnet-cluster predict {job_or_file} IMAGE...")
     source = open_source(job_or_file, best, model)
@@ -384,15 +383,6 @@ def predict(job_or_file_and_images: tuple[str, ...], best: bool, model: str | No
     unreadable = sum(bool(prediction["error"]) for prediction in predictions)
     if unreadable:
         raise ClusterError(f"{unreadable} of {len(predictions)} images could not be read")
-
-
-def _split_images(words: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
-    """Split the arguments into the job or the file of weights (None: not given) and the images."""
-    from cluster.jobs import store
-
-    path = Path(words[0])
-    has_source = path.suffix in WEIGHTS_SUFFIXES or (store.is_job_name(words[0]) and not path.is_file())
-    return (words[0] if has_source else None), words[has_source:]
 
 
 @click.command(cls=GroupedCommand)

@@ -4,7 +4,7 @@
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
@@ -107,14 +107,6 @@ def check_clock(offset: float, uncertainty: float) -> list[Finding]:
         f"its clock is {abs(offset):.0f} s {direction} that of this computer; set it: sudo timedatectl set-ntp true"
     )
     return [Finding("warning", message)]
-
-
-def check_packages(missing_packages: Sequence[str], folder: str) -> list[Finding]:
-    """Return a warning when packages are missing: a launch then installs them below `folder`."""
-    if not missing_packages:
-        return []
-    names = ", ".join(missing_packages)
-    return [Finding("warning", f"its Python lacks {names}; a launch installs them in {folder}/venv, once")]
 
 
 def find_problems(facts: MachineFacts, required_gpus: int, required_free_gb: float) -> list[Finding]:

@@ -221,7 +221,9 @@ class Provisioner:
         for name, machine in checked_machines.items():
             findings = checks.find_problems(machine.facts, required_gpus, MIN_FREE_GB)
             findings += checks.check_clock(*machine.clock_skew)
-            findings += checks.check_packages(machine.missing_packages, self.setup_progress.rows[name].folder)
+            if packages := ", ".join(machine.missing_packages):
+                remedy = f"a launch installs them in {self.setup_progress.rows[name].folder}/venv, once"
+                findings.append(checks.Finding("warning", f"its Python lacks {packages}; {remedy}"))
             if not required_gpus:
                 findings.append(checks.Finding("warning", "no GPU: trains on the CPU"))
             errors, warnings = (

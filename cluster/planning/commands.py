@@ -54,7 +54,10 @@ def plan_command(
     machines = planner.machine_count or 1
     check_machine_counts(machines, options.recovery)
     if planner.is_this_computer and not command.image:
-        _check_program(command)
+        program = command.argv[0]
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+        if "/" not in program and "PATH" not in command.env and not shutil.which(program, path=path):
+            raise BadInput(f"{program}: there is no such program here; correct the command after --")
     available_procs = planner.default_procs(machines)
     if options.train != TrainOptions():
         raise BadInput(
@@ -115,14 +118,6 @@ def plan_command(
     if 0 < gpus < procs:
         raise BadInput(f"--procs {procs}: a machine has {gpus} GPU{'s' * (gpus > 1)}; pass {gpus} or less")
     return replace(job_plan, notes=(*notes, *job_plan.notes))
-
-
-def _check_program(command: Command) -> None:
-    """Raise `BadInput` when this computer, on which the command is to run, has no such program."""
-    program = command.argv[0]
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    if "/" not in program and "PATH" not in command.env and not shutil.which(program, path=path):
-        raise BadInput(f"{program}: there is no such program here; correct the command after --")
 
 
 def read_environment(assignments: Sequence[str], files: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:

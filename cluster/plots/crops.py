@@ -45,13 +45,15 @@ def draw_crops(path: Path, evaluation: Evaluation) -> None:
 def crops_figure(evaluation: Evaluation) -> "Figure":
     """Return the plot, as `draw_crops` says. One unit of its axes is a pixel, counted from the top left."""
     import numpy as np
+    from matplotlib.textpath import TextPath
 
     images = evaluation.examples
     title = f"{evaluation.recipe}, {evaluation.epoch} epochs done, step {evaluation.step}"
     crop_names = list(dict.fromkeys(row.crop for row in evaluation.rows))
     cells = [_decode_to_cell_size(image.jpeg) for image in images]
     row_heights = [cell.height + _answer_height(image) + CELL_GAP for cell, image in zip(cells, images, strict=True)]
-    width = max(LEFT_MARGIN + max(2, len(crop_names)) * (CELL_PIXELS + CELL_GAP), 2 * LEFT_MARGIN + _title_width(title))
+    title_width = round(TextPath((0, 0), title, size=TITLE_FONT_SIZE).get_extents().width)
+    width = max(LEFT_MARGIN + max(2, len(crop_names)) * (CELL_PIXELS + CELL_GAP), 2 * LEFT_MARGIN + title_width)
     height = HEADER_HEIGHT + sum(row_heights)
     figure = make_pixel_figure(width, height)
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
@@ -76,12 +78,6 @@ def crops_figure(evaluation: Evaluation) -> "Figure":
 def _answer_height(image: ExampleImage) -> int:
     is_all_right = all(answer.predicted == image.true for answer in image.answers)
     return ANSWER_HEIGHT + (0 if is_all_right else TRUE_CLASS_HEIGHT)
-
-
-def _title_width(title: str) -> int:
-    from matplotlib.textpath import TextPath
-
-    return round(TextPath((0, 0), title, size=TITLE_FONT_SIZE).get_extents().width)
 
 
 def _column_center(column: int) -> int:

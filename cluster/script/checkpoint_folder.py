@@ -69,7 +69,7 @@ class CheckpointFolder:
         self.is_restored = False
         self.phase = FolderPhase.RESTORING
         self._ended = threading.Event()
-        self._decided = threading.Event()  # whether the folder is restored, or cannot be
+        self.decided = threading.Event()  # whether the folder is restored, or cannot be
         self._was_graceful = False
         self._tree: Tree = {}  # of the last scan
         self._copied_tree: Tree = {}
@@ -98,11 +98,6 @@ class CheckpointFolder:
             self._was_graceful = was_graceful
             self._ended.set()
 
-    def wait_until_restored(self, timeout_seconds: float) -> bool:
-        """Wait until the folder is restored, or cannot be. Returns whether it is restored."""
-        self._decided.wait(timeout_seconds)
-        return self.is_restored
-
     def wait(self, timeout_seconds: float | None = None) -> bool:
         """Wait until the folder has ended. Returns whether it has."""
         self._thread.join(timeout_seconds)
@@ -124,7 +119,7 @@ class CheckpointFolder:
             self._changed_at = self._copied_at = self.clock()
             self.is_restored = True
             self.phase = FolderPhase.FOLLOWING
-            self._decided.set()
+            self.decided.set()
             if self.is_writer:
                 self._follow()
                 self.phase = FolderPhase.FINISHING
@@ -133,7 +128,7 @@ class CheckpointFolder:
                 self._ended.wait()
         finally:
             self.phase = FolderPhase.ENDED
-            self._decided.set()
+            self.decided.set()
 
     def _follow(self) -> None:
         pause_seconds = POLL_SECONDS

@@ -158,9 +158,16 @@ class ScriptProgress:
         """Return the newest numbers. What cannot be read is left out."""
         with contextlib.suppress(OSError):
             self._poll_log()
-        self._poll_events()
+        self._events.poll()
+        if self._events.record_count > self._records:
+            self._records = self._events.record_count
+            self._note(ScriptNumbers(step=None if self.pattern else self._events.step))
         with contextlib.suppress(OSError):
-            self._poll_touched()
+            version = file_version(self.touched)
+            if version and version != self._touched_version:
+                self._touched_version = version
+                text = read_file(self.touched, MAX_PROGRESS_FILE_BYTES).decode(errors="replace")
+                self._note(ScriptNumbers(step=None if self.pattern else parse_integer(text)))
         return self.numbers
 
     def _note(self, new: ScriptNumbers) -> None:
@@ -198,16 +205,3 @@ class ScriptProgress:
             self.counts_output = True
             self.problem = f"--progress {pattern.pattern!r} takes too long on this output and is no longer searched"
         return None
-
-    def _poll_events(self) -> None:
-        self._events.poll()
-        if self._events.record_count > self._records:
-            self._records = self._events.record_count
-            self._note(ScriptNumbers(step=None if self.pattern else self._events.step))
-
-    def _poll_touched(self) -> None:
-        version = file_version(self.touched)
-        if version and version != self._touched_version:
-            self._touched_version = version
-            text = read_file(self.touched, MAX_PROGRESS_FILE_BYTES).decode(errors="replace")
-            self._note(ScriptNumbers(step=None if self.pattern else parse_integer(text)))

@@ -76,15 +76,11 @@ class Confusion:
             pairs=tuple(zip(*columns, strict=True)),
         )
 
-    def by_class(self) -> list[ClassAccuracy]:
-        """Return the accuracy of each class, in the order of the classes."""
-        columns = zip(self.classes, self.images, self.right, strict=True)
-        return [ClassAccuracy(name=name, images=images, right=right) for name, images, right in columns]
-
     def worst_classes(self, count: int) -> list[ClassAccuracy]:
         """Return the classes of the lowest accuracy, the worst first. Classes without images do not count."""
-        with_images = [row for row in self.by_class() if row.images]
-        return sorted(with_images, key=lambda row: row.top1)[:count]
+        columns = zip(self.classes, self.images, self.right, strict=True)
+        rows = [ClassAccuracy(name=name, images=images, right=right) for name, images, right in columns if images]
+        return sorted(rows, key=lambda row: row.top1)[:count]
 
     def most_confused(self, count: int) -> list[ConfusedPair]:
         """Return the most frequent errors, the most frequent first."""

@@ -151,7 +151,7 @@ class CommandProcesses(AttemptProcesses):
         pattern = self.pattern if is_first else None
         self.progress = ScriptProgress(first_log, events, touched, pattern, counts_output=self.pattern is None)
         self.pending_start = partial(self._start_processes, attempt, shared_environment, rank_environments)
-        self.checkpoints.wait_until_restored(RESTORE_WAIT_SECONDS)
+        self.checkpoints.decided.wait(RESTORE_WAIT_SECONDS)
         self._start_if_restored()
         return first_log
 

@@ -62,52 +62,40 @@ def machine_costs(journal: Journal, now: float) -> list[MachineCost]:
                 addressed_ids.add(event.id)
             case SpotCostKnown():
                 exact_dollars[event.id] = event.dollars
-    return [
-        _machine_cost(
-            request, machine, ends.get(instance_id), exact_dollars.get(instance_id), instance_id in addressed_ids, now
+    costs = []
+    for machine_id, (request, machine) in machines.items():
+        if machine.launched > now:
+            continue
+        place, end = request.place, ends.get(machine_id)
+        if end and end.ended > now:
+            end = None
+        lifetime = (end.ended if end else now) - machine.launched
+        seconds = float(max(MIN_BILLED_SECONDS, math.ceil(lifetime)))
+        dollars = exact_dollars.get(machine_id) if end or machine_id not in ends else None
+        if dollars is None and place.price is not None:
+            dollars = place.price * seconds / 3600
+        disk_gb = sum(disk["Ebs"]["VolumeSize"] for disk in request.parameters["BlockDeviceMappings"])
+        has_public_address = machine_id in addressed_ids or any(
+            nic.get("AssociatePublicIpAddress") for nic in request.parameters["NetworkInterfaces"]
         )
-        for instance_id, (request, machine) in machines.items()
-        if machine.launched <= now
-    ]
-
-
-def _machine_cost(
-    request: LaunchRequest,
-    machine: LaunchedMachine,
-    end: InstanceEnded | None,
-    exact_dollars: float | None,
-    has_later_address: bool,
-    now: float,
-) -> MachineCost:
-    """Return the cost of a machine, from its request and its end."""
-    place = request.place
-    if end and end.ended > now:
-        end, exact_dollars = None, None
-    ended = end.ended if end else None
-    seconds = float(max(MIN_BILLED_SECONDS, math.ceil((now if ended is None else ended) - machine.launched)))
-    price = place.price
-    dollars = exact_dollars
-    if dollars is None and price is not None:
-        dollars = price * seconds / 3600
-    disk_gb = sum(disk["Ebs"]["VolumeSize"] for disk in request.parameters["BlockDeviceMappings"])
-    has_public_address = has_later_address or any(
-        nic.get("AssociatePublicIpAddress") for nic in request.parameters["NetworkInterfaces"]
-    )
-    return MachineCost(
-        id=machine.id,
-        name=machine.name,
-        type=place.type,
-        market=place.market,
-        zone=place.zone,
-        launched=machine.launched,
-        ended=ended,
-        price=price,
-        seconds=seconds,
-        dollars=dollars,
-        disk_dollars=disk_gb * prices.DISK_PER_GB_HOUR * seconds / 3600,
-        address_dollars=has_public_address * prices.ADDRESS_PER_HOUR * seconds / 3600,
-        why=end.reason if end else "",
-    )
+        costs.append(
+            MachineCost(
+                id=machine.id,
+                name=machine.name,
+                type=place.type,
+                market=place.market,
+                zone=place.zone,
+                launched=machine.launched,
+                ended=end.ended if end else None,
+                price=place.price,
+                seconds=seconds,
+                dollars=dollars,
+                disk_dollars=disk_gb * prices.DISK_PER_GB_HOUR * seconds / 3600,
+                address_dollars=has_public_address * prices.ADDRESS_PER_HOUR * seconds / 3600,
+                why=end.reason if end else "",
+            )
+        )
+    return costs
 
 
 def _hours_of_lives(journal: Journal, event_type: type[JournalEvent], now: float) -> list[float]:

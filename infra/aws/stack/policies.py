@@ -116,7 +116,12 @@ def user_policy(account: str = "*", region: str = "*", bucket: str = BUCKET_PATT
         _allow("RunUntagged", "ec2:RunInstances", unowned),
         {**_allow("OnlyIMDSv2", "ec2:RunInstances", f"{ec2}instance/*", without_imdsv2), "Effect": "Deny"},
         *(
-            _allow(f"TagNew{name.title()}", action, f"{aws}:{name}:{region}:{account}:*", _while_creating(name))
+            _allow(
+                f"TagNew{name.title()}",
+                action,
+                f"{aws}:{name}:{region}:{account}:*",
+                {**our_tag_in_request, "Null": {f"{name}:CreateAction": "false"}},  # as part of a creating call
+            )
             for name, action in TAG_ACTIONS.items()
         ),
         _allow("ChangeOurs", CHANGE_ACTIONS, "*", our_tag_on_resource),
@@ -197,14 +202,6 @@ def get_partition(region: str) -> str:
     if region.startswith("cn-"):
         return "aws-cn"
     return "aws-us-gov" if region.startswith("us-gov-") else "aws"
-
-
-def _while_creating(service: str) -> Condition:
-    """Return the condition that a tag action is part of a call that creates a resource with our tag."""
-    return {
-        "StringEquals": {f"aws:RequestTag/{tags.STACK}": tags.STACK_VALUE},
-        "Null": {f"{service}:CreateAction": "false"},
-    }
 
 
 def _make_policy(*statements: Statement) -> Policy:

@@ -25,7 +25,6 @@ from infra.aws.journal_events import (
     LaunchMoved,
     LaunchRequest,
     LaunchStarted,
-    NatGatewayRequested,
     PublicAddressRefused,
     RequestGranted,
     TerminationStarted,
@@ -55,12 +54,6 @@ class InstanceHistory(CloudProvider[Instance]):
     def granted_requests(self) -> list[LaunchRequest]:
         """Return the launch requests that EC2 granted, in order."""
         return [recorded.request for recorded in self.journal.launch_requests() if recorded.is_granted]
-
-    @property
-    def used_regions(self) -> set[str]:
-        """The regions in which instances were requested, or a NAT gateway, which comes before them."""
-        regions = {recorded.request.place.region for recorded in self.journal.launch_requests()}
-        return regions | {event.region for event in self.journal.events(NatGatewayRequested)}
 
     @property
     def last_region(self) -> str:

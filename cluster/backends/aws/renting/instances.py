@@ -428,7 +428,9 @@ class JobInstances(InstanceHistory):
         """Terminate everything of the job that is billed, in all regions that it used."""
         self.check_account()
         leftovers: list[str] = []
-        for region in {self.account.region, *self.used_regions}:
+        requested = {recorded.request.place.region for recorded in self.journal.launch_requests()}
+        with_gateway = {event.region for event in self.journal.events(NatGatewayRequested)}  # it comes before requests
+        for region in {self.account.region, *requested, *with_gateway}:
             # This gang's waits ignore a stop request, which must not interrupt the termination.
             gang = Gang(self.account.in_region(region), self.spec.uid, self.journal)
             leftovers += gang.terminate_job()
