@@ -225,10 +225,10 @@ def test_epochs_added_to_a_finished_job_end_with_the_bits_of_a_longer_job(sandbo
     forgets = sandbox.cli("resume", "job-1", "--epochs", "5", "--lr", "20")
     note = "epochs 5 to 5 train as the last phase does, at a constant learning rate of 20 (by --lr)"
     assert forgets.code == 0 and note in " ".join(forgets.out.split()), forgets
-    epochs = known(longer.result).epochs
-    best = known(best_epoch(epochs))
+    history = known(longer.result).epochs
+    best = known(best_epoch(history))
     path = longer.run_folder.network_folder / "model-best.safetensors"
-    assert len(epochs) == 5 and path.exists() == (best.epoch < 5), [epoch.top1 for epoch in epochs]
+    assert len(history) == 5 and path.exists() == (best.epoch < 5), [epoch.top1 for epoch in history]
     assert best.epoch == 5 or open_trained(path).description.step == 8 * best.epoch, "no longer the last, but not lost"
 
 

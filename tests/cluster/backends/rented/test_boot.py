@@ -141,7 +141,12 @@ def test_machine_whose_new_host_key_is_lost_may_be_exchanged(
 
 def test_machine_behind_a_jump_host_is_not_asked_before_the_new_host_key_is_in_use(machine_with: Any) -> None:
     asked: list[float] = []
-    machine = machine_with(lambda now: asked.append(now) or READY)
+
+    def files(now: float) -> dict[str, str]:
+        asked.append(now)
+        return READY
+
+    machine = machine_with(files)
     provider: Any = SimpleNamespace(
         cloud_name="the toy cloud",
         get_stop_reason=lambda: "",
