@@ -422,6 +422,7 @@ def _explain_missing_agent(run_folder: RunFolder, has_status: bool) -> str:
         return f"no space left on the disk of {run_folder.path}; free some, then type {resume_command}"
     if not has_status:
         outputs = sorted(run_folder.work_folder().parent.glob(f"*/{AGENT_OUTPUT}"))
-        said = next((line for line in map(last_line, outputs) if line), "it was killed, or its Python does not work")
+        guess = "it was killed, its disk was full, or its Python does not work"
+        said = next((line for line in map(last_line, outputs) if line), guess)
         return f"the agent ended before it wrote its first status: {said}; try again: {resume_command}"
     return f"the agent was killed or the machine went down; try again: {resume_command}"

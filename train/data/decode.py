@@ -8,6 +8,7 @@ readers do not apply it.
 """
 
 import re
+import warnings
 from io import BytesIO
 
 import numpy as np
@@ -18,8 +19,12 @@ from PIL import Image, PngImagePlugin, UnidentifiedImageError
 from train.tools.errors import one_line_error
 
 JPEG_START, JPEG_END = b"\xff\xd8", b"\xff\xd9"  # the markers that a JPEG file begins and ends with
+JPEG_SCAN = b"\xff\xda"  # the marker of a scan, and with the header after it (ITU T.81, B.2.3)
+SCAN_HEADER = re.compile(JPEG_SCAN + rb"\0[\x08\x0a\x0c\x0e][\1-\4]")
 MAX_JPEG_SIDE = 65500  # pixels: the longest side of a JPEG file. No copy could be made of a longer image.
 MAX_PIXELS = 178_956_970  # of one image, as PIL has it: a file of kilobytes can claim to be an image of gigabytes
+warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # PIL's own limit is twice the one of this warning
+MAX_SCANS = 100  # of a progressive JPEG, which has about ten: each goes over all pixels, so a small file can take hours
 # Of one text or color profile in a PNG: as much as PIL allows for all of them together, not the sixtieth part.
 PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY
 PIL_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
@@ -38,6 +43,8 @@ class BadImage(Exception):
 
 def decode_image(data: bytes) -> Pixels:
     """Return uint8 RGB pixels [height, width, 3]. Raises `BadImage`."""
+    if data.count(JPEG_SCAN) > MAX_SCANS and (scans := len(SCAN_HEADER.findall(data))) > MAX_SCANS:
+        raise BadImage(f"{scans} scans are too many for a JPEG")
     try:
         height, width, _, _ = simplejpeg.decode_jpeg_header(data)
         _check_size(width, height)

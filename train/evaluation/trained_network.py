@@ -116,6 +116,14 @@ def _open_checkpoint(path: Path) -> TrainedNetwork:
         recipe = Recipe.from_json(recipe_json)
         description = decode(NetworkDescription, state["network"], path)
         weights = network_weights(state)
+        if not all(map(_has_values, weights.values())):
+            raise ValueError("a parameter is no tensor with values of its own")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DamagedRecord(f"{path}: was written by another version of imgnet-cluster: {error}") from error
     return TrainedNetwork(path=path, weights=weights, recipe=recipe, description=description)
+
+
+def _has_values(weight: object) -> bool:
+    """Return whether a weight of a file is a tensor as this program saves them: dense, each value once in the file."""
+    is_dense = isinstance(weight, torch.Tensor) and weight.device.type == "cpu" and weight.layout is torch.strided
+    return is_dense and weight.nbytes <= weight.untyped_storage().nbytes()

@@ -9,6 +9,7 @@ import contextlib
 import io
 import os
 import threading
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,9 @@ def load_checkpoint(path: Path) -> State:
     """
     payload = io.BytesIO(sealed_files.read_with_checksum(path))
     try:
+        if any(entry.compress_type for entry in zipfile.ZipFile(payload).infolist()):
+            raise ValueError("compressed: a small file may take all memory")
+        payload.seek(0)
         state = torch.load(payload, map_location="cpu", weights_only=True)
     except MemoryError:
         raise

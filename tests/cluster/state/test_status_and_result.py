@@ -79,7 +79,7 @@ def test_agent_without_status_fails_the_job_after_its_time_to_start(
     output = old.run_folder.work_folder() / "agent.out"
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(f"Traceback (most recent call last):\n  ...\n{error}\n")
-    for run, reason in ((old, f"{error}; try"), (resumed, "it was killed, or")):
+    for run, reason in ((old, f"{error}; try"), (resumed, "it was killed, its disk was full, or")):
         run.job.refresh()
         assert run.job.state == "failed" and f"before it wrote its first status: {reason}" in run.job.result.reason
     job = young.job

@@ -1,6 +1,8 @@
 """Tests of decoding: pixels equal PIL's, whatever the file is called, and bad files raise BadImage."""
 
 import io
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -76,6 +78,21 @@ def test_decode_image_refuses_lost_pixels_cut_files_and_sizes_that_fill_the_memo
     size_at = good.index(b"\xff\xc0") + 5
     with pytest.raises(BadImage, match="20000 x 20000 pixels are more than 178956970"):
         decode_image(good[:size_at] + (20_000).to_bytes(2, "big") * 2 + good[size_at + 4 :])
+
+
+def test_decode_image_refuses_scans_that_take_hours_and_accepts_a_film_after_the_image() -> None:
+    good = encode(drawn_image(), "JPEG", progressive=True)
+    last_scan = good[good.rindex(b"\xff\xda") : -2]
+    with pytest.raises(BadImage, match="scans are too many"):
+        decode_image(good[:-2] + last_scan * 100 + good[-2:])
+    assert (decode_image(good + b"film\xff\xda" * 1000) == decode_image(good)).all()
+
+
+def test_large_image_is_read_without_a_warning_of_pil() -> None:
+    script = "import io; from PIL import Image; from train.data.decode import decode_image; file = io.BytesIO()\n"
+    script += "Image.new('1', (9000, 10000)).save(file, 'BMP'); print(decode_image(file.getvalue()).shape)"
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (ran.stdout, ran.stderr) == ("(10000, 9000, 3)\n", "")
 
 
 def png_with_long_texts(image: Image.Image) -> bytes:

@@ -182,6 +182,11 @@ def test_open_trained_names_an_unusable_file(finished_run: Path, checkpoint: Pat
     identity = checkpoint_io.load_checkpoint(checkpoint)["identity"]
     other = {"recipe": {**identity["recipe"], "model": {**identity["recipe"]["model"], "name": "resnet18"}}}
     old = save_changed(checkpoint, tmp_path / "old", identity={"recipe": {"a": 1}})
+    weights = checkpoint_io.load_checkpoint(checkpoint)["model"]
+    claims = {  # tensors that a few bytes of a file may hold
+        kind: save_changed(checkpoint, tmp_path / kind, model={**weights, "stem.0.weight": tensor})
+        for kind, tensor in (("repeated", torch.zeros(1).expand(1 << 40)), ("sparse", torch.zeros(9).to_sparse()))
+    }
     for path, reason in (
         (tmp_path / "nowhere.pt", "no such checkpoint"),
         (tmp_path, "is a folder"),
@@ -190,6 +195,8 @@ def test_open_trained_names_an_unusable_file(finished_run: Path, checkpoint: Pat
         (tmp_path / "cut.safetensors", "has .* bytes of values"),
         (tmp_path / "foreign.safetensors", "describe no network of this program"),
         (old, "was written by another version of imgnet-cluster"),
+        (claims["repeated"], "no tensor with values of its own"),
+        (claims["sparse"], "no tensor with values of its own"),
         (save_changed(checkpoint, tmp_path / "other", identity=other), "its weights do not fit resnet18"),
     ):
         with pytest.raises(TrainingError, match=reason) as caught:

@@ -1,5 +1,6 @@
 """Checkpoint files: round trip, choice of the newest intact file, and errors of the background thread."""
 
+import io
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,20 @@ def test_write_checkpoint_removes_damaged_files_of_later_steps(tmp_path: Path) -
     assert file_names(tmp_path) == ["step-00000002.pt", "step-00000003.pt"], "the newest two are kept"
 
 
-@pytest.mark.parametrize("payload", [b"", b"no pickle", b"PK\3\4" + bytes(100), b"\x80\2}q\0."], ids=repr)
+def compressed_checkpoint() -> bytes:
+    """A checkpoint whose archive is compressed: torch would unpack gigabytes of a small file."""
+    stored, compressed = io.BytesIO(), io.BytesIO()
+    torch.save({"weights": torch.zeros(9)}, stored)
+    with zipfile.ZipFile(stored) as source, zipfile.ZipFile(compressed, "w", zipfile.ZIP_DEFLATED) as target:
+        for name in source.namelist():
+            target.writestr(name, source.read(name))
+    return compressed.getvalue()
+
+
+PAYLOADS = (b"", b"no pickle", b"PK\3\4" + bytes(100), b"\x80\2}q\0.", compressed_checkpoint())
+
+
+@pytest.mark.parametrize("payload", PAYLOADS, ids=range(len(PAYLOADS)))
 def test_load_checkpoint_sealed_but_unreadable_is_said_in_our_words(payload: bytes, tmp_path: Path) -> None:
     path = tmp_path / "step-00000001.pt"
     path.write_bytes(sealed_files.with_checksum(payload))
