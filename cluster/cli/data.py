@@ -214,6 +214,8 @@ def check(folder: Path, val_fraction: float | None, output: str) -> None:
         broken_count = pluralize(len(broken), "broken file")
         for name in unvalidated:
             click.echo(f"warning: {folder / 'val' / name}: a class without validation images", err=True)
+        if len(train.classes) == 1:
+            click.echo("warning: only one class: a network that sees no other learns nothing", err=True)
         misplaced_count = f", {len(misplaced)} misplaced" if misplaced else ""
         image_counts = f"{len(train)} + {len(val)} images"
         held_out = f" ({val_fraction:g} of each class held out)" if val.folder == train.folder else ""

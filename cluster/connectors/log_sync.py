@@ -44,8 +44,6 @@ class LogShipper:
             raise last_error
 
     def _append_new_bytes(self, path: str) -> None:
-        # A full disk may take a part of the write. Forget the offset until all is written.
-        self.sent_offsets.pop(path, None)
         with (
             open_regular(self.work_folder / path) as source,
             open_below(self.shared_folder, path, os.O_WRONLY | os.O_APPEND) as target,

@@ -118,7 +118,8 @@ class SSHChannel:
             except TimeoutError:
                 self._drain_stderr()
                 if deadline and time.monotonic() > deadline and self.connection.is_alive:
-                    raise TimeoutError(f"{silence_timeout:g} s of silence") from None
+                    hint = "" if self.has_answered else "its start-up files may start another shell; "
+                    raise TimeoutError(f"{hint}{silence_timeout:g} s of silence") from None
                 self._require_progress()
                 continue
             if not data:

@@ -54,8 +54,8 @@ class BadAnswer(ClusterError):
     def __init__(self, rule: str, machine_name: str = "") -> None:
         self.rule = rule
         text = (
-            f"its answer was dropped: it {rule}; the machine is broken, or somebody else controls it: look at the "
-            "machine, or stop the job: imgnet-cluster stop"
+            f"its answer was dropped: it {rule}; the machine is broken, its start-up files print in the background, or "
+            "somebody else controls it: look at the machine, or stop the job: imgnet-cluster stop"
         )
         super().__init__(f"{machine_name}: {text}" if machine_name else text)
 

@@ -125,5 +125,6 @@ def _open_checkpoint(path: Path) -> TrainedNetwork:
 
 def _has_values(weight: object) -> bool:
     """Return whether a weight of a file is a tensor as this program saves them: dense, each value once in the file."""
-    is_dense = isinstance(weight, torch.Tensor) and weight.device.type == "cpu" and weight.layout is torch.strided
-    return is_dense and weight.nbytes <= weight.untyped_storage().nbytes()
+    if not isinstance(weight, torch.Tensor) or weight.device.type != "cpu" or weight.layout is not torch.strided:
+        return False
+    return weight.nbytes <= weight.untyped_storage().nbytes()

@@ -16,6 +16,7 @@ from train.evaluation.protocol import emit_json_line, reserve_stdout
 from train.evaluation.trained_network import open_trained, precision_of
 from train.tools.errors import TrainingError, first_line, one_line_error
 from train.tools.files import read_file
+from train.tools.host import threads_per_process
 from train.weights.network_description import Crop, NetworkDescription
 
 from .protocol import TOP_ANSWERS, Answer, Prediction, PredictOptions
@@ -26,6 +27,7 @@ def predict_images(options: PredictOptions) -> None:
     """Print a message for each image. Raises `TrainingError` when the network cannot be used."""
     trained = open_trained(Path(options.source), options.model)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.set_num_threads(threads_per_process(1))  # torch's own default knows no quota of a container
     model = trained.build().to(device)
     normalization = Normalization(trained.description.mean, trained.description.std)
     preprocessor = BatchPreprocessor(device, normalization=normalization, precision=precision_of(trained.recipe))

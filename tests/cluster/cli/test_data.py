@@ -58,7 +58,7 @@ def test_data_check_lists_all_problems_in_one_run(sandbox: Fixture, small_set: P
     (root / "val/disc").mkdir()
     shutil.rmtree(root / "val/checkers")
     (root / "train/empty").mkdir()
-    (root / "train/unpacked-never.tar").touch()
+    (root / "train/unpacked-never.tar.part").touch()
     for place in ("train/stray.png", "val/stray.JPEG", "val/extra/a.JPEG", "train/disc/nested/a.JPEG"):
         (root / place).parent.mkdir(exist_ok=True)
         shutil.copyfile(image, root / place)
@@ -69,7 +69,7 @@ def test_data_check_lists_all_problems_in_one_run(sandbox: Fixture, small_set: P
         ["broken", "set/train/disc/nested"], ["broken", "set/train/disc/readme.txt"],
         ["misplaced", "set/train/stray.png"], ["misplaced", "set/val/extra"], ["misplaced", "set/val/stray.JPEG"],
         ["missing", "set/train/empty"],
-        ["warning", "set/train/unpacked-never.tar"], *(["warning", f"set/val/{name}"] for name in unvalidated),
+        ["warning", "set/train/unpacked-never.tar.part"], *(["warning", f"set/val/{name}"] for name in unvalidated),
     ])  # fmt: skip
     assert ran.out == (
         "set: 11 classes, 10 + 8 images, 2 broken files, 3 misplaced\n"
@@ -77,7 +77,7 @@ def test_data_check_lists_all_problems_in_one_run(sandbox: Fixture, small_set: P
     )
     as_json = json.loads(sandbox.cli("data", "check", "set", "-o", "json").out)
     assert len(as_json["bad"]) == 6 and as_json["without_validation"] == unvalidated
-    assert as_json["archives"] == ["set/train/unpacked-never.tar"]
+    assert as_json["archives"] == ["set/train/unpacked-never.tar.part"]
 
 
 def test_data_pack_with_a_file_that_is_no_image_fails_or_leaves_it_out(sandbox: Fixture, small_set: Path) -> None:
@@ -100,6 +100,8 @@ def test_data_check_holds_out_validation_images(sandbox: Fixture, small_set: Pat
     checked = sandbox.cli("data", "check", "set", "--val-fraction", "0.2")
     assert checked.code == 0 and "warning: set/val/ring: a class without validation images" in checked.err
     assert "set: 2 classes, 9 + 2 images (0.2 of each class held out), 0 broken files\n" in checked.out
+    (sandbox.path / "set/train/ring").rename(sandbox.path / "set/train/.ring")
+    assert "warning: only one class: " in sandbox.cli("data", "check", "set", "--val-fraction", "0.2").err
 
 
 @pytest.mark.parametrize(

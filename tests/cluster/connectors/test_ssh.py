@@ -223,6 +223,16 @@ def test_login_shell_that_runs_no_scripts_is_one_line(
     assert not (server.home / "ran").exists() and not (server.home / "file").exists()
 
 
+def test_start_up_file_that_starts_another_shell_is_named(
+    server: Any, connector: SSHConnector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ssh, "DEADLINE_GRACE_SECONDS", 0.5)
+    (server.home / ".bashrc").write_text("exec sleep 4325\n")
+    with pytest.raises(Unreachable, match=r"its start-up files may start another shell; .* s of silence"):
+        connector.run(["true"], timeout=1.0)
+    kill_one(server, "sleep 4325")
+
+
 # --- a connection that drops --------------------------------------------------------------------------------------
 
 SCRIPT = "echo ran >>ran; head -c 3000000 /dev/zero; while [ ! -e go ]; do sleep 0.01; done; cat; echo end >&2; exit 5"

@@ -22,7 +22,7 @@ from .base import DataError as DataError  # also for those who import it from he
 from .base import Index as Index
 from .base import IntColumn, stem
 
-ARCHIVE_SUFFIXES = (".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".zip", ".7z", ".rar")
+ARCHIVE_SUFFIXES = {".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".zip", ".7z", ".rar"}  # more may follow: .part
 UNKNOWN_CLASS = "a class that train/ lacks; remove it, or add it to train/"
 OTHER_UNICODE_FORM = "a class that train/ has in another Unicode form (NFC, NFD); give both folders the same name"
 
@@ -71,7 +71,7 @@ def layout_problems(root: Path, val_fraction: float = 0.0) -> list[tuple[str, st
 def archives(root: Path) -> list[Path]:
     """Return the archives beside the class folders of a data set: each may be a class that was not unpacked."""
     paths = (path for split in SPLITS if (root / split).is_dir() for path in sorted((root / split).iterdir()))
-    return [path for path in paths if path.name.lower().endswith(ARCHIVE_SUFFIXES) and path.is_file()]
+    return [path for path in paths if ARCHIVE_SUFFIXES & {*Path(path.name.lower()).suffixes} and path.is_file()]
 
 
 def _unknown_classes(root: Path, val_classes: Sequence[str], train_classes: Sequence[str]) -> list[tuple[str, str]]:
