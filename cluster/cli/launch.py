@@ -262,8 +262,7 @@ def show_machine_checks(reports: "Sequence[HostReport]", needed: int) -> None:
 def plan_all(makers: "Sequence[Callable[..., Plan]]", dry_run: bool) -> "tuple[list[Plan], str]":
     """Return the plans that the functions make, and why the cloud could not be asked, "" if it was.
 
-    Each function takes the keyword `offline`. A launch raises `NoCredentials` or `NoAnswer` when the cloud cannot
-    be asked. A dry run plans without it.
+    Each takes the keyword `offline`. A launch raises `NoCredentials` or `NoAnswer`; a dry run plans without the cloud.
     """
     plans = []
     unasked_reason = ""
@@ -413,9 +412,9 @@ def resume(job: str | None, env: tuple[str, ...], detach: bool, dry_run: bool, y
     """Continue JOB from its newest checkpoint, and follow it.
 
     Without JOB, the newest job is taken. An option changes what the job was launched with; without it, the job keeps
-    its value. The schedule stays the same, on other machines too; --epochs lengthens it, also that of a job that is
-    done. What is left to do is shown first, and machines that cost money are rented only after a yes, or with -y.
-    Ctrl-C stops following; the job keeps running.
+    its value. The schedule stays the same, on other machines too; --epochs lengthens it, also when the job is done.
+    What is left to do is shown first, and machines that cost money are rented only after a yes, or with -y. Ctrl-C
+    stops following; the job keeps running.
     """
     from cluster.display import plan as display_plan
     from cluster.jobs import store

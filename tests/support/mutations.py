@@ -87,7 +87,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "done = step / (self.steps_of_phase - 1) if self.steps_of_phase > 1 else 0.0",
          "done = (step + 1) / self.steps_of_phase"),
         ("linear shape: bent", SCHEDULE,
-         "return first * (1 - done) + last * done", "return first * (1 - done**2) + last * done**2"),
+         "else first * (1 - done) + last * done", "else first * (1 - done**2) + last * done**2"),
         ("cosine shape: bent", SCHEDULE,
          "return last + (first - last) * (1 + math.cos(math.pi * done)) / 2",
          "return last + (first - last) * (1 + math.cos(math.pi * done**2)) / 2"),
@@ -292,6 +292,10 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "        self.running_statistics.write_to_norms()\n        return {", "        return {"),
         ("bug 2: new weights", TRAINER, '        resume_check.load_weights(self.model, state["model"])\n', ""),
         ("bug 2: a new loss scale", TRAINER, 'self.scaler.load_state_dict(state["scaler"])', "pass"),
+    ],
+    "test_resume.py::test_last_network_stays_as_the_best_one_when_a_finished_run_gets_more_epochs": [
+        ("more epochs: the best network is lost", "train/engine/run.py",
+         "trainer.save(wait=True, is_best=True)", "pass"),
     ],
     "test_bugs_of_2018.py::test_bug_1_single_precision_trains_every_tensor_on_float32_inputs": [
         ("bug 1: every second tensor", OPTIMIZER,
