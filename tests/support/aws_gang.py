@@ -104,7 +104,6 @@ class GangTestbed:
         return Place(region=zone[:-1], zone=zone, type=type, market=market, price=price)
 
     def instance_request(self, place: Place) -> InstanceRequest:
-        """Return the request for a machine in a place."""
         image = replace(IMAGE, id=self.image_id(place.region))
         return replace(
             INSTANCE_REQUEST,
@@ -119,7 +118,6 @@ class GangTestbed:
         )
 
     def image_id(self, region: str = "us-east-1") -> str:
-        """Return an image of a region."""
         return image_id(region, next(iter(IMAGES.values())))
 
     def acquire(self, *places: Place, n: int = 3, seconds: float = 1200.0, **changes: Any) -> list[Instance]:
@@ -149,11 +147,9 @@ class GangTestbed:
         return [instance for instance in live_instances if zone in instance.zone]
 
     def placement_group_names(self) -> list[str]:
-        """Return the names of all placement groups."""
         return sorted(name for _, name in self.sim.groups)
 
     def journal_kinds(self) -> list[type[JournalEvent]]:
-        """Return the kinds of the journal's events, in order."""
         return [type(event) for event in self.journal.events(JournalEvent)]
 
     # --- faults ----------------------------------------------------------------------------------------------------
@@ -176,7 +172,6 @@ class GangTestbed:
             self.hook(client, f"after-call.ec2.{action}", change_response)
 
     def remove_faults(self) -> None:
-        """Remove all hooks and faults."""
         for client, event, function in self.hooks:
             client.meta.events.unregister(event, function)
         self.hooks = []
@@ -227,7 +222,6 @@ class GangTestbed:
 
 @functools.cache
 def public_key() -> str:
-    """Return a public key for ssh."""
     return generate_key_pair()[1]
 
 

@@ -43,12 +43,10 @@ INSTANCE_REQUEST = InstanceRequest(
 
 
 def user_data(private_key: str, public_key: str, limit_seconds: int = 600, image: Image = IMAGE) -> str:
-    """Return the user data of a machine with this host key."""
     return build_user_data(STACK, image, Internet.PUBLIC, (private_key, public_key), poweroff_seconds=limit_seconds)
 
 
 def write_journal(path: Path, *events: JournalEvent) -> None:
-    """Write a journal with these events."""
     path.write_text("".join(json.dumps(encode_event(event)) + "\n" for event in events))
 
 

@@ -100,7 +100,6 @@ def aws(home: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def account(aws: Path) -> RecordingAccount:
-    """An account in a region with two zones."""
     return RecordingAccount()
 
 

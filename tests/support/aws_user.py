@@ -50,7 +50,6 @@ class Renter:
         return result.out
 
     def run_json(self, *arguments: Any, **settings: Any) -> Any:
-        """Run the installed command with `-o json` and return its output, parsed."""
         return json.loads(self.run(*arguments, "-o", "json", **settings))
 
     def create_stack(self) -> None:
@@ -93,7 +92,6 @@ class Renter:
         return "\n".join(lines)
 
     def journal_events(self, job: Job, event_type: type[EventT]) -> list[EventT]:
-        """Return the events of one type in the job's journal."""
         return Journal(job.path / "cloud.jsonl").events(event_type)
 
     def granted_ids(self, job: Job) -> list[list[str]]:
@@ -101,11 +99,9 @@ class Renter:
         return [[machine.id for machine in grant.machines] for grant in self.journal_events(job, RequestGranted)]
 
     def live_instance_ids(self) -> list[str]:
-        """Return our instances that have not been ended."""
         return [instance["id"] for instance in self.cloud.instances() if instance["state"] not in ENDED_STATES]
 
     def all_instance_ids(self) -> list[str]:
-        """Return our instances, those that have ended too."""
         return [instance["id"] for instance in self.cloud.instances()]
 
     def live_instances_by_machine(self) -> dict[str, str]:
@@ -131,15 +127,12 @@ class Renter:
         return [action for _, action in self.cloud.post("calls")]
 
     def supervisor_pids(self) -> list[int]:
-        """Return the supervisors that run now."""
         return self.sandbox.pids("-m cluster.jobs.supervisor")
 
     def wait_for_supervisor(self) -> int:
-        """Wait until a supervisor runs, and return its process."""
         return int(self.wait_for(lambda: self.sandbox.program_pids("-m cluster.jobs.supervisor"))[0])
 
     def kill_supervisor(self) -> None:
-        """Kill the supervisor with SIGKILL and wait until it has ended."""
         pid = self.wait_for_supervisor()
         os.kill(pid, signal.SIGKILL)
         self.wait_for(lambda: pid not in self.supervisor_pids())
@@ -162,11 +155,9 @@ class Renter:
         return self.training_step(job)
 
     def wait_for_members(self, job: Job, *machines: str) -> None:
-        """Wait until these machines are the members of the newest attempt."""
         self.wait_for(lambda: set(newest_attempt(job).machine_names) == set(machines))
 
     def wait_for_replacement(self, machine: str, old_id: str) -> None:
-        """Wait until a machine is another instance than `old_id`."""
         self.wait_for(lambda: self.live_instances_by_machine().get(machine, old_id) != old_id)
 
     def assert_nothing_left(self) -> None:

@@ -172,7 +172,6 @@ def _run_and_report(request: dict[str, object], descriptors: Sequence[int]) -> N
 
 
 def _run(request: dict[str, object], streams: Sequence[int]) -> NoReturn:
-    """Become the command."""
     os.setsid()
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
@@ -217,7 +216,6 @@ def _run(request: dict[str, object], streams: Sequence[int]) -> NoReturn:
 
 
 def import_modules() -> None:
-    """Import what commands import."""
     for package_name in ("cluster", "infra"):
         package = importlib.import_module(package_name)
         for module in pkgutil.walk_packages(package.__path__, f"{package_name}."):

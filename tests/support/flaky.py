@@ -22,7 +22,6 @@ LARGE_SHARE = 0.3
 
 @pytest.fixture
 def repeat(request: pytest.FixtureRequest) -> int:
-    """The number of the repetition."""
     return int(request.param)
 
 

@@ -21,7 +21,6 @@ class LocalConnector(SSHConnector):
     def run(
         self, argv: Sequence[str], *, check: bool = True, timeout: float | None = None, input: bytes = b""
     ) -> CommandResult:
-        """Run a command to its end."""
         start = time.monotonic()
         ended = subprocess.run(argv, input=input, capture_output=True, timeout=timeout)
         seconds = time.monotonic() - start

@@ -6,14 +6,11 @@ from collections.abc import Iterator
 
 
 class ListHandler(logging.Handler):
-    """Collects messages."""
-
     def __init__(self) -> None:
         super().__init__()
         self.messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Append a message."""
         self.messages.append(record.getMessage())
 
 

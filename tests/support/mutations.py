@@ -37,12 +37,10 @@ class Mutation:
 
     @property
     def node(self) -> str:
-        """The test as pytest names it."""
         return f"tests/train/rules/{self.test}"
 
     @property
     def text_is_unique(self) -> bool:
-        """Whether the text occurs in its file exactly once."""
         return (ROOT / self.file).read_text().count(self.text) == 1
 
 
@@ -341,7 +339,6 @@ MUTATIONS = [Mutation(*row, test) for test, rows in TABLE.items() for row in row
 
 
 def copy_tree(folder: Path) -> Path:
-    """Copy the source tree into a folder and return it."""
     ignored = shutil.ignore_patterns("__pycache__", ".*", "*.egg-info", "node_modules")
     for name in COPIED:
         if (ROOT / name).is_dir():

@@ -79,7 +79,6 @@ def sent_bytes() -> int:
 
 
 def enter(machine: int) -> None:
-    """Move this process into the namespace of a machine."""
     with Path(f"/proc/{machine}/ns/net").open() as namespace:
         if _LIBC.setns(namespace.fileno(), _CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), "setns")

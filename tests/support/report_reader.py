@@ -15,7 +15,6 @@ TIME_PARTS = {"steps": 8.0, "waits": 1.0, "validation": 1.5, "switches": 0.5, "c
 
 
 def home(run: Any, path: str, *rows: dict[str, Any]) -> None:
-    """Write rows into a file of the run folder at home."""
     file = run.run_folder.path / path
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -65,7 +64,6 @@ def lost(run: Any) -> None:
 
 
 def done(run: Any, **more: Any) -> None:
-    """Write the result of a job that is done."""
     result = {
         "job": "job-1", "recipe": "tiny", "state": "done", "reason": "", "top1": 20.0, "top5": 52.0, "steps": 16,
         "epochs": [epoch(1, 0.0), epoch(2, 0.0)], "images_per_second": 61.0, "goodput": 0.87, "seed": 7,

@@ -10,7 +10,6 @@ from train.tools.agent_protocol import checkpoint_folder, newest_intact_checkpoi
 
 
 def final_state(out: Path, attempt: int = 1) -> dict[str, Any]:
-    """Return the state in the newest checkpoint of an attempt."""
     path = newest_intact_checkpoint(checkpoint_folder(out, attempt))
     assert path is not None
     return checkpoint_io.load_checkpoint(path)

@@ -75,8 +75,6 @@ def cross_entropy(scores, labels):
 
 @dataclass(frozen=True)
 class CommandResult:
-    """The exit code and the output of a command."""
-
     code: int
     out: str
     err: str
@@ -207,7 +205,6 @@ class Sandbox:
         return self.job(int(result.out.split(" launched")[0].rsplit("job-", 1)[1]))
 
     def job(self, number: int = 1) -> Job:
-        """Return the job of a number, as the Python interface sees it."""
         return Job(self.path / "runs" / f"job-{number}")
 
     def wait_for_step(self, job: Job, step: int = 8) -> None:
@@ -263,7 +260,6 @@ class Sandbox:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
     def agent_pid(self) -> int:
-        """Return the process of the sandbox's only agent."""
         (pid,) = self.program_pids("-m cluster.agent")
         return pid
 

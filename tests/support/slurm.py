@@ -82,7 +82,6 @@ class SlurmNode:
         self._holder: subprocess.Popen[bytes] | None = None
 
     def boot(self) -> None:
-        """Start slurmd."""
         slurmd = ["slurmd", "-D", "-N", self.name, "-f", str(self.cluster.config_path)]
         holder = [sys.executable, str(Path(__file__).with_name("slurm_node.py"))]
         self._holder = self.cluster.start_daemon(self.folder / "output.log", [*holder, *slurmd])

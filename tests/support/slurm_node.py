@@ -37,7 +37,6 @@ def main() -> int:
 
 
 def reap_children() -> None:
-    """Collect the exit codes of all children that have ended."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -15,5 +15,4 @@ def fill(disk: Path) -> Path:
 
 
 def enlarge(disk: Path, megabytes: int) -> None:
-    """Give a disk this size."""
     subprocess.run(["mount", "-o", f"remount,size={megabytes}m", disk], check=True)

@@ -148,7 +148,6 @@ class TestMachine:
 
     @property
     def log(self) -> str:
-        """The log of sshd."""
         return (self.folder / "sshd.log").read_text(errors="replace")
 
     # --- power -----------------------------------------------------------------------------------------------------
@@ -225,7 +224,6 @@ class TestMachine:
         return pids
 
     def thaw(self) -> None:
-        """Continue everything on the machine."""
         send_signal(self.processes(), signal.SIGCONT)
 
     def _reap_sshd(self) -> None:

@@ -113,8 +113,6 @@ class ToyCloud(CloudProvider[RentedMachine]):
 
 
 class ToyBackend(RentedBackend[RentedMachine]):
-    """Machines rented from the toy cloud."""
-
     name = "toy"
     description = "machines rented from a toy cloud"
     provider_class = ToyCloud

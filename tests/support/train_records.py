@@ -35,7 +35,6 @@ def make_result(*epochs: EpochResult, **fields: Any) -> TrainResult:
 
 
 def metrics_line(row: MetricsRow) -> dict[str, Any]:
-    """Return a row of the metrics as the trainer writes it."""
     return {"kind": ROW_KINDS[type(row)], **encode(row)}
 
 

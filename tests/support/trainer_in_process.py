@@ -84,7 +84,6 @@ PLAIN_PREPROCESSOR: Any = SimpleNamespace(
 
 
 def make_phase(epochs: tuple[int, int], batch: int, lr: Any, **more: Any) -> Phase:
-    """Return a phase on the smallest images."""
     return Phase(**{"epochs": epochs, "size": SIZE, "batch": batch, "lr": lr, **more})
 
 
@@ -166,7 +165,6 @@ def run_steps(trainer: Trainer, images: RandomImages) -> Iterator[tuple[Epoch, i
 
 
 def learning_rates(schedule: Schedule) -> Array:
-    """Return the learning rate of every step of a run."""
     return np.array([epoch.lr_at(step) for epoch in schedule.epochs for step in range(epoch.steps)])
 
 
@@ -180,7 +178,6 @@ def linear_classifier(classes: int = 3, seed: int = 1) -> nn.Sequential:
 
 
 def parameter_values(net: nn.Module) -> list[Array]:
-    """Return copies of a network's parameters."""
     return [parameter.detach().numpy().copy() for parameter in net.parameters()]
 
 

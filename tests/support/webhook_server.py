@@ -23,13 +23,11 @@ class WebhookServer:
 
     @property
     def events(self) -> list[str]:
-        """The kinds of the events that came."""
         return [notification["event"] for notification in self.posted]
 
 
 @contextlib.contextmanager
 def webhook_server() -> Iterator[WebhookServer]:
-    """Run a webhook until the block ends."""
     is_over = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):

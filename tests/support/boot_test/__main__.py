@@ -51,7 +51,6 @@ class BootTest:
         self.vm = VirtualMachine(folder / name, IMAGE_FOLDER, text, has_internet=has_internet)
 
     def check(self, what: str, is_right: bool, found: object = "") -> None:
-        """Print whether something is as it must be."""
         self.checks.append(is_right)
         note = "" if is_right else f": FAILED, found {found!r}"
         print(f"{time.monotonic() - self.start_time:6.0f} s  {self.name}: {what}{note}", flush=True)
@@ -63,7 +62,6 @@ class BootTest:
         return SSHConnector(host, f"machine {self.name}", 20.0)
 
     def run(self, *argv: str) -> str:
-        """Run a command on the machine and return what it prints."""
         return self.connector.run(argv, timeout=120).out.decode().strip()
 
     def wait_until_ready(self) -> None:

@@ -93,12 +93,10 @@ class VirtualMachine:
         return True
 
     def kill(self) -> None:
-        """Cut the power."""
         if self.process:
             self.process.kill()
             self.process.wait()
 
     @property
     def console(self) -> str:
-        """What the machine has printed."""
         return self.console_path.read_text(errors="replace") if self.console_path.exists() else ""

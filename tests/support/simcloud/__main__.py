@@ -71,7 +71,6 @@ def serve(port: int, folder: Path, boot_seconds: float) -> None:
 
 
 def main() -> None:
-    """Parse the command line and serve."""
     parser = argparse.ArgumentParser("simcloud", description="A simulated EC2 on this computer.")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT)
     parser.add_argument("--folder", type=Path, help="folder of the machines' disks; default: a temporary folder")

@@ -37,7 +37,6 @@ class AwsError(EC2ClientError):
 
 
 def refuse_if(is_wrong: object, code: str, message: str) -> None:
-    """Raise `AwsError` if something is wrong."""
     if is_wrong:
         raise AwsError(code, message)
 
@@ -146,7 +145,6 @@ class SimulatedAws(Settings, InstanceEndings):
         return self.clock() + self._clock_offset
 
     def advance(self, seconds: float) -> None:
-        """Move the clock forward at once."""
         with self.lock:
             self._clock_offset += seconds
         self.tick()
@@ -246,7 +244,6 @@ class SimulatedAws(Settings, InstanceEndings):
             self.add_event("on_transfer", self.view(instance), moved)
 
     def add_instance(self, instance: Any) -> None:
-        """Begin the life and the cost of a new instance."""
         from support.simcloud.spot_market import dollars_per_hour
 
         self._live_instances[instance.id] = instance
@@ -276,7 +273,6 @@ class SimulatedAws(Settings, InstanceEndings):
         return list(self._live_instances.values())
 
     def limit_capacity(self, type: str, zones: Collection[str], places: int) -> None:
-        """Set the free places of a type in zones."""
         self.capacity |= {(zone, type): places for zone in zones}
 
     def next_address(self) -> str:

@@ -161,12 +161,10 @@ class SimulatedMachine(TestMachine):
         return self.host_key
 
     def _presented_host_key(self) -> str:
-        """Return the ed25519 host key that sshd presents to new connections."""
         argv = ["ssh-keyscan", "-T", "2", "-t", "ed25519", "-p", str(self.port), self.address]
         return subprocess.run(argv, capture_output=True, text=True, timeout=WAIT_SECONDS, check=False).stdout
 
     def remove(self) -> None:
-        """Delete the files of a machine that is off."""
         for folder in (self.folder, Path(self.env["TMUX_TMPDIR"])):
             shutil.rmtree(folder, ignore_errors=True)
 

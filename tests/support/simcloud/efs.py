@@ -8,7 +8,6 @@ from support.simcloud.cloud import ACCOUNT, SimulatedAws, call_moto
 
 
 def _begin_change(resource: Any, state: str) -> None:
-    """Begin the creation or deletion of a resource."""
     resource.life_cycle_state = state
     resource._since = SimulatedAws.current.now()  # moto's info_json leaves out names that begin with an underscore
     if SimulatedAws.current.efs_seconds == 0:
@@ -16,7 +15,6 @@ def _begin_change(resource: Any, state: str) -> None:
 
 
 def tick(now: float) -> None:
-    """Finish the creations and deletions that are due."""
     efs_seconds = SimulatedAws.current.efs_seconds
     for backend in list(efs_backends[ACCOUNT].values()):
         resources: list[Any] = [*backend.mount_targets_by_id.values(), *backend.file_systems_by_id.values()]
@@ -32,7 +30,6 @@ def tick(now: float) -> None:
 
 
 def create_file_system(self: Any, *arguments: Any, **options: Any) -> Any:
-    """Begin to create a file system."""
     file_system = call_moto("create_file_system", self, *arguments, **options)
     _begin_change(file_system, "creating")
     return file_system
@@ -63,7 +60,6 @@ def create_mount_target(self: Any, file_system_id: str, *arguments: Any, **optio
 
 
 def delete_mount_target(self: Any, mount_target_id: str) -> None:
-    """Begin to delete a mount target and its network interface."""
     mount_target = self.mount_targets_by_id.get(mount_target_id)
     if mount_target is None:
         call_moto("delete_mount_target", self, mount_target_id)  # raises

@@ -12,7 +12,6 @@ from urllib.parse import quote, urlsplit
 
 
 def main(url: str, name: str, *words: str) -> int:
-    """Run one command and return its exit code."""
     if "SUDO_USER" not in os.environ:
         print(f"{name}: only root may do this: sudo -n {name} ...", file=sys.stderr)
         return 1

@@ -104,7 +104,6 @@ class CloudProcess:
         return bill
 
     def leaks(self) -> list[dict[str, Any]]:
-        """Return our resources that cost something now."""
         foreign_ids = {resource["id"] for resource in self.foreign_resources}
         return [resource for resource in self.post("leaks") if resource["id"] not in foreign_ids]
 
@@ -113,11 +112,9 @@ class CloudProcess:
         return [*self.post("leaks"), *self.post("leftovers")]
 
     def machine_home(self, id: str) -> Path:
-        """Return the home folder of an instance's machine."""
         return self.folder / id / "home"
 
     def client(self, service: str) -> Any:
-        """Return a boto3 client of this cloud."""
         import boto3
 
         return boto3.client(

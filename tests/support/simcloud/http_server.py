@@ -71,7 +71,6 @@ class AwsFrontend:
         self.lock = threading.Lock()
 
     def reset(self) -> None:
-        """Empty the cloud, and forget faults and calls."""
         with self.lock:
             self.calls, self.faults, self.killed = [], [], []
         self.sim.reset()
@@ -87,14 +86,12 @@ class AwsFrontend:
         return counts[action] if action else dict(counts)
 
     def fault(self, **settings: Any) -> Fault:
-        """Add a fault."""
         fault = Fault(**settings)
         with self.lock:
             self.faults.append(fault)
         return fault
 
     def no_faults(self) -> None:
-        """Remove all faults."""
         self.faults.clear()
 
     def set(self, **settings: Any) -> None:
@@ -177,7 +174,6 @@ class AwsFrontend:
 
 
 def _close_connection(environ: dict[str, Any]) -> None:
-    """End the connection without an answer."""
     with contextlib.suppress(OSError):
         environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
     raise ConnectionResetError("the answer is lost, as requested")

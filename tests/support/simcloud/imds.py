@@ -37,11 +37,9 @@ class MetadataService:
         self._thread.start()
 
     def url(self, instance_id: str) -> str:
-        """Return the address of the service for an instance."""
         return f"http://127.0.0.1:{self._server.server_port}/{instance_id}"
 
     def close(self) -> None:
-        """End the server."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

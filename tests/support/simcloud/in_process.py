@@ -48,7 +48,6 @@ class Cloud:
         return [instance["InstanceId"] for instance in self.ec2.run_instances(**arguments)["Instances"]]
 
     def state(self, id: str) -> str:
-        """Return the state of an instance, as DescribeInstances says it."""
         reservations = self.ec2.describe_instances(InstanceIds=[id])["Reservations"]
         return str(reservations[0]["Instances"][0]["State"]["Name"])
 
@@ -90,7 +89,6 @@ def shared_account(region: str = "us-east-1") -> Account:
 
 @pytest.fixture(scope="session")
 def front_of_session() -> Iterator[tuple[AwsFrontend, str]]:
-    """The server of the simulated EC2, and its URL."""
     server, url = serve(sim=SimulatedAws())
     yield server.front, url
     server.shutdown()

@@ -64,7 +64,6 @@ def _end(instance: Any, end: Callable[[Any, str, str], None]) -> dict[str, Any]:
 
 @ec2_call
 def stop_instances(self: Any) -> ActionResult:
-    """Stop on-demand instances."""
     instances = find_instances(self, self._get_param("InstanceIds", []))
     return ActionResult(
         {"StoppingInstances": [_end(instance, SimulatedAws.current.stop_instance) for instance in instances]}

@@ -24,7 +24,6 @@ def nat_gateway_of(instance: Any) -> Any | None:
 
 
 def has_internet(instance: Any) -> bool:
-    """Return whether an instance reaches the internet now."""
     gateway = nat_gateway_of(instance)
     if gateway is not None:
         return bool(gateway.state == "available")
@@ -54,7 +53,6 @@ def modify_network_interface_attribute(self: Any) -> ActionResult:
 
 
 def release_resources(instance: Any) -> None:
-    """Release the interfaces, disks and elastic address of a terminated instance."""
     backend = instance.ec2_backend
     for interface in list(instance.nics.values()):
         for address in backend.addresses:
@@ -112,7 +110,6 @@ def disassociate_address(self: Any) -> ActionResult:
 
 
 def disassociate(address: Any) -> None:
-    """Take an elastic address from its interface."""
     address.eni.public_ip = None
     address.public_ip = address.own_ip
     address.eni = None
@@ -176,7 +173,6 @@ def describe_nat_gateways(self: Any) -> ActionResult:
 
 
 def tick(sim: SimulatedAws, now: float) -> None:
-    """Finish creations and deletions of NAT gateways."""
     for backend in list(ec2_backends[ACCOUNT].values()):
         gateways: list[Any] = [*backend.nat_gateways.values()]  # with attributes of ours
         for gateway in gateways:

@@ -84,7 +84,6 @@ class SimulatedMachines:
         sim.machines = self
 
     def close(self) -> None:
-        """End all machines and everything that belongs to them."""
         self._is_over = True
         self.sim.has_event.set()
         self._thread.join()
@@ -94,7 +93,6 @@ class SimulatedMachines:
         self._keeper.communicate()
 
     def reset(self) -> None:
-        """End and forget all machines, and delete their file systems."""
         with self._busy:
             with self._lock:
                 self._timers.clear()
@@ -116,7 +114,6 @@ class SimulatedMachines:
             self._timers[instance.id, "boot"] = -math.inf
 
     def on_dying(self, instance: Any) -> None:
-        """Cut the power of a machine."""
         with self._lock:
             self._instances.pop(instance.id, None)
             for key in [key for key in self._timers if key[0] == instance.id]:
@@ -169,7 +166,6 @@ class SimulatedMachines:
         gpus.break_gpu(machine.folder, [pid for pid in machine.processes() if is_trainer(command_line(pid))], how)
 
     def console_of(self, id: str) -> str:
-        """Return what a machine has printed on its console."""
         failure = self.machines[id].failure if id in self.machines else ""
         return f"[   9.1] cloud-init: modules:final\r\n\x1b[0mimgnet: boot failed: {failure}\r\n" if failure else ""
 

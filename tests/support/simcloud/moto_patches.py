@@ -160,7 +160,6 @@ def ssm_init(self: Any, region_name: str, account_id: str) -> None:
 
 
 def reset_backends() -> None:
-    """Empty the regions of all services that are used."""
     for service in list(BackendDict._instances):  # type: ignore[misc]
         for account in list(service.values()):
             account.reset()

@@ -14,8 +14,6 @@ from support.simcloud.cloud import ACCOUNT, SimulatedAws, ec2_call, moto_answer,
 
 
 class PlacementGroup(TaggedEC2Resource):
-    """A placement group, with the attributes that responses show."""
-
     def __init__(self, backend: Any, name: str, strategy: str) -> None:
         self.ec2_backend = backend
         digest = hashlib.sha256(f"{backend.region_name}{name}{SimulatedAws.current.now()}".encode()).hexdigest()
@@ -36,7 +34,6 @@ def matches(resource: TaggedEC2Resource, filters: dict[str, list[str]]) -> bool:
 
 @ec2_call
 def create_placement_group(self: Any) -> ActionResult:
-    """Create a placement group with tags."""
     groups, name = SimulatedAws.current.groups, self._get_param("GroupName")
     exists = (self.region, name) in groups
     refuse_if(exists, "InvalidPlacementGroup.Duplicate", f"The group '{name}' already exists.")
@@ -60,7 +57,6 @@ def instances_in(region: str, name: str) -> list[Any]:
 
 @ec2_call
 def describe_placement_groups(self: Any) -> ActionResult:
-    """Describe placement groups by names or filters."""
     all_names = [name for region, name in SimulatedAws.current.groups if region == self.region]
     groups = [find_group(self.region, name) for name in self._get_param("GroupNames", []) or all_names]
     filters = self._filters_from_querystring()
@@ -109,13 +105,11 @@ def delete_security_group(self: Any) -> ActionResult:
 
 
 def security_groups(backend: Any) -> Iterator[Any]:
-    """Yield the security groups of a region."""
     for groups in backend.groups.values():
         yield from groups.values()
 
 
 def _groups_in_rules(group: Any) -> set[str]:
-    """Return the ids of the groups that a group's rules name."""
     rules = [*group.ingress_rules, *group.egress_rules]
     sources = [getattr(rule, "source_group", None) for rule in rules]
     return {str(source.get("GroupId")) for source in sources if source}

@@ -46,11 +46,9 @@ class CapacityReservation:
 
     @property
     def region(self) -> str:
-        """The region of the zone."""
         return self.zone.rstrip("abcdef")
 
     def state_at(self, now: float) -> str:
-        """Return the state at a time."""
         if self.state:
             return self.state
         if now < self.start:
@@ -58,7 +56,6 @@ class CapacityReservation:
         return "expired" if self.end is not None and now >= self.end else "active"
 
     def free_count(self, sim: SimulatedAws) -> int:
-        """Return how many machines can be launched now."""
         if self.state_at(sim.now()) != "active":
             return 0
         held = [one for one in sim.live_instances() if one.life.reservation_id == self.id]
@@ -174,7 +171,6 @@ def describe_capacity_reservations(self: Any) -> ActionResult:
 
 @ec2_call
 def get_groups_for_capacity_reservation(self: Any) -> ActionResult:
-    """List the resource groups to which a reservation belongs."""
     reservation = _find(SimulatedAws.current, self.region, self._get_param("CapacityReservationId"))
     groups = [{"GroupArn": arn, "OwnerId": ACCOUNT} for arn in reservation.groups]
     return ActionResult({"CapacityReservationGroups": groups})

@@ -22,8 +22,6 @@ WRONG_VALUE, COMBINATION = "InvalidParameterValue", "InvalidParameterCombination
 
 
 class LaunchRequest:
-    """The parameters of one RunInstances request."""
-
     def __init__(self, response: Any) -> None:
         get = response._get_param
         self.region = response.region
@@ -52,16 +50,13 @@ class LaunchRequest:
         self.digest = hashlib.sha256(json.dumps(data, default=str).encode()).hexdigest()
 
     def disks_named(self, device: str) -> list[dict[str, Any]]:
-        """Return the request's disks with a device name."""
         return [disk for disk in self.disks if disk.get("DeviceName") == device]
 
     def subnet_ids(self) -> list[str]:
-        """Return the ids of the subnets that the request names."""
         of_interfaces = [interface["SubnetId"] for interface in self.interfaces if interface.get("SubnetId")]
         return of_interfaces or ([self.subnet_id] if self.subnet_id else [])
 
     def security_group_ids(self) -> list[str]:
-        """Return the ids of the security groups that the request names."""
         of_interfaces = [group for interface in self.interfaces for group in interface.get("Groups", [])]
         return [*self.security_groups, *of_interfaces]
 
@@ -165,7 +160,6 @@ def prep_nics(self: Any, nic_spec: list[dict[str, Any]], security_groups: list[A
 
 
 def _interface_slot(spec: dict[str, Any]) -> tuple[int, int]:
-    """Return the network card index and the device index of an interface."""
     return int(spec.get("NetworkCardIndex") or 0), int(spec.get("DeviceIndex") or 0)
 
 
@@ -177,7 +171,6 @@ def _default_subnet(instance: Any) -> str:
 
 
 def check(sim: SimulatedAws, request: LaunchRequest) -> None:
-    """Raise the error of EC2 for a launch that it refuses."""
     _check_token_and_tags(request)
     _check_image(request)
     _check_networks(request)

@@ -19,8 +19,6 @@ KEY_SECONDS = 60.0  # a key may log in for so long; source: AWS, API reference, 
 
 
 class ServiceError(Exception):
-    """An error of a service: code, message, HTTP status."""
-
     def __init__(self, code: str, message: str, status: int = 400) -> None:
         super().__init__(message)
         self.code = code

@@ -88,12 +88,10 @@ def quota_code(type: str, market: str) -> str | None:
 
 
 def vcpus(type: str) -> int:
-    """Return the number of vCPU of a type."""
     return int(INSTANCE_TYPES[type]["VCpuInfo"]["DefaultVCpus"])
 
 
 def offered(region: str, type: str) -> list[str]:
-    """Return the zones of a region where a type is offered."""
     rows = INSTANCE_TYPE_OFFERINGS["availability-zone"].get(region, [])
     return sorted(row["Location"] for row in rows if row["InstanceType"] == type)
 
@@ -106,7 +104,6 @@ def spot_price(sim: SimulatedAws, zone: str, type: str) -> float:
 
 
 def dollars_per_hour(sim: SimulatedAws, instance: Any) -> float:
-    """Return the price of a new instance."""
     type = instance.instance_type
     if instance.life.market == "spot":
         return spot_price(sim, instance.placement.zone, type)
@@ -137,7 +134,6 @@ def allocate(sim: SimulatedAws, request: Any) -> int:
 
 
 def _quota_count(sim: SimulatedAws, request: Any) -> float:
-    """Return how many instances of a request its quota allows."""
     code = quota_code(request.type, request.market)
     if code is None:
         return float(request.max_count)
@@ -178,7 +174,6 @@ def describe_spot_price_history(self: Any) -> ActionResult:
 
 
 def image_id(region: str, name: str) -> str:
-    """Return the id of an image in a region."""
     return "ami-" + hashlib.sha256(f"{region} {name}".encode()).hexdigest()[:17]
 
 
@@ -206,7 +201,6 @@ def make_images(sim: SimulatedAws, backend: Any) -> None:
 
 
 def image_disks(image: Any) -> list[dict[str, Any]]:
-    """Return the disk of an image."""
     disk = {"SnapshotId": image.ebs_snapshot.id, "VolumeSize": IMAGE_GB}
     disk |= {"DeleteOnTermination": True, "VolumeType": "gp3", "Encrypted": False}
     return [{"DeviceName": image.root_device_name, "Ebs": disk}]
