@@ -75,11 +75,8 @@ for command in data_fetch.COMMANDS:
 def prepare_environment() -> None:
     """Name the user and the home where this computer knows neither, as in `docker run --user`: libraries ask for both.
 
-    Python starts again in a locale that is not UTF-8: classes must have the same names in every locale. Exits with one
-    line when the current folder is gone: relative paths and the folder `runs` mean nothing then.
+    Exits with one line when the current folder is gone: relative paths and the folder `runs` mean nothing then.
     """
-    if sys.getfilesystemencoding() != "utf-8":
-        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
     try:
         Path.home()
     except RuntimeError:

@@ -20,7 +20,7 @@ def module_command(
     """Return the command that runs a module of this project from any folder, with `environment` added to the caller's.
 
     `python -P` ignores packages of the current folder, which may have the same names as the project's. The user's own
-    modules are imported from `module_folders`. In every locale, file names and so classes are read as UTF-8.
+    modules are imported from `module_folders`.
     """
     path = os.pathsep.join(filter(None, [str(PROJECT_ROOT), os.environ.get("PYTHONPATH", "")]))
     variables = {
@@ -29,7 +29,7 @@ def module_command(
         **(environment or {}),
     }
     assignments = [f"{name}={value}" for name, value in variables.items()]
-    return ["env", *assignments, sys.executable, "-X", "utf8", "-P", "-m", module, *arguments]
+    return ["env", *assignments, sys.executable, "-P", "-m", module, *arguments]
 
 
 def visible_gpus() -> tuple[str, ...]:

@@ -8,7 +8,6 @@ through the console of `cluster/display/tables.py`, which cleans each piece of t
 import codecs
 import contextlib
 import io
-import locale
 import logging
 import os
 import re
@@ -113,9 +112,7 @@ def prepare_standard_streams() -> None:
             os.set_inheritable(null, True)
             setattr(sys, name, os.fdopen(null, "r" if descriptor == 0 else "w"))
         elif isinstance(stream, io.TextIOWrapper) and descriptor > 0:
-            is_forced = "utf8" in sys._xoptions and not os.environ.get("PYTHONIOENCODING")
-            encoding = locale.getencoding() if is_forced else stream.encoding
-            encoding = "utf-8" if codecs.lookup(encoding).name == "ascii" else encoding
+            encoding = "utf-8" if codecs.lookup(stream.encoding).name == "ascii" else None
             stream.reconfigure(encoding=encoding, errors="replace", line_buffering=True)
 
 

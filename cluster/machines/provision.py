@@ -338,8 +338,7 @@ class Provisioner:
         with timed_step(self.setup_progress, name, SetupStep.AGENT):
             row, session = self.setup_progress.rows[name], self.spec.tmux_session
             self._send_secrets(name)
-            argv = ["env", f"PYTHONPATH={row.code}", "PYTHONSAFEPATH=1", row.python]
-            argv += ["-X", "utf8", "-m", "cluster.agent"]
+            argv = ["env", f"PYTHONPATH={row.code}", "PYTHONSAFEPATH=1", row.python, "-m", "cluster.agent"]
             argv += [self.job_folder(name), row.work, name, "--address", row.address]
             argv += ["--elapsed", f"{elapsed_seconds:.0f}"]
             argv += ["--user-project", f"{row.code}/{code_archive.USER_PROJECT_FOLDER}"]

@@ -43,9 +43,7 @@ def main(argv: Sequence[str] | None = None, dataset: "Dataset | None" = None) ->
     procs = options.procs or gpu_count() or 1
     if procs == 1:
         return run_rank(options, recipe)
-    return launch_ranks(
-        [sys.executable, "-X", "utf8", "-P", "-m", "train", *(sys.argv[1:] if argv is None else argv)], procs
-    )
+    return launch_ranks([sys.executable, "-P", "-m", "train", *(sys.argv[1:] if argv is None else argv)], procs)
 
 
 def gpu_count() -> int:

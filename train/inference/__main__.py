@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if task == "evaluate":
             options = decode_json(EvalOptions, text.encode())
             if "RANK" not in os.environ and (procs := options.procs or gpu_count() or 1) > 1:
-                return launch_ranks([sys.executable, "-X", "utf8", "-P", "-m", "train.inference", task, text], procs)
+                return launch_ranks([sys.executable, "-P", "-m", "train.inference", task, text], procs)
             from train.evaluation.runner import evaluate_checkpoint
 
             evaluate_checkpoint(options)
