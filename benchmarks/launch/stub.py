@@ -16,12 +16,11 @@ recipe = Recipe(
 )
 """
 
-# Takes Python's arguments: [-X OPTION] -m MODULE ARGUMENTS. A module that another one is asked to run is a call of its
-# own. Each call is logged in <stub>.log. The file
+# Takes Python's arguments: -m MODULE ARGUMENTS. A module that another one is asked to run is a call of its own. Each
+# call is logged in <stub>.log. The file
 # <stub>.d/MODULE-MACHINE, if it exists, is sourced first and may change functions and variables; MACHINE is the number
 # of the machine in the test bed. A placeholder in braces is a field of StubDelays.
 STUB_SCRIPT = r"""#!/bin/sh
-[ "$1" != -X ] || shift 2
 stub=$0 module=$2 machine=${HOME%/home} steps={steps} free=100
 machine=${machine##*/}
 shift 2
