@@ -333,12 +333,13 @@ def show_sweep(jobs: Sequence[Job]) -> None:
     best = max((status.top1 for status in statuses if status.top1 is not None), default=None)
     has_cost = any(job.result and job.result.dollars for job in jobs)
     work = work_title(status.work for status in statuses)
+    own_columns = ("job", "state", "top-1", "best", "at work", "cost")  # a script may have an option of such a name
     rows = [
         {
             "job": job.name,
             work: status.recipe,
             "state": status.state,
-            **{name: values.get(name) for name in names},
+            **{f"--{name}" if name in own_columns else name: values.get(name) for name in names},
             "top-1": "" if status.top1 is None else f"{status.top1:.2f}",
             "best": BEST_MARK if status.top1 is not None and status.top1 == best else "",
             "at work": format_duration(status.seconds),

@@ -149,7 +149,7 @@ def publish(source: Path, shared: Path, attempt: int, tree: Tree, is_restless: b
             raise FolderChanged
         _sync_tree(unfinished, scan(unfinished))
         unfinished.rename(target)
-        sync(folder)
+        sync(folder, os.O_NOFOLLOW)
     for old in versions(shared, attempt, with_resumed=False)[1:]:
         remove_version(old)
     return target
@@ -178,7 +178,7 @@ def link_newest(shared: Path, attempt: int) -> Path | None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(newest))
         _sync_tree(unfinished, tree)
         unfinished.rename(folder / name)
-        sync(folder)
+        sync(folder, os.O_NOFOLLOW)
     return folder / name
 
 
@@ -366,5 +366,5 @@ def _sync_tree(folder: Path, tree: Tree) -> None:
     for path, entry in tree.items():
         is_new_file = entry.kind == stat.S_IFREG and (folder / path).lstat().st_nlink == 1
         if is_new_file or entry.kind == stat.S_IFDIR:
-            sync(folder / path)
-    sync(folder)
+            sync(folder / path, os.O_NOFOLLOW)
+    sync(folder, os.O_NOFOLLOW)

@@ -46,7 +46,7 @@ def _temp_file(
         with contextlib.suppress(OSError):  # the folder may be missing too
             temp.unlink(missing_ok=True)
     if durable:
-        sync(path.parent)
+        sync(path.parent, os.O_DIRECTORY)
 
 
 def write_atomic(path: Path, content: bytes, durable: bool = True, mode: int = 0o666) -> None:
@@ -78,9 +78,9 @@ def create_once(path: Path, content: bytes) -> bool:
     return True
 
 
-def sync(path: Path) -> None:
-    """Sync a file or a folder to disk: a new file name is durable only when its folder is."""
-    handle = os.open(path, os.O_RDONLY)
+def sync(path: Path, flags: int = 0) -> None:
+    """Sync a file or a folder to disk: a new file name is durable only when its folder is. `flags` are of open(2)."""
+    handle = os.open(path, os.O_RDONLY | flags)
     try:
         os.fsync(handle)
     finally:

@@ -1,6 +1,7 @@
 """The tables of a sweep: the differences between its plans, and the results of its jobs."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,3 +61,11 @@ def test_sweep_ends_with_a_table_that_marks_the_best(hand_made: Fixture, capsys:
     assert ["job-2", "lr0.1", "stopped", "0.1", "55.50", "*", "0:00"] in rows(shown)
     assert ["job-3", "lr0.4", "failed", "0.4", "0:00"] in rows(shown)
     assert "imgnet-cluster report job-1 job-2 job-3" in shown
+
+    stopped: list[Any] = [
+        SimpleNamespace(name=str(number), hparams={"state": number}, result=None, status=jobs[0].status)
+        for number in (1, 2)
+    ]
+    progress.show_sweep(stopped)
+    table = rows(capsys.readouterr().out)
+    assert table[0][2:4] == ["state", "--state"] and ["1", "lr0.01", "stopped", "1", "48.33", "*", "0:00"] in table
