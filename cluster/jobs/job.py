@@ -450,7 +450,7 @@ class Job:
             )
 
     def resume(self, plan: "ResumePlan | None" = None) -> None:
-        """Start a job again from its newest checkpoint, with the changes of `plan` if given.
+        """Continue a job from its newest checkpoint. `plan`, if given, has the options that change.
 
         Raises `ClusterError` when the job is running or done, or cannot start; then its specification is unchanged.
         """

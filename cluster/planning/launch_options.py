@@ -80,7 +80,7 @@ class LaunchOptions(OptionSet):
 
 
 def parse_epochs(text: str) -> str:
-    """Return a text such as +10 or 30 without leading zeros. Raises `ValueError` for any other text."""
+    """Return a number of epochs, such as "+10" or "30", without leading zeros. Raises `ValueError` for other texts."""
     if not re.fullmatch(r"\+?0*[1-9][0-9]{0,5}", text, re.ASCII):
         raise ValueError(f"{text!r} is neither +N, for N more epochs, nor a total such as 30")
     return f"{'+' * text.startswith('+')}{int(text)}"
@@ -95,8 +95,8 @@ class MoreEpochs(OptionSet):
         metavar="+N|TOTAL",
         parse=parse_epochs,
         group="Training",
-        help="Train this many epochs more than the job has in its schedule, also when it is done; without +, this many "
-        "in all. They train as the last phase does, at the learning rate of its last step.",
+        help="Add N epochs to the schedule of the job, also of one that is done; without +, the total of epochs. "
+        "Added epochs train as the last phase does, at the learning rate of its last step.",
     )
     lr: float | None = option_field(
         None,

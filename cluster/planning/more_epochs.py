@@ -58,7 +58,7 @@ def with_added_epochs(run: Run, options: MoreEpochs) -> JobSpec:
 
 
 def note_on_added_epochs(schedule: Schedule, planned: int, options: MoreEpochs) -> str:
-    """Return a note on the epochs that were added to the `planned` ones."""
+    """Return a note for the plan: which epochs follow the `planned` ones, and their learning rate."""
     origin = "that of the last step before; for another one: --lr" if options.lr is None else "by --lr"
     lr, _ = schedule.scheduled_phases[-1].scaled_lr_endpoints
     return (

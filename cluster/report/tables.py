@@ -26,7 +26,7 @@ Cell = str | int | float | None
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text, each cell under the name of its column. All rows have the same columns."""
+    """Rows of a table: texts by the name of their column. All rows have the same columns."""
 
     rows: Sequence[Mapping[str, str]]
     caption: str = ""

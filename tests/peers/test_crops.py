@@ -1,4 +1,4 @@
-"""Crops against torchvision's: the center crop's pixels, RandomResizedCrop's distribution, TrivialAugment's pixels."""
+"""Compared with torchvision: center crops and TrivialAugment by pixels, RandomResizedCrop by its distribution."""
 
 import io
 import itertools

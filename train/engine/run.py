@@ -255,7 +255,7 @@ def resume_or_start(trainer: Trainer, checkpoints: Sequence[Path]) -> None:
 
 
 def keep_last_as_best(trainer: Trainer) -> None:
-    """Write the weights as the best ones if the run had ended with them, as its last, and has more epochs now."""
+    """Save the last weights of a finished run as its best ones, if they are, before added epochs replace them."""
     options, history = trainer.options, trainer.history
     has_more = trainer.epoch_index < len(trainer.schedule.epochs) and not trainer.ends_here
     if options.keeps_best and history and has_more and not trainer.step and best_epoch(history) is history[-1]:

@@ -124,7 +124,7 @@ def _open_checkpoint(path: Path) -> TrainedNetwork:
 
 
 def _has_values(weight: object) -> bool:
-    """Return whether a weight of a file is a tensor as this program saves them: dense, each value once in the file."""
+    """Return whether a weight is a dense tensor in memory, all of whose values were in the file."""
     if not isinstance(weight, torch.Tensor) or weight.device.type != "cpu" or weight.layout is not torch.strided:
         return False
     return weight.nbytes <= weight.untyped_storage().nbytes()

@@ -69,7 +69,7 @@ def load_checkpoint(path: Path) -> State:
     payload = io.BytesIO(sealed_files.read_with_checksum(path))
     try:
         if any(entry.compress_type for entry in zipfile.ZipFile(payload).infolist()):
-            raise ValueError("compressed: a small file may take all memory")
+            raise ValueError("it is compressed, so a small file could fill the memory")
         payload.seek(0)
         state = torch.load(payload, map_location="cpu", weights_only=True)
     except MemoryError:

@@ -241,7 +241,7 @@ def test_ctrl_c_during_a_resume_says_whether_the_job_may_go_on(
 
 
 def trained_run(hand_made: Fixture, epochs: int = 2, **changes: Any) -> Fixture:
-    """Return a job of two epochs, `epochs` of which it has trained; it was done then, or stopped for good."""
+    """Return a job of two epochs that ended after `epochs` of them."""
     made = hand_made(**changes)
     lines = [epoch_line(8 * number, images=60 * number, epoch=number, top1=9.0, top5=50.0) for number in (1, 2)]
     made.write_attempt(1, "0.a")

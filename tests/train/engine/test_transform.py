@@ -1,4 +1,4 @@
-"""Training images that the user's function changes: whole runs of one and two processes, resumed ones, and failures."""
+"""Runs with a transform of the user: in one and two processes, resumed, and with functions that fail."""
 
 import re
 from collections.abc import Callable

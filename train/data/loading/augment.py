@@ -53,7 +53,7 @@ OPERATIONS: tuple[tuple[Operation, Sequence[float], bool], ...] = (
 
 
 def trivial_augment(pixels: Pixels, generator: np.random.Generator) -> Pixels:
-    """Return the pixels after one operation; the generator draws which, its magnitude, and its sign."""
+    """Apply one operation to an image. The generator draws the operation, its magnitude and its sign."""
     operation, magnitudes, is_signed = OPERATIONS[int(generator.integers(len(OPERATIONS)))]
     magnitude = magnitudes[int(generator.integers(len(magnitudes)))]
     if is_signed and generator.integers(2):

@@ -48,7 +48,7 @@ def uniforms(seed: int, epoch: int, ids: ImageIds, count: int) -> NDArray[np.flo
 
 
 def image_generator(seed: int, epoch: int, image_id: int) -> np.random.Generator:
-    """Return the generator of what a training image draws beyond its crop, a pure function of the arguments."""
+    """Return the random generator of a training image for all draws but its crop. Only the arguments determine it."""
     # The key is that of `permutation`, but no permutation counts so far.
     return np.random.Generator(np.random.Philox(key=[seed, epoch], counter=[0, 0, image_id + 1, 0]))
 
