@@ -117,7 +117,7 @@ def forecast(
         vcpus=vcpus,
         device=device or DeviceSpec(0.0, NVLINK_GBIT),
         model_cost=model_cost,
-        constants=constants,
+        constants=replace(constants, host_seconds=0.0) if gpu == "CPU" else constants,
         val_images=schedule.recipe.data.val if val_images is None else val_images,
     ).forecast()
 
@@ -199,7 +199,8 @@ class _ForecastModel:
         if self.constants.batch_timings:
             return self.constants.measured_batch_seconds(size, batch)
         speed = self.constants.images_per_second or self.device.images_per_second
-        return batch * (size / REFERENCE_PIXELS) ** 2 * self.model_cost[0] / speed
+        seconds = batch * (size / REFERENCE_PIXELS) ** 2 * self.model_cost[0] / speed
+        return max(seconds, self.constants.host_seconds)
 
     def step_terms(self, scheduled_phase: ScheduledPhase) -> dict[str, float]:
         """Return the seconds of a full step by term.
