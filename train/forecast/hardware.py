@@ -24,10 +24,11 @@ FLOAT32_SHARE = {"V100": 0.306, "T4": 0.306, "P100": 1.0, "CPU": 1.0}
 FLOAT32_SHARE_WITH_TF32 = 0.380
 NVLINK_GBIT = 1000.0  # assumed, not measured
 PCIE_GBIT = 80.0  # assumed, not measured
-# H100: measured here, 256 images in bfloat16 (LOG.md, 2026-11-26). H200: H100's times their ratio in MLPerf v4.0 (7983 /
-# 7184). The others are planning figures for plain PyTorch: 50 to 60 % of what the memory's bandwidth allows at 444 MB
-# an image (11.1 million outputs of its convolutions, of 2 bytes, passed some 20 times). A10G, L4, T4: bandwidth (600, 300, 320 GB/s) / 444 MB x 0.55. P100: fp32, Goyal et al.
-# 2017's 29 hours on eight. CPU: one process on two cores, fitted to our CIFAR-10 run (LOG.md).
+# H100: measured here, 256 images in bfloat16 (LOG.md, 2026-11-26). H200: H100's times their ratio in MLPerf v4.0 (7983
+# / 7184). The others are planning figures for plain PyTorch: 50 to 60 % of what the memory's bandwidth allows at 444 MB
+# an image (11.1 million outputs of its convolutions, of 2 bytes, passed some 20 times). A10G, L4, T4: bandwidth (600,
+# 300, 320 GB/s) / 444 MB x 0.55. P100: fp32, Goyal et al. 2017's 29 hours on eight. CPU: one process on two cores,
+# fitted to our CIFAR-10 run (LOG.md).
 DEVICES = {
     "P100": DeviceSpec(140, NVLINK_GBIT),
     "V100": DeviceSpec(1000, NVLINK_GBIT),

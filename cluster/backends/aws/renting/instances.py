@@ -259,6 +259,7 @@ class JobInstances(InstanceHistory):
 
         What fails here is done at the end of the job.
         """
+        self.nat_subnets.clear()
         with contextlib.suppress(CloudError):
             self.gang.list_instances()
             if not instances.remove_leftovers(self.account, self.spec.uid, self.sleep_unless_stopping):

@@ -173,9 +173,11 @@ def test_rent_all_with_an_open_request_does_not_try_the_next_region(
     job_instances._ensure_stack = lambda account: SimpleNamespace(subnets=["us-east-1a", "us-west-2a"])
     remove = Mock(return_value=[])
     monkeypatch.setattr(MODULE.instances, "remove_leftovers", remove)
+    job_instances.nat_subnets["us-east-1a"] = "subnet-1"
     with pytest.raises(CloudError):
         job_instances.rent_all()
     assert requested_regions == ["us-east-1", "us-west-2"]
+    assert not job_instances.nat_subnets, "its NAT gateway is deleted, and the region may be tried again"
     assert [call.args[0].region for call in remove.call_args_list] == ["us-east-1"]
     assert job_instances.journal.events(TerminationFinished), "a NAT gateway of the next region is counted by itself"
     job_instances.fake_gang.open_requests = lambda: [{"number": 1}]
