@@ -24,7 +24,6 @@ from train.tools import host
 from train.tools.records import read_record
 from train.tools.text_files import read_json_lines
 
-Fixture = Any
 ROOT = Path(__file__).resolve().parents[3]
 
 STAND_IN = """\
@@ -115,7 +114,7 @@ class Agents:
 
 
 @pytest.fixture
-def agents(sandbox: Fixture) -> Iterator[Agents]:
+def agents(sandbox: Any) -> Iterator[Agents]:
     agents = Agents(sandbox)
     yield agents
     for agent in agents.started:
@@ -123,7 +122,7 @@ def agents(sandbox: Fixture) -> Iterator[Agents]:
         agent.wait()
 
 
-def test_agent_trainers_write_result_job_is_done(agents: Fixture, hand_made: Fixture) -> None:
+def test_agent_trainers_write_result_job_is_done(agents: Any, hand_made: Any) -> None:
     """The trainers get the options of the job."""
     options = {"max_steps": 7, "scale": 0.5, "workers": 0, "skip_bad": True, "gpus": 4, "save_seconds": 2.0}
     run = hand_made(**options, target="top5=93")
@@ -140,7 +139,7 @@ def test_agent_trainers_write_result_job_is_done(agents: Fixture, hand_made: Fix
     assert trained.log_dir == run.run_folder.work_folder()
 
 
-def test_agent_of_a_rented_machine_counts_its_traffic(agents: Fixture, hand_made: Fixture) -> None:
+def test_agent_of_a_rented_machine_counts_its_traffic(agents: Any, hand_made: Any) -> None:
     """What S3 sends does not come over the internet. There is no S3 here: the fetch fails."""
     run = hand_made(cloud={"gpus_per_machine": 0}, data_source="s3://bucket/set")
     root = agents.place.path / "root"
@@ -151,7 +150,7 @@ def test_agent_of_a_rented_machine_counts_its_traffic(agents: Fixture, hand_made
     assert final_status(run).traffic == moved
 
 
-def test_agent_crash_resumes_from_newest_checkpoint(agents: Fixture, hand_made: Fixture) -> None:
+def test_agent_crash_resumes_from_newest_checkpoint(agents: Any, hand_made: Any) -> None:
     run = hand_made(procs=2)
     saved = run.write_checkpoint(1, 8)
     crash = "if rank == 1 and not (out / 'crashed').exists():\n    (out / 'crashed').touch()\n    os.abort()\n"
@@ -168,7 +167,7 @@ def test_agent_crash_resumes_from_newest_checkpoint(agents: Fixture, hand_made: 
     assert status.reason == "", "the reason of the crash belongs to the crash"
 
 
-def test_agents_of_two_machines_survive_loss_of_the_first(agents: Fixture, hand_made: Fixture) -> None:
+def test_agents_of_two_machines_survive_loss_of_the_first(agents: Any, hand_made: Any) -> None:
     run = hand_made(machines=2, procs=2, lost_seconds=4.0, heartbeat_timeout_seconds=4.0, heartbeat_seconds=0.2)
     next_step = "if os.environ['WORLD_SIZE'] == '2': report.report_state('training', step=9); time.sleep(0.5)\n"
     end = "if os.environ['WORLD_SIZE'] == '2':\n    " + PUBLISH + "    sys.exit(0)\n"
@@ -184,7 +183,7 @@ def test_agents_of_two_machines_survive_loss_of_the_first(agents: Fixture, hand_
     assert run.job.wait(120) == "done"
 
 
-def test_trainers_that_keep_their_state_go_on_as_the_same_processes(agents: Fixture, hand_made: Fixture) -> None:
+def test_trainers_that_keep_their_state_go_on_as_the_same_processes(agents: Any, hand_made: Any) -> None:
     """Their peer is lost, so they wait in a collective: the agent asks them to abort it. One has finished a step more.
 
     They make progress until the peer is lost: an agent that the computer holds up before counts as no loss.
@@ -218,7 +217,7 @@ def test_trainers_that_keep_their_state_go_on_as_the_same_processes(agents: Fixt
         assert environment["IMGNET_TOKEN"] == second["token"] != first["token"]
 
 
-def test_agent_max_hours_saves_and_stops(agents: Fixture, hand_made: Fixture) -> None:
+def test_agent_max_hours_saves_and_stops(agents: Any, hand_made: Any) -> None:
     """The time of the machine's previous agent counts, although whoever starts this one does not know of it."""
     run = hand_made(max_hours=1.0)
     run.write_status("training", elapsed_seconds=3600.0)
@@ -227,7 +226,7 @@ def test_agent_max_hours_saves_and_stops(agents: Fixture, hand_made: Fixture) ->
     assert state == "stopped" and "--max-hours" in reason
 
 
-def test_agent_second_in_same_work_folder_exits(agents: Fixture, hand_made: Fixture) -> None:
+def test_agent_second_in_same_work_folder_exits(agents: Any, hand_made: Any) -> None:
     run = hand_made()
     first = agents.start(run, SAVE_WHEN_ASKED)
     agents.wait_for_step(run)
@@ -238,7 +237,7 @@ def test_agent_second_in_same_work_folder_exits(agents: Fixture, hand_made: Fixt
     assert first.wait(120) == 0
 
 
-def test_agent_with_a_file_that_cannot_be_shipped_says_how_it_ended(agents: Fixture, hand_made: Fixture) -> None:
+def test_agent_with_a_file_that_cannot_be_shipped_says_how_it_ended(agents: Any, hand_made: Any) -> None:
     run = hand_made()
     (run.run_folder.shared / "events/run").mkdir(parents=True)
     events = run.run_folder.work_folder() / "events"
@@ -270,7 +269,7 @@ if sys.orig_argv[1:4] == ["-P", "-m", "cluster.agent"]:
 """
 
 
-def test_agent_that_loses_a_gpu_ends_at_once(agents: Fixture, hand_made: Fixture, tmp_path: Path) -> None:
+def test_agent_that_loses_a_gpu_ends_at_once(agents: Any, hand_made: Any, tmp_path: Path) -> None:
     install_gpus(tmp_path, tmp_path, 2)
     agents.place.env |= {"PATH": f"{tmp_path}:{agents.place.env['PATH']}", "GPU_FOLDER": str(tmp_path)}
     run = hand_made(procs=2)
@@ -289,7 +288,7 @@ def test_agent_that_loses_a_gpu_ends_at_once(agents: Fixture, hand_made: Fixture
 
 
 def test_agent_of_a_rented_machine_with_too_few_gpus_starts_no_trainer(
-    agents: Fixture, hand_made: Fixture, tmp_path: Path
+    agents: Any, hand_made: Any, tmp_path: Path
 ) -> None:
     """A replacement is not checked before its agent starts."""
     install_gpus(tmp_path, tmp_path, 1)
@@ -301,7 +300,7 @@ def test_agent_of_a_rented_machine_with_too_few_gpus_starts_no_trainer(
     assert "starting" not in agents.states(run)
 
 
-def test_agent_with_a_trainer_that_cannot_be_killed_ends(agents: Fixture, hand_made: Fixture) -> None:
+def test_agent_with_a_trainer_that_cannot_be_killed_ends(agents: Any, hand_made: Any) -> None:
     """It hangs in the driver. The agent still answers. A rented machine leaves: it will be exchanged."""
     with (agents.place.path / "stand-in/sitecustomize.py").open("a") as file:
         file.write(UNKILLABLE)

@@ -21,7 +21,6 @@ from cluster.state.states import AgentPhase, MachineState
 from train.tools.agent_protocol import Fault, TrainerProgress, TrainerState
 from train.tools.records import read_record
 
-Fixture = Any
 OWN_FAILURE = ProcessesExit(AgentPhase.FAILED, "the trainer of rank 1 ended with code 9 and no result", Fault.OWN)
 
 
@@ -105,7 +104,7 @@ class TickedAgents:
 
 
 @pytest.fixture
-def ticked(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[TickedAgents]:
+def ticked(hand_made: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[TickedAgents]:
     run = hand_made(machines=2, heartbeat_seconds=0.02, heartbeat_timeout_seconds=60.0)
     ticked = TickedAgents(run, monkeypatch)
     yield ticked

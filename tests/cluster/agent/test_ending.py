@@ -12,8 +12,6 @@ from cluster.agent.ending import EndConditions, JobFinished
 from cluster.agent.watchdog import SAVE_GRACE_SECONDS
 from cluster.state.states import AgentPhase, MachineState
 
-Fixture = Any
-
 
 class Conditions:
     """End conditions of a job of two machines, of which this one has no watchdog thread."""
@@ -35,7 +33,7 @@ class Conditions:
 
 
 @pytest.fixture
-def conditions(hand_made: Fixture) -> Conditions:
+def conditions(hand_made: Any) -> Conditions:
     return Conditions(hand_made(machines=2))
 
 
@@ -71,7 +69,7 @@ def test_check_stop_saves_first_but_not_for_ever(conditions: Conditions) -> None
     assert conditions.end() == (MachineState.STOPPED, "enough")
 
 
-def test_check_leaving_machine_waits_for_its_steps_to_be_saved(conditions: Conditions, hand_made: Fixture) -> None:
+def test_check_leaving_machine_waits_for_its_steps_to_be_saved(conditions: Conditions, hand_made: Any) -> None:
     conditions.watchdog.leave_reason = "a notice"
     for phase in (AgentPhase.RUNNING, AgentPhase.SAVED, AgentPhase.FAILED):
         assert not conditions.check(phase)

@@ -11,8 +11,6 @@ import pytest
 from cluster.agent.tmux_windows import TmuxWindows
 from cluster.connectors import tmux
 
-Fixture = Any
-
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,7 +19,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name, *more: None if name == "nvidia-smi" else which(name, *more))
 
 
-def test_ctrl_c_in_a_window_changes_nothing(sandbox: Fixture, tmp_path: Path) -> None:
+def test_ctrl_c_in_a_window_changes_nothing(sandbox: Any, tmp_path: Path) -> None:
     """People press it to leave the session."""
     windows = TmuxWindows("job-1", tmp_path)
     windows.follow_log(tmp_path / "rank-0.log")
@@ -49,7 +47,7 @@ def test_ctrl_c_in_a_window_changes_nothing(sandbox: Fixture, tmp_path: Path) ->
 
 
 def test_windows_of_machines_are_in_their_order_and_opened_again_and_the_status_line_says_how_to_leave(
-    sandbox: Fixture, tmp_path: Path
+    sandbox: Any, tmp_path: Path
 ) -> None:
     tmux.start_session("job-1", tmp_path, "supervisor", ["sleep", "1000"])
     for machine in ("2", "0", "1"):

@@ -18,8 +18,6 @@ from train.distributed import network
 from train.tools import host, process
 from train.tools.agent_protocol import Fault
 
-Fixture = Any
-
 STAND_IN = """\
 import json, os, signal, sys, time
 from pathlib import Path
@@ -48,9 +46,7 @@ exec((out / "trainer.py").read_text())
 
 
 @pytest.fixture
-def make_trainers(
-    hand_made: Fixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., Trainers]]:
+def make_trainers(hand_made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Trainers]]:
     """Make the trainers of machine 0 of a job, which run this Python text. No process of theirs may be left."""
     script = tmp_path / "stand_in.py"
     script.write_text(STAND_IN)
@@ -100,7 +96,7 @@ def read_assignment(trainers: Trainers, rank: int) -> tuple[list[str], dict[str,
     return argv, environment, pid
 
 
-def test_start_ranks_follow_machine_rank(make_trainers: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_ranks_follow_machine_rank(make_trainers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "has_efa", lambda: True)
     trainers = make_trainers(WRITE_ASSIGNMENT, procs=2)
     resume = "checkpoints/000001/resume-00000008-ab.pt"
@@ -117,7 +113,7 @@ def test_start_ranks_follow_machine_rank(make_trainers: Fixture, monkeypatch: py
         assert f"--attempt 1 --resume {trainers.shared}/{resume}" in " ".join(argv)
 
 
-def test_start_uses_ready_standby_and_stop_spares_the_new_one(make_trainers: Fixture) -> None:
+def test_start_uses_ready_standby_and_stop_spares_the_new_one(make_trainers: Any) -> None:
     trainers = make_trainers(WRITE_ASSIGNMENT, procs=2, standby=True)
     wait_for(trainers.ensure_standby)
     pids = [child.pid for child in trainers.standby_processes]
@@ -130,7 +126,7 @@ def test_start_uses_ready_standby_and_stop_spares_the_new_one(make_trainers: Fix
     assert len(trainers.standby_processes) == 2 and trainers.processes == []
 
 
-def test_start_incomplete_standby_is_not_used(make_trainers: Fixture) -> None:
+def test_start_incomplete_standby_is_not_used(make_trainers: Any) -> None:
     trainers = make_trainers(WRITE_ASSIGNMENT, procs=2, standby=True)
     wait_for(trainers.ensure_standby)
     victim, other = trainers.standby_processes
@@ -143,7 +139,7 @@ def test_start_incomplete_standby_is_not_used(make_trainers: Fixture) -> None:
 
 
 def test_ensure_standby_that_dies_while_it_loads_is_given_up(
-    make_trainers: Fixture, monkeypatch: pytest.MonkeyPatch
+    make_trainers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the machine would never be ready, and nobody would learn why: the trainers fail too, and report it."""
     trainers = make_trainers(standby=True)
@@ -154,7 +150,7 @@ def test_ensure_standby_that_dies_while_it_loads_is_given_up(
 
 @pytest.mark.parametrize("standby, available_gb", [(False, 100.0), (True, 1.5)], ids=["unwanted", "low memory"])
 def test_ensure_standby_without_wish_or_memory_starts_none(
-    make_trainers: Fixture, monkeypatch: pytest.MonkeyPatch, standby: bool, available_gb: float
+    make_trainers: Any, monkeypatch: pytest.MonkeyPatch, standby: bool, available_gb: float
 ) -> None:
     monkeypatch.setattr(host, "read_memory", lambda: host.Memory(total_gb=128.0, available_gb=available_gb))
     trainers = make_trainers(WRITE_ASSIGNMENT, standby=standby)
@@ -206,7 +202,7 @@ KILL_3 = "if rank == 3: (out / 'pid').write_text(str(os.getpid())); os.kill(os.g
     ],
 )  # fmt: skip
 def test_collect_exit_tells_reason_and_fault(
-    make_trainers: Fixture, monkeypatch: pytest.MonkeyPatch, text: str, reason: str, fault: Fault
+    make_trainers: Any, monkeypatch: pytest.MonkeyPatch, text: str, reason: str, fault: Fault
 ) -> None:
     """Own failures win over those of peers, a kill over reports, and what NCCL has printed over its abort."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
@@ -215,7 +211,7 @@ def test_collect_exit_tells_reason_and_fault(
     assert wait_for_exit(trainers) == ProcessesExit(AgentPhase.FAILED, reason, fault)
 
 
-def test_dump_stacks_writes_stacks_to_log(make_trainers: Fixture) -> None:
+def test_dump_stacks_writes_stacks_to_log(make_trainers: Any) -> None:
     train = "report.install_signal_handlers(); report.report_state('training')\n"
     trainers = make_trainers(train + "def stuck():\n    until(lambda: False)\nstuck()")
     log = trainers.start(attempt(), 0)

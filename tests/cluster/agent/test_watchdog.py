@@ -20,7 +20,6 @@ from train.tools.text_files import to_json_bytes
 
 __all__ = ["service"]  # fixture
 
-Fixture = Any
 ROOT = Path(__file__).resolve().parents[3]
 SPOT, REBALANCE = "/latest/meta-data/spot/instance-action", "/latest/meta-data/events/recommendations/rebalance"
 
@@ -200,7 +199,7 @@ fifo = os.open(work / "fifo", os.O_RDONLY)  # nobody writes to it: the main thre
 
 
 @pytest.fixture
-def hanging(tmp_path: Path, sandbox: Fixture) -> Iterator[Callable[..., "subprocess.Popen[bytes]"]]:
+def hanging(tmp_path: Path, sandbox: Any) -> Iterator[Callable[..., "subprocess.Popen[bytes]"]]:
     """Start a watchdog whose main thread hangs in a system call, with a limit in seconds."""
     os.mkfifo(tmp_path / "fifo")
     started = []
@@ -227,7 +226,7 @@ def hanging(tmp_path: Path, sandbox: Fixture) -> Iterator[Callable[..., "subproc
     ],
 )
 def test_watchdog_signal_is_noticed_while_main_thread_hangs(
-    tmp_path: Path, sandbox: Fixture, hanging: Fixture, signals: list[signal.Signals], poweroff_grace: str
+    tmp_path: Path, sandbox: Any, hanging: Any, signals: list[signal.Signals], poweroff_grace: str
 ) -> None:
     process = hanging(poweroff_grace=poweroff_grace)
     for stop_signal in signals:
@@ -238,7 +237,7 @@ def test_watchdog_signal_is_noticed_while_main_thread_hangs(
     assert path.read_text() == f"the agent got {signals[-1].name}" and process.poll() is None
 
 
-def test_watchdog_limit_kills_hanging_agent(tmp_path: Path, hanging: Fixture) -> None:
+def test_watchdog_limit_kills_hanging_agent(tmp_path: Path, hanging: Any) -> None:
     process = hanging(limit_seconds="0.3")
     assert process.wait(120) == 7 and (tmp_path / "hard_exit").exists()
     assert "--max-hours" in (tmp_path / "limit_reason").read_text()

@@ -17,12 +17,11 @@ from cluster.planning import data_fetch
 from cluster.planning.launch_options import choose_backend, make_launch_options
 from cluster.state.run_folder import Run
 
-Fixture = Any
 PROCESS = "support.process_backend:ProcessBackend"
 
 
 @pytest.fixture(params=[*sorted(catalog.BUILTIN_BACKENDS), "process"])
-def backend_run(hand_made: Fixture, request: pytest.FixtureRequest, register: Any) -> Run:
+def backend_run(hand_made: Any, request: pytest.FixtureRequest, register: Any) -> Run:
     """The run of a job that was never started, on each backend, the example of the documentation among them."""
     register("process", PROCESS)
     is_remote = registry.backend_class(request.param).is_remote
@@ -31,7 +30,7 @@ def backend_run(hand_made: Fixture, request: pytest.FixtureRequest, register: An
 
 
 @pytest.mark.parametrize("name", ["cloud", "", "../local"])
-def test_backend_class_unknown_name_is_refused(name: str, hand_made: Fixture) -> None:
+def test_backend_class_unknown_name_is_refused(name: str, hand_made: Any) -> None:
     with pytest.raises(BadInput, match=r"no backend .*; the backends are .*local"):
         registry.backend_class(name)
     run = hand_made(backend=name)
@@ -114,7 +113,7 @@ def test_builtin_backend_cannot_be_replaced(register: Any) -> None:
         ("plug_in_package:HalfBackend", r"\(HalfBackend\) does not implement agents_alive, attach_command"),
     ],
 )
-def test_unusable_registered_backend_is_one_line(register: Any, hand_made: Fixture, value: str, message: str) -> None:
+def test_unusable_registered_backend_is_one_line(register: Any, hand_made: Any, value: str, message: str) -> None:
     register("other", value)
     with pytest.raises(BadInput, match=message) as failure:
         _ = hand_made(backend="other").job.backend

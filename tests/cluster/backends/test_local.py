@@ -7,8 +7,6 @@ import pytest
 
 from cluster.connectors import tmux
 
-Fixture = Any
-
 
 @pytest.mark.parametrize(
     ("gpus", "shares"),
@@ -19,7 +17,7 @@ Fixture = Any
     ],
 )
 def test_each_machine_sees_its_share_of_the_gpus(
-    sandbox: Fixture,
+    sandbox: Any,
     hand_made: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
     gpus: tuple[str, ...] | None,
@@ -47,7 +45,7 @@ def test_each_machine_sees_its_share_of_the_gpus(
     ],
 )
 def test_attach_shows_a_window_of_the_machine_that_exists(
-    sandbox: Fixture, hand_made: Callable[..., Any], windows: list[str], target: str
+    sandbox: Any, hand_made: Callable[..., Any], windows: list[str], target: str
 ) -> None:
     """A machine has a trainer's window once it trains, and none for a moment before its agent starts."""
     run = hand_made(machines=2)

@@ -9,7 +9,6 @@ import pytest
 
 from cluster.connectors import tmux
 
-Fixture = Any
 HEAD = "from train.recipe import Data, Model, Phase, Recipe\n"
 
 
@@ -35,7 +34,7 @@ def assert_refused(ran: Any, code: int, *messages: str) -> None:
 
 
 @pytest.fixture
-def refused(sandbox: Fixture) -> Callable[..., None]:
+def refused(sandbox: Any) -> Callable[..., None]:
     """Check that a command is refused, creates no file and leaves no process."""
 
     def check(argv: list[str], code: int, *messages: str, env: dict[str, str] | None = None) -> None:
@@ -100,7 +99,7 @@ RECIPES = {
     ],
 )
 def test_bad_input_is_one_line_with_an_exit_code(
-    sandbox: Fixture, refused: Fixture, argv: list[str], code: int, messages: list[str]
+    sandbox: Any, refused: Any, argv: list[str], code: int, messages: list[str]
 ) -> None:
     for name, text in RECIPES.items():
         (sandbox.path / name).write_text(text)
@@ -109,11 +108,11 @@ def test_bad_input_is_one_line_with_an_exit_code(
     refused([path if word == "RECIPE" else word for word in argv], code, *messages)
 
 
-def test_launch_unusable_runs_folder_is_named(sandbox: Fixture, refused: Fixture) -> None:
+def test_launch_unusable_runs_folder_is_named(sandbox: Any, refused: Any) -> None:
     refused(["launch", "--local", sandbox.write_recipe()], 1, "/dev/null", env={"IMGNET_RUNS": "/dev/null/runs"})
 
 
-def test_rehearse_loss_needs_a_machine_of_a_running_job(hand_made: Fixture, refused: Fixture) -> None:
+def test_rehearse_loss_needs_a_machine_of_a_running_job(hand_made: Any, refused: Any) -> None:
     run = hand_made(machines=2)
     run.write_status("training")
     with run.hold_agent_lock("1"):
@@ -125,9 +124,7 @@ def test_rehearse_loss_needs_a_machine_of_a_running_job(hand_made: Fixture, refu
     refused(["rehearse-loss", "job-1", "--machine", "0"], 1, "no machine that could be lost")
 
 
-def test_commands_take_the_newest_job_but_for_the_one_that_destroys(
-    hand_made: Fixture, refused: Fixture, sandbox: Fixture
-) -> None:
+def test_commands_take_the_newest_job_but_for_the_one_that_destroys(hand_made: Any, refused: Any, sandbox: Any) -> None:
     for number in (1, 2):
         run = hand_made(f"job-{number}", machines=2)
         run.write_status("failed", ended=True)
@@ -144,7 +141,7 @@ def test_commands_take_the_newest_job_but_for_the_one_that_destroys(
 
 
 def test_ls_without_jobs_names_the_folders_in_which_jobs_are_at_work(
-    sandbox: Fixture, hand_made: Fixture, tmp_path: Path
+    sandbox: Any, hand_made: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "empty").mkdir()
     run = hand_made()
@@ -164,7 +161,7 @@ def test_ls_without_jobs_names_the_folders_in_which_jobs_are_at_work(
         assert [row["job"] for row in rows] == ["job-1"]
 
 
-def test_report_opens_no_browser_where_there_is_no_display(finished: Fixture, tmp_path: Path) -> None:
+def test_report_opens_no_browser_where_there_is_no_display(finished: Any, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     ran = finished.cli("report", "--open", "-o", path, env=dict.fromkeys(("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"), ""))
     assert (ran.code, ran.out) == (0, f"{path}\n") and path.exists()
@@ -172,7 +169,7 @@ def test_report_opens_no_browser_where_there_is_no_display(finished: Fixture, tm
 
 
 @pytest.mark.parametrize("option", ["--dry-run", "--dryrun"])
-def test_launch_dry_run_shows_plan_and_starts_nothing(sandbox: Fixture, option: str) -> None:
+def test_launch_dry_run_shows_plan_and_starts_nothing(sandbox: Any, option: str) -> None:
     path = sandbox.write_recipe()
     before = tree(sandbox.path)
     ran = sandbox.cli("launch", "--local", option, path)
@@ -195,13 +192,11 @@ def test_launch_dry_run_shows_plan_and_starts_nothing(sandbox: Fixture, option: 
         (["status", "job-01"], 102, "job-01"),
     ],
 )
-def test_cli_finished_job_refuses_stop_resume_attach(
-    finished: Fixture, argv: list[str], code: int, message: str
-) -> None:
+def test_cli_finished_job_refuses_stop_resume_attach(finished: Any, argv: list[str], code: int, message: str) -> None:
     assert_refused(finished.cli(*argv), code, message)
 
 
-def test_logs_of_a_machine_is_that_of_its_first_process(sandbox: Fixture, hand_made: Fixture) -> None:
+def test_logs_of_a_machine_is_that_of_its_first_process(sandbox: Any, hand_made: Any) -> None:
     run = hand_made(machines=2, procs=2)
     run.write_attempt(1, "1.b", "0.a", reason="start")
     for machine in "01":
@@ -222,12 +217,12 @@ def test_logs_of_a_machine_is_that_of_its_first_process(sandbox: Fixture, hand_m
     assert_refused(sandbox.cli("logs", "--machine", "2"), 2, "attempt 2 of job-1; the machine is 0")
 
 
-def test_down_of_a_job_here_that_has_ended_says_that_nothing_ran(finished: Fixture) -> None:
+def test_down_of_a_job_here_that_has_ended_says_that_nothing_ran(finished: Any) -> None:
     ran = finished.cli("down", "job-1")
     assert (ran.code, ran.out) == (0, "job-1 is done: nothing of it is running, and nothing is billed\n")
 
 
-def test_status_of_a_finished_job_names_the_job_for_the_next_forecast(finished: Fixture) -> None:
+def test_status_of_a_finished_job_names_the_job_for_the_next_forecast(finished: Any) -> None:
     shown = finished.cli("status", "job-1").out
     assert "imgnet-cluster plan --from job-1" in shown
     listed = json.loads(finished.cli("ls", "-o", "json").out)

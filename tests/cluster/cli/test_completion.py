@@ -13,11 +13,9 @@ from click.shell_completion import get_completion_class
 from cluster.cli.app import cli
 from cluster.cli.completion import PROGRAM, SHELLS, VARIABLE
 
-Fixture = Any
-
 
 @pytest.fixture
-def complete(sandbox: Fixture) -> Callable[..., list[str]]:
+def complete(sandbox: Any) -> Callable[..., list[str]]:
     """Return the completions of the last word: values, or "file:" and "dir:" where the shell completes a path."""
 
     def run(*words: str) -> list[str]:
@@ -34,7 +32,7 @@ def write_job(folder: Path, number: int, machines: int = 1, spares: int = 0) -> 
     path.write_text(json.dumps({"machines": machines, "recovery": {"spares": spares}}))
 
 
-def test_jobs_are_completed_newest_first(sandbox: Fixture, complete: Fixture) -> None:
+def test_jobs_are_completed_newest_first(sandbox: Any, complete: Any) -> None:
     for number in (2, 9, 10):
         write_job(sandbox.path, number)
     (sandbox.path / "runs" / "job-11").mkdir()  # a launch that was killed
@@ -45,7 +43,7 @@ def test_jobs_are_completed_newest_first(sandbox: Fixture, complete: Fixture) ->
     assert complete("eval", "net") == ["file:net"]
 
 
-def test_machines_are_those_of_the_job(sandbox: Fixture, complete: Fixture) -> None:
+def test_machines_are_those_of_the_job(sandbox: Any, complete: Any) -> None:
     write_job(sandbox.path, 1, machines=2, spares=1)
     write_job(sandbox.path, 2)
     assert complete("rehearse-loss", "job-1", "--machine", "") == ["0", "1", "2"]
@@ -54,7 +52,7 @@ def test_machines_are_those_of_the_job(sandbox: Fixture, complete: Fixture) -> N
     assert complete("logs", "--machine", "") == []
 
 
-def test_recipes_are_files_here_or_those_of_the_project(sandbox: Fixture, complete: Fixture) -> None:
+def test_recipes_are_files_here_or_those_of_the_project(sandbox: Any, complete: Any) -> None:
     (sandbox.path / "recipes").mkdir()
     for command in ("launch", "plan", "check"):
         assert complete(command, "") == ["file:"]
@@ -79,14 +77,12 @@ def test_recipes_are_files_here_or_those_of_the_project(sandbox: Fixture, comple
         (("completion", "z"), "zsh"),
     ],
 )
-def test_values_are_completed_by_what_the_help_calls_them(
-    complete: Fixture, words: tuple[str, ...], expected: str
-) -> None:
+def test_values_are_completed_by_what_the_help_calls_them(complete: Any, words: tuple[str, ...], expected: str) -> None:
     assert expected in complete(*words)
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_completion_prints_a_script_that_its_shell_accepts(sandbox: Fixture, shell: str) -> None:
+def test_completion_prints_a_script_that_its_shell_accepts(sandbox: Any, shell: str) -> None:
     ran = sandbox.cli("completion", shell)
     assert ran.code == 0 and f"{VARIABLE}={shell}_complete" in ran.out, ran
     if shutil.which(shell):

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 from support.packed_sets import make_set
 
-Fixture = Any
-
 
 @pytest.fixture(scope="session")
 def small_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -21,7 +19,7 @@ def small_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_data_pack_resize_ls_verify_check_in_sequence(sandbox: Fixture, small_set: Path) -> None:
+def test_data_pack_resize_ls_verify_check_in_sequence(sandbox: Any, small_set: Path) -> None:
     packed = sandbox.cli("data", "pack", str(small_set), "full")
     assert packed.code == 0 and packed.out == "full: 20 images packed, 0 already packed, 0 files left out\n"
     resized = sandbox.cli("data", "resize", "full", "sz", "--sizes", "64,96", "--shard-mb", "1")
@@ -50,7 +48,7 @@ def test_data_pack_resize_ls_verify_check_in_sequence(sandbox: Fixture, small_se
     assert sandbox.cli("data", "check", "full").code == 1
 
 
-def test_data_check_lists_all_problems_in_one_run(sandbox: Fixture, small_set: Path) -> None:
+def test_data_check_lists_all_problems_in_one_run(sandbox: Any, small_set: Path) -> None:
     root = sandbox.path / "set"
     shutil.copytree(small_set, root)
     image = next((root / "train/disc").iterdir())
@@ -80,7 +78,7 @@ def test_data_check_lists_all_problems_in_one_run(sandbox: Fixture, small_set: P
     assert as_json["archives"] == ["set/train/unpacked-never.tar.part"]
 
 
-def test_data_pack_with_a_file_that_is_no_image_fails_or_leaves_it_out(sandbox: Fixture, small_set: Path) -> None:
+def test_data_pack_with_a_file_that_is_no_image_fails_or_leaves_it_out(sandbox: Any, small_set: Path) -> None:
     shutil.copytree(small_set, sandbox.path / "set")
     (sandbox.path / "set/train/disc/a.JPEG").write_bytes(b"no image")
     packed = sandbox.cli("data", "pack", "set", "full")
@@ -89,7 +87,7 @@ def test_data_pack_with_a_file_that_is_no_image_fails_or_leaves_it_out(sandbox: 
     assert packed.code == 0 and packed.out.endswith("1 file left out\n")
 
 
-def test_data_check_holds_out_validation_images(sandbox: Fixture, small_set: Path) -> None:
+def test_data_check_holds_out_validation_images(sandbox: Any, small_set: Path) -> None:
     for name in ("disc", "ring"):
         shutil.copytree(small_set / "train" / name, sandbox.path / "set/train" / name)
     for number in range(9):
@@ -126,7 +124,7 @@ def test_data_check_holds_out_validation_images(sandbox: Fixture, small_set: Pat
     ],
 )
 def test_data_bad_input_is_refused_in_one_line(
-    sandbox: Fixture, small_set: Path, arguments: list[str], code: int, message: str
+    sandbox: Any, small_set: Path, arguments: list[str], code: int, message: str
 ) -> None:
     make_set(sandbox.path / "packed")
     (sandbox.path / "packed/file").touch()

@@ -11,7 +11,6 @@ from support.simcloud.fixture import simcloud
 from cluster.connectors.local import PROJECT_ROOT
 from cluster.display.terminal import clean
 
-Fixture = Any
 __all__ = ["renter", "simcloud"]  # fixtures
 
 DRY_RUN = ("launch", "--dry-run", "--machines", "16", str(PROJECT_ROOT / "recipes" / "resnet50_18min.py"))
@@ -43,14 +42,14 @@ def test_plan_without_aws_is_a_page_that_fits_the_terminal(
     assert "ec2:RunInstances" not in screen
 
 
-def test_requests_are_shown_only_when_asked_for(sandbox: Fixture) -> None:
+def test_requests_are_shown_only_when_asked_for(sandbox: Any) -> None:
     ran = sandbox.cli(*DRY_RUN, "--requests")
     assert ran.code == 0 and ran.out.index("shared folder") < ran.out.index("ec2:RunInstances\n{"), ran
     refused = sandbox.cli("launch", "--local", "--requests", sandbox.write_recipe())
     assert (refused.code, refused.err) == (2, "error: --requests needs --dry-run\n")
 
 
-def test_limit_of_dollars_is_planned_without_a_known_price(sandbox: Fixture) -> None:
+def test_limit_of_dollars_is_planned_without_a_known_price(sandbox: Any) -> None:
     ran = sandbox.cli(*DRY_RUN, "--max-price-total", "40")
     assert ran.code == 0 and "this plan does not show what --max-price-total allows" in words(ran.out), ran
 

@@ -5,11 +5,10 @@ from typing import Any
 
 from cluster.machines.user_project import list_files
 
-Fixture = Any
 FILES = {"recipe.py", "nets.py", "losses.py", "README.md", ".gitignore"}
 
 
-def test_init_writes_a_project_that_can_be_planned(sandbox: Fixture) -> None:
+def test_init_writes_a_project_that_can_be_planned(sandbox: Any) -> None:
     ran = sandbox.cli("init", "birds")
     assert ran.code == 0 and ran.err == "train it: cd birds; imgnet-cluster launch --local recipe.py\n", ran
     assert {Path(line).name for line in ran.out.splitlines()} == FILES
@@ -21,7 +20,7 @@ def test_init_writes_a_project_that_can_be_planned(sandbox: Fixture) -> None:
     assert set(list_files(sandbox.path / "birds")) == FILES - {".gitignore"}
 
 
-def test_init_replaces_no_file(sandbox: Fixture) -> None:
+def test_init_replaces_no_file(sandbox: Any) -> None:
     (sandbox.path / "losses.py").write_text("mine")
     ran = sandbox.cli("init", ".")
     assert (ran.code, ran.out) == (2, "") and ran.err.startswith("error: losses.py: exists already"), ran

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 from support.sandbox import COMMAND
 
-Fixture = Any
 
-
-def test_logs_prints_the_log_files_unchanged(sandbox: Fixture, finished: Fixture) -> None:
+def test_logs_prints_the_log_files_unchanged(sandbox: Any, finished: Any) -> None:
     shutil.copytree(finished.path / "runs", sandbox.path / "runs")
     logs, record = sandbox.path / "runs/job-1/logs", sandbox.path / "runs/job-1/supervisor.jsonl"
     for rank in ("0", "1"):
@@ -28,7 +26,7 @@ def test_logs_prints_the_log_files_unchanged(sandbox: Fixture, finished: Fixture
     assert sandbox.cli("logs", "-f").code == 0
 
 
-def test_status_is_that_of_the_newest_job_and_json_has_nothing_else_on_stdout(finished: Fixture) -> None:
+def test_status_is_that_of_the_newest_job_and_json_has_nothing_else_on_stdout(finished: Any) -> None:
     assert finished.cli("status").out == finished.cli("status", "job-1").out == finished.cli("status", "1").out
     listed, shown = (finished.cli(command, "-o", "json") for command in ("ls", "status"))
     assert (listed.code, listed.err, shown.code, shown.err) == (0, "", 0, "")
@@ -37,14 +35,14 @@ def test_status_is_that_of_the_newest_job_and_json_has_nothing_else_on_stdout(fi
     assert status["result"]["top1"] == status["top1"]
 
 
-def test_output_without_terminal_has_no_color_and_full_lines(finished: Fixture) -> None:
+def test_output_without_terminal_has_no_color_and_full_lines(finished: Any) -> None:
     for argv in (["ls"], ["plan", finished.write_recipe(3)], ["status"]):
         ran = finished.cli(*argv, env={"COLUMNS": "40"})
         assert ran.code == 0 and "\x1b" not in ran.out + ran.err and "…" not in ran.out
     assert "\x1b" not in finished.output()
 
 
-def test_output_on_terminal_has_color_unless_no_color(finished: Fixture, on_terminal: Fixture) -> None:
+def test_output_on_terminal_has_color_unless_no_color(finished: Any, on_terminal: Any) -> None:
     green = "\x1b[32m"
     for command in ("ls", "status"):
         assert f"{green}done" in on_terminal(command, cwd=finished.path)[1], command
@@ -53,7 +51,7 @@ def test_output_on_terminal_has_color_unless_no_color(finished: Fixture, on_term
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_output_to_closed_pipe_ends_silently(finished: Fixture, unbuffered: str) -> None:
+def test_output_to_closed_pipe_ends_silently(finished: Any, unbuffered: str) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)  # as `| head -1` does, but immediately
     env = {**finished.env, "PYTHONUNBUFFERED": unbuffered}
@@ -74,20 +72,20 @@ def test_output_to_closed_pipe_ends_silently(finished: Fixture, unbuffered: str)
     ],
 )
 def test_closed_streams_change_nothing_but_the_output_and_a_full_device_is_an_error(
-    finished: Fixture, streams: str, job: str, code: int, message: str
+    finished: Any, streams: str, job: str, code: int, message: str
 ) -> None:
     argv = ["sh", "-c", f'"$@" {streams}', "sh", finished.command, "status", "--exit-code", job]
     ran = subprocess.run(argv, capture_output=True, text=True, env=finished.env, cwd=finished.path)
     assert ran.returncode == code and ran.stderr.count("\n") == bool(message) and ran.stderr.startswith(message)
 
 
-def test_ascii_locale_has_all_output(finished: Fixture) -> None:
+def test_ascii_locale_has_all_output(finished: Any) -> None:
     ascii_locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     ran = finished.cli("status", env=ascii_locale)
     assert ran.code == 0 and ran.err == "" and ran.out == finished.cli("status").out
 
 
-def test_ls_damaged_job_is_a_row_and_a_warning(sandbox: Fixture, hand_made: Fixture) -> None:
+def test_ls_damaged_job_is_a_row_and_a_warning(sandbox: Any, hand_made: Any) -> None:
     runs_folder = hand_made("job-1").run_folder.path.parent
     (runs_folder / "job-2").mkdir()
     (runs_folder / "job-2/job.json").write_text('{"name": "job-2", "recipe"')
@@ -104,7 +102,7 @@ def test_ls_damaged_job_is_a_row_and_a_warning(sandbox: Fixture, hand_made: Fixt
 HOSTILE = "\x1b]0;title\x07\x1b[2J\x1b]52;c;cm0=\x07\r\x1b[8m\u202eend"
 
 
-def test_control_characters_of_machines_do_not_reach_the_terminal(hand_made: Fixture, on_terminal: Fixture) -> None:
+def test_control_characters_of_machines_do_not_reach_the_terminal(hand_made: Any, on_terminal: Any) -> None:
     run = hand_made(machines=2)
     run.write_attempt(1, "0.a", "1.b")
     run.write_attempt(2, "0.a", reason=HOSTILE)

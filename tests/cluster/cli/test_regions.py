@@ -18,8 +18,6 @@ from cluster.jobs import billing
 from cluster.state.states import JobState
 from infra.errors import NoCredentials
 
-Fixture = Any
-
 
 class FakeCloud:
     """A cloud with the jobs of `rented`, by region. `asked` has each region that was asked for jobs or garbage."""
@@ -80,7 +78,7 @@ def record_ends(monkeypatch: pytest.MonkeyPatch, silent_machines: Sequence[str] 
     return ended
 
 
-def make_ended_job(hand_made: Fixture, name: str = "job-1") -> None:
+def make_ended_job(hand_made: Any, name: str = "job-1") -> None:
     """Make a job of this folder that was in eu-west-1."""
     job = hand_made(name, backend="aws", cloud={"places": [{"region": "eu-west-1"}]})
     job.run_folder.result_path.write_text("{}")
@@ -88,7 +86,7 @@ def make_ended_job(hand_made: Fixture, name: str = "job-1") -> None:
 
 @pytest.mark.parametrize("words", [("ls", "--cloud"), ("gc",), ("down", "--all")])
 def test_commands_about_all_rented_machines_ask_the_same_regions(
-    cloud: FakeCloud, hand_made: Fixture, words: Sequence[str], monkeypatch: pytest.MonkeyPatch
+    cloud: FakeCloud, hand_made: Any, words: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_ended_job(hand_made)
     for typed, configured, asked in (
@@ -103,7 +101,7 @@ def test_commands_about_all_rented_machines_ask_the_same_regions(
 
 
 def test_job_of_another_folder_is_ended_in_the_region_where_it_is_and_only_after_a_yes(
-    cloud: FakeCloud, hand_made: Fixture
+    cloud: FakeCloud, hand_made: Any
 ) -> None:
     make_ended_job(hand_made)
     uid = "job-7-0123abcd"
@@ -119,7 +117,7 @@ def test_job_of_another_folder_is_ended_in_the_region_where_it_is_and_only_after
 
 
 def test_down_all_ends_the_jobs_of_this_folder_also_where_the_cloud_cannot_be_asked(
-    cloud: FakeCloud, hand_made: Fixture, monkeypatch: pytest.MonkeyPatch
+    cloud: FakeCloud, hand_made: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended = record_ends(monkeypatch)
     hand_made()
@@ -134,7 +132,7 @@ def test_down_all_ends_the_jobs_of_this_folder_also_where_the_cloud_cannot_be_as
 
 
 def test_down_of_a_job_that_trains_says_what_is_lost_and_needs_a_yes(
-    sandbox: Sandbox, hand_made: Fixture, monkeypatch: pytest.MonkeyPatch
+    sandbox: Sandbox, hand_made: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(sandbox.path)
     ended = record_ends(monkeypatch)
@@ -157,7 +155,7 @@ def test_down_of_a_job_that_trains_says_what_is_lost_and_needs_a_yes(
 
 @pytest.mark.parametrize("words", [("job-1",), ("--all",)])
 def test_down_names_machines_that_did_not_answer(
-    cloud: FakeCloud, hand_made: Fixture, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+    cloud: FakeCloud, hand_made: Any, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
     record_ends(monkeypatch, silent_machines=("0", "1", "3"))
     hand_made()

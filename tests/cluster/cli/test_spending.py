@@ -12,11 +12,10 @@ from cluster.jobs import submit
 from cluster.jobs.job import Job
 from cluster.planning.launch_options import make_launch_options
 
-Fixture = Any
 __all__ = ["renter", "simcloud"]  # fixtures
 
 
-def test_launch_on_aws_without_terminal_or_yes_rents_nothing(renter: Renter, on_terminal: Fixture) -> None:
+def test_launch_on_aws_without_terminal_or_yes_rents_nothing(renter: Renter, on_terminal: Any) -> None:
     arguments = ("launch", "-d", "--type", TYPE, "--machines", "2", renter.sandbox.write_recipe())
     ran = renter.cli(*arguments)
     assert ran.code == 2 and ran.err.startswith("error: rent 2 machines for at most $"), ran
@@ -30,7 +29,7 @@ def test_launch_on_aws_without_terminal_or_yes_rents_nothing(renter: Renter, on_
 
 
 def test_second_launch_of_a_job_that_runs_is_told(
-    sandbox: Fixture, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    sandbox: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("IMGNET_RUNS", str(sandbox.path / "runs"))
     monkeypatch.setattr(Job, "is_alive", property(lambda job: not job.has_ended))

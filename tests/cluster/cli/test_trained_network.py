@@ -10,10 +10,8 @@ import torch
 from train.data.decode import NOT_AN_IMAGE
 from train.weights.safetensors_file import read_safetensors
 
-Fixture = Any
 
-
-def test_export_writes_a_state_dict_for_plain_torch(finished: Fixture, tmp_path: Path) -> None:
+def test_export_writes_a_state_dict_for_plain_torch(finished: Any, tmp_path: Path) -> None:
     file = tmp_path / "net.pt"
     # An export in another format has left it already.
     shutil.copy(finished.job().path / "network" / "classes.json", tmp_path / "net.classes.json")
@@ -35,7 +33,7 @@ def test_export_writes_a_state_dict_for_plain_torch(finished: Fixture, tmp_path:
     assert again.code == 2 and again.err == f"error: {file}: exists already; remove it, or name another file: -o FILE\n"
 
 
-def test_export_default_name_is_the_jobs(finished: Fixture, tmp_path: Path) -> None:
+def test_export_default_name_is_the_jobs(finished: Any, tmp_path: Path) -> None:
     ran = finished.cli("export", "job-1", cwd=tmp_path, env={"IMGNET_RUNS": str(finished.path / "runs")})
     assert ran.code == 0 and sorted(path.name for path in tmp_path.iterdir()) == [
         "job-1.classes.json",
@@ -45,7 +43,7 @@ def test_export_default_name_is_the_jobs(finished: Fixture, tmp_path: Path) -> N
     assert ran.code == 0 and len(ran.out.splitlines()) == 6, ran
 
 
-def test_predict_answers_for_each_image(finished: Fixture, tmp_path: Path) -> None:
+def test_predict_answers_for_each_image(finished: Any, tmp_path: Path) -> None:
     images = sorted((finished.data / "val").glob("*/*"))[:2]
     ran = finished.cli("predict", "job-1", *images, "-o", "json")
     assert ran.code == 0, ran
@@ -63,7 +61,7 @@ def test_predict_answers_for_each_image(finished: Fixture, tmp_path: Path) -> No
     ]
 
 
-def test_pull_says_where_the_files_are(finished: Fixture) -> None:
+def test_pull_says_where_the_files_are(finished: Any) -> None:
     ran = finished.cli("pull", "job-1")
     assert ran.code == 0, ran
     files = [Path(line.rsplit("  ", 1)[0]) for line in ran.out.splitlines()]

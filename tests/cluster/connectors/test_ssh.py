@@ -198,12 +198,7 @@ def test_run_waits_for_a_free_sshd_session(server: Any, connector: SSHConnector,
     ],
 )
 def test_login_shell_that_runs_no_scripts_is_one_line(
-    server: Any,
-    connector: SSHConnector,
-    config: str,
-    start_up_file: str,
-    problem: str,
-    monkeypatch: pytest.MonkeyPatch,
+    server: Any, connector: SSHConnector, config: str, start_up_file: str, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A script of which a start-up file has read a part does not run. A forced command has ended before it is sent."""
     server.configure(config)

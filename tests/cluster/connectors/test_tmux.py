@@ -14,7 +14,6 @@ import pytest
 from cluster.connectors import tmux
 from cluster.errors import ClusterError
 
-Fixture = Any
 DUMP_PROCESS = (
     "import json, os, sys, time; from pathlib import Path; to = Path(sys.argv[1]); "
     "text = json.dumps({'argv': sys.argv[2:], 'environ': dict(os.environ), 'cwd': os.getcwd()}); "
@@ -27,7 +26,7 @@ ARGUMENTS = [
 
 
 @pytest.fixture
-def dump_process(sandbox: Fixture) -> Any:
+def dump_process(sandbox: Any) -> Any:
     """Start a process in a session or window that writes down its arguments, environment and folder; return these."""
 
     def start_and_dump(
@@ -43,7 +42,7 @@ def dump_process(sandbox: Fixture) -> Any:
 
 
 def test_start_session_and_add_window_pass_arguments_unchanged_whatever_the_users_tmux_conf_says(
-    sandbox: Fixture, dump_process: Fixture
+    sandbox: Any, dump_process: Any
 ) -> None:
     lines = ["default-shell /bin/false", "destroy-unattached on", "exit-unattached on", "remain-on-exit on"]
     config = "".join(f"set -g {line}\n" for line in [*lines, "base-index 1"])
@@ -55,7 +54,7 @@ def test_start_session_and_add_window_pass_arguments_unchanged_whatever_the_user
     assert tmux.is_owned_by("job-1", run_folder)
 
 
-def test_sessions_of_other_names_and_run_folders_are_left_alone(sandbox: Fixture, dump_process: Fixture) -> None:
+def test_sessions_of_other_names_and_run_folders_are_left_alone(sandbox: Any, dump_process: Any) -> None:
     run_folder = sandbox.path / "runs/job-1"
     dump_process("job-1", run_folder, [])
     dump_process("job-11", run_folder.with_name("job-11"), [])
@@ -71,9 +70,7 @@ def test_sessions_of_other_names_and_run_folders_are_left_alone(sandbox: Fixture
     sandbox.wait_for(lambda: len(sandbox.job_pids()) == 1)
 
 
-def test_start_session_repeats_command_that_ending_server_lost(
-    sandbox: Fixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_start_session_repeats_command_that_ending_server_lost(sandbox: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server ends with its last session, and about 1 in 100 commands that follow at once is lost with it."""
     command = tmux.server_class().cmd
     to_lose = ["start-server"] * 3
@@ -94,7 +91,7 @@ def test_start_session_repeats_command_that_ending_server_lost(
 
 
 def test_kill_session_frozen_server_raises_one_line(
-    sandbox: Fixture, dump_process: Fixture, monkeypatch: pytest.MonkeyPatch
+    sandbox: Any, dump_process: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dump_process("job-1", sandbox.path, [])
     server = int(sandbox.tmux("display-message", "-p", "#{pid}"))
@@ -119,7 +116,7 @@ def test_tmux_that_is_too_old_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_failing_tmux_is_not_taken_for_no_session(
-    sandbox: Fixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sandbox: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert tmux.session_names() == set() and tmux.session_owner("job-1") is None and tmux.window_names("job-1") == []
     (tmp_path / "tmux").write_text("#!/bin/sh\necho 'error connecting to /tmp/x (Permission denied)' >&2; exit 1\n")

@@ -12,11 +12,9 @@ from cluster.jobs import checkpoints
 from cluster.records.run_data import collect_run_data
 from train.recipe import Command
 
-Fixture = Any
-
 
 @pytest.fixture
-def run(hand_made: Fixture) -> Any:
+def run(hand_made: Any) -> Any:
     """A job of two machines that runs a command, in its second launch."""
     made = hand_made(workload=Command(argv=["python", "train.py", "--lr", "0.1"]), machines=2)
     made.write_shared("launch", "second")
@@ -39,7 +37,7 @@ def write_log(run: Any) -> Callable[[int, str], Path]:
     return write
 
 
-def test_each_line_of_the_present_launch_is_shown_once(run: Any, write_log: Fixture) -> None:
+def test_each_line_of_the_present_launch_is_shown_once(run: Any, write_log: Any) -> None:
     write_log(1, "of an earlier launch\n")
     output = progress.CommandOutput(run.job)
     assert output.new_lines() == []
@@ -55,7 +53,7 @@ def test_each_line_of_the_present_launch_is_shown_once(run: Any, write_log: Fixt
     assert output.new_lines(is_complete=True) == []
 
 
-def test_flood_of_output_is_cut(run: Any, write_log: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flood_of_output_is_cut(run: Any, write_log: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "MAX_OUTPUT_BYTES", 8)
     write_log(2, "first\nsecond\nthird\n")
     note, *rest = progress.CommandOutput(run.job).new_lines()

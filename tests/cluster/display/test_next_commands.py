@@ -8,7 +8,6 @@ import pytest
 
 from cluster.display import progress
 
-Fixture = Any
 LAUNCH = "imgnet-cluster launch --local 'my recipe.py'"
 
 
@@ -23,7 +22,7 @@ LAUNCH = "imgnet-cluster launch --local 'my recipe.py'"
     ],
 )
 def test_commands_after_the_end_fit_the_state(
-    hand_made: Fixture,
+    hand_made: Any,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     state: str,
@@ -67,7 +66,7 @@ def test_shell_without_the_program_is_told_how_to_find_it(
 
 
 def test_keys_that_leave_a_session_are_right_in_a_tmux_of_ones_own(
-    hand_made: Fixture, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    hand_made: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = hand_made().job
     for variable, keys in (("", "Ctrl-b d"), ("/tmp/tmux-0/default,1,0", "Ctrl-b Ctrl-b d")):

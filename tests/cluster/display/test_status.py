@@ -15,8 +15,6 @@ from train.metrics import text
 from train.metrics.records import EpochRow
 from train.recipe import Command
 
-Fixture = Any
-
 
 def test_format_of_durations_and_of_ranges_of_rates() -> None:
     durations = {59.4: "0:59", 59.6: "1:00", 3599.9: "1:00:00", 86400: "24:00:00"}

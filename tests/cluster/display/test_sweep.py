@@ -16,8 +16,6 @@ from cluster.planning.launch_options import make_launch_options
 from cluster.planning.resolve import plan
 from train.recipe import Command, Recipe
 
-Fixture = Any
-
 
 def make_recipe(lr: float) -> Recipe:
     """A recipe of a sweep over the learning rate."""
@@ -45,7 +43,7 @@ def test_plans_of_commands_show_their_arguments_under_command(capsys: pytest.Cap
     assert ["command", "lr"] in shown and ["lr0.2", "0.2"] in shown
 
 
-def test_sweep_ends_with_a_table_that_marks_the_best(hand_made: Fixture, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweep_ends_with_a_table_that_marks_the_best(hand_made: Any, capsys: pytest.CaptureFixture[str]) -> None:
     for number, (lr, top1) in enumerate(((0.01, 48.33), (0.1, 55.5), (0.4, None)), 1):
         run = hand_made(f"job-{number}", recipe=make_recipe(lr))
         run.write_status("failed" if top1 is None else "stopped", reason="why", ended=True, top1=top1)

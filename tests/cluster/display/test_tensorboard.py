@@ -15,18 +15,16 @@ import pytest
 from cluster.display import tensorboard
 from train.recipe import Command
 
-Fixture = Any
-
 
 @pytest.fixture
-def place_with_job(sandbox: Fixture, finished: Fixture) -> Any:
+def place_with_job(sandbox: Any, finished: Any) -> Any:
     """A sandbox with a copy of the finished job."""
     shutil.copytree(finished.path / "runs", sandbox.path / "runs")
     return sandbox
 
 
 @pytest.fixture
-def serve(place_with_job: Fixture) -> Any:
+def serve(place_with_job: Any) -> Any:
     """Start TensorBoard with options; return its URL and what requests JSON of it. It ends on Ctrl-C, at the end."""
     servers = []
 
@@ -61,7 +59,7 @@ def listening_addresses(port: int) -> list[str]:
     return [fields[1].split(":")[0] for fields in lines if fields[1].endswith(f":{port:04X}") and fields[3] == "0A"]
 
 
-def test_tensorboard_serves_a_jobs_scalars_by_images_seen(place_with_job: Fixture, serve: Fixture) -> None:
+def test_tensorboard_serves_a_jobs_scalars_by_images_seen(place_with_job: Any, serve: Any) -> None:
     url, get_json = serve("job-1")
     assert url.startswith("http://127.0.0.1:")
     port = int(url.rstrip("/").rsplit(":", 1)[1])
@@ -77,7 +75,7 @@ def test_tensorboard_serves_a_jobs_scalars_by_images_seen(place_with_job: Fixtur
         assert [value for _, value in served] == pytest.approx([value for _, value in measured], rel=1e-6)
 
 
-def test_tensorboard_all_shows_all_jobs_with_hparams_and_metrics(place_with_job: Fixture, serve: Fixture) -> None:
+def test_tensorboard_all_shows_all_jobs_with_hparams_and_metrics(place_with_job: Any, serve: Any) -> None:
     runs = place_with_job.path / "runs"
     shutil.copytree(runs / "job-1", runs / "job-3")
     (runs / "job-3/job.json").write_text((runs / "job-1/job.json").read_text().replace("job-1", "job-3"))
@@ -134,7 +132,7 @@ def test_damaged_job_hides_no_curves(hand_made: Any, tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "links").iterdir()) == ["job-1", "job-2"]
 
 
-def test_tensorboard_server_ends_when_the_command_is_killed(place_with_job: Fixture) -> None:
+def test_tensorboard_server_ends_when_the_command_is_killed(place_with_job: Any) -> None:
     server = place_with_job.start("tensorboard", "--port", "0")
     place_with_job.wait_for(lambda: place_with_job.pids("tensorboard.main"))
     server.kill()
@@ -142,7 +140,7 @@ def test_tensorboard_server_ends_when_the_command_is_killed(place_with_job: Fixt
     place_with_job.wait_for(lambda: not place_with_job.pids())
 
 
-def test_tensorboard_on_a_taken_port_suggests_another(place_with_job: Fixture) -> None:
+def test_tensorboard_on_a_taken_port_suggests_another(place_with_job: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         ran = place_with_job.cli("tensorboard", "--port", str(port))

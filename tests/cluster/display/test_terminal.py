@@ -5,7 +5,6 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
@@ -16,7 +15,6 @@ from rich.console import Console
 from cluster.cli.inspect import PIECE_BYTES, LogPrinter
 from cluster.display import progress_bar, tables, terminal
 
-Fixture = Any
 HOSTILE = "a\x1b]0;title\x07b\x1b[2Jc\x1b]52;c;cm0=\x1b\\d\re\x1b[8mf\x9b31mg\u202eh\x9d0;t\x9ci\x08j\x7fk\ud800l\x1bcm"
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 

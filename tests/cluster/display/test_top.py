@@ -10,13 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cluster.display import top
-from cluster.display.top import (
-    COLUMN_DROP_ORDER,
-    StatusAgeTracker,
-    machine_cells,
-    render,
-    show_top,
-)
+from cluster.display.top import COLUMN_DROP_ORDER, StatusAgeTracker, machine_cells, render, show_top
 from cluster.state.heartbeats import GpuLoad, MachineLoad, MachineStatus
 from cluster.state.states import AgentPhase, JobState, MachineState, SetupStep
 from cluster.state.status import JobStatus, MachineRow

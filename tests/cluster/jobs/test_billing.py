@@ -16,7 +16,6 @@ from infra.costs import Traffic
 from train.tools.records import encode
 from train.tools.text_files import to_json_bytes
 
-Fixture = Any
 DOLLAR_PER_SECOND = 3600.0  # as a price per hour
 
 
@@ -40,7 +39,7 @@ def write_metrics(run: Any, attempt: int, *steps: tuple[int, float], epoch: floa
     run.copy_logs()
 
 
-def test_cost_report_counts_losses_and_no_time_between_launches(hand_made: Fixture) -> None:
+def test_cost_report_counts_losses_and_no_time_between_launches(hand_made: Any) -> None:
     run = hand_made(backend="aws", cloud={})
     run.write_attempt(1, "0.a", reason="start", launch_id="evening")
     write_metrics(run, 1, (1, 100.0), (20, 500.0), epoch=500.0)
@@ -59,7 +58,7 @@ def test_cost_report_counts_losses_and_no_time_between_launches(hand_made: Fixtu
 
 
 def test_cost_command_refreshes_the_job_and_says_of_a_local_one_that_nothing_is_rented(
-    hand_made: Fixture, sandbox: Any
+    hand_made: Any, sandbox: Any
 ) -> None:
     """Without the refresh, machines that were terminated while nothing here was watching would be billed for ever."""
     run = hand_made()
@@ -71,7 +70,7 @@ def test_cost_command_refreshes_the_job_and_says_of_a_local_one_that_nothing_is_
     assert (report["is_billed"], report["dollars"], report["machines"]) == (False, 0.0, [])
 
 
-def test_cost_shows_a_row_for_each_kind_of_traffic(hand_made: Fixture, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cost_shows_a_row_for_each_kind_of_traffic(hand_made: Any, capsys: pytest.CaptureFixture[str]) -> None:
     run = hand_made(backend="aws", cloud={})
     write_journal(run, ("i-1", 0.0, 1000.0), price=0.36)
     moved = Traffic(shared_written_bytes=2 * 10**9, home_bytes=10**9)

@@ -15,13 +15,10 @@ from cluster.jobs import evaluation
 from cluster.plots import crops
 from train.evaluation.protocol import CropAnswer, Evaluation, EvaluationRow, ExampleImage
 
-Fixture = Any
-
-
 # --- the process of the evaluation ----------------------------------------------------------------------------------
 
 
-def test_run_module_yields_messages_and_raises_errors(sandbox: Fixture) -> None:
+def test_run_module_yields_messages_and_raises_errors(sandbox: Any) -> None:
     def run(program: str) -> Any:
         return evaluation.run_module([sys.executable, "-c", program])
 
@@ -38,13 +35,13 @@ def test_run_module_yields_messages_and_raises_errors(sandbox: Fixture) -> None:
 
 
 @pytest.fixture(scope="module")
-def evaluated(finished: Fixture) -> Any:
+def evaluated(finished: Any) -> Any:
     """All crops of the finished job's network, as JSON, with a picture."""
     options = ("--crops", "center,rect,five,tta", "--sizes", "32,48", "--workers", "0", "-o", "json")
     return finished.cli("eval", "job-1", *options, "--plot", "crops.png")
 
 
-def test_eval_numbers_are_those_of_the_job_result(finished: Fixture, evaluated: Any) -> None:
+def test_eval_numbers_are_those_of_the_job_result(finished: Any, evaluated: Any) -> None:
     assert evaluated.code == 0, evaluated
     report = json.loads(evaluated.out)
     result = finished.job().result
@@ -59,7 +56,7 @@ def test_eval_numbers_are_those_of_the_job_result(finished: Fixture, evaluated: 
 
 
 def test_eval_of_a_checkpoint_file_prints_tables_although_its_plot_cannot_be_written(
-    finished: Fixture, evaluated: Any, tmp_path: Path
+    finished: Any, evaluated: Any, tmp_path: Path
 ) -> None:
     report = json.loads(evaluated.out)
     shutil.copy(report["checkpoint"], tmp_path / "kept.safetensors")
@@ -96,7 +93,7 @@ def test_eval_of_a_checkpoint_file_prints_tables_although_its_plot_cannot_be_wri
     ],
 )
 def test_eval_bad_input_is_refused_in_one_line(
-    sandbox: Fixture, arguments: tuple[str, ...], code: int, message: str
+    sandbox: Any, arguments: tuple[str, ...], code: int, message: str
 ) -> None:
     ran = sandbox.cli("eval", *arguments)
     assert ran.code == code and message in ran.err and ran.err.count("\n") == 1 and not ran.out, ran

@@ -21,7 +21,6 @@ from cluster.state.run_folder import Run
 from cluster.state.spec import JobSpec
 from cluster.state.states import JobState
 
-Fixture = Any
 HOUR = 3600.0
 RATE = 6.0  # dollars an hour
 DOLLARS_LIMIT = "the limit of {} dollars (--max-price-total)"
@@ -106,7 +105,7 @@ class RunningJob:
 
 
 @pytest.fixture
-def job(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> RunningJob:
+def job(hand_made: Any, monkeypatch: pytest.MonkeyPatch) -> RunningJob:
     run = hand_made(machines=2, backend="toy", cloud={"max_dollars": 9.0}, hosts=Hosts(None, ()), max_hours=2.0)
     return RunningJob(run, monkeypatch)
 
@@ -127,7 +126,7 @@ def test_more_dollars_give_the_machines_more_time(job: RunningJob) -> None:
     assert provider.compute_limits(RATE)[0] == pytest.approx(hours)
 
 
-def test_limit_in_dollars_can_be_set_where_there_was_none(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limit_in_dollars_can_be_set_where_there_was_none(hand_made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run = hand_made(machines=2, backend="toy", cloud={}, hosts=Hosts(None, ()), max_hours=2.0)
     job = RunningJob(run, monkeypatch)
     hours = job.extend(dollars=6.0)
@@ -166,7 +165,7 @@ def test_limit_that_is_over_unknown_or_contradicts_the_other_is_refused(
     assert job.folder.spec_path.read_bytes() == before and job.limits() == [{}, {}]
 
 
-def test_job_that_is_done_or_has_no_rented_machines_is_refused(job: RunningJob, hand_made: Fixture) -> None:
+def test_job_that_is_done_or_has_no_rented_machines_is_refused(job: RunningJob, hand_made: Any) -> None:
     local = r"^job-2 has no rented machines: it runs on this computer; to change its time .* resume job-2"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "open_backend", LocalBackend)

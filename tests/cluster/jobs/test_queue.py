@@ -24,7 +24,6 @@ from cluster.planning.launch_options import make_launch_options
 from cluster.state.run_folder import RunFolder
 from train.tools.files import locked
 
-Fixture = Any
 SWEEP = """\
 from dataclasses import replace
 from {base} import recipe
@@ -36,7 +35,7 @@ def recipes():
 """
 
 
-def sweep(sandbox: Fixture, *rows: tuple[str, Any, int]) -> list[Any]:
+def sweep(sandbox: Any, *rows: tuple[str, Any, int]) -> list[Any]:
     """The plans of a recipe file with recipes(), given as (name, folder of the images, epochs)."""
     base = Path(sandbox.write_recipe()).stem
     path = sandbox.path / "sweep.py"
@@ -48,7 +47,7 @@ def sweep(sandbox: Fixture, *rows: tuple[str, Any, int]) -> list[Any]:
 
 
 @pytest.mark.rehearsal
-def test_queue_survives_kill_stopped_job_and_failing_job(sandbox: Fixture) -> None:
+def test_queue_survives_kill_stopped_job_and_failing_job(sandbox: Any) -> None:
     gone_folder = sandbox.path / "gone"
     gone_folder.symlink_to(sandbox.data)
     rows = ("long", sandbox.data, 2000), ("gone", gone_folder, 1), ("unwanted", sandbox.data, 1)
@@ -108,7 +107,7 @@ class RecordingBackend:
         """The names of the launched jobs in order, once for each launch."""
         return self.record.read_text().split() if self.record.exists() else []
 
-    def make_jobs(self, hand_made: Fixture, count: int, parallel: int = 1) -> list[Job]:
+    def make_jobs(self, hand_made: Any, count: int, parallel: int = 1) -> list[Job]:
         """Create the waiting jobs of a queue."""
         return [hand_made(f"job-{number}", queue="q", parallel=parallel).job for number in range(1, count + 1)]
 
@@ -123,12 +122,12 @@ def end_job(job: Job) -> None:
 
 
 @pytest.fixture
-def backend(sandbox: Fixture, monkeypatch: pytest.MonkeyPatch) -> RecordingBackend:
+def backend(sandbox: Any, monkeypatch: pytest.MonkeyPatch) -> RecordingBackend:
     """A local backend that starts no process."""
     return RecordingBackend(sandbox, monkeypatch)
 
 
-def test_advance_queue_starts_parallel_jobs_in_order(backend: RecordingBackend, hand_made: Fixture) -> None:
+def test_advance_queue_starts_parallel_jobs_in_order(backend: RecordingBackend, hand_made: Any) -> None:
     jobs = backend.make_jobs(hand_made, 11, parallel=2)
     job_of_other_queue = hand_made("job-12", queue="other").job
     for _ in range(3):
@@ -147,7 +146,7 @@ def test_advance_queue_starts_parallel_jobs_in_order(backend: RecordingBackend, 
 
 
 def test_advance_queue_concurrent_calls_start_each_job_once(
-    backend: RecordingBackend, hand_made: Fixture, run_in_processes: Callable[..., list[Any]]
+    backend: RecordingBackend, hand_made: Any, run_in_processes: Callable[..., list[Any]]
 ) -> None:
     backend.make_jobs(hand_made, 3, parallel=3)
     assert run_in_processes(6, lambda _: backend.advance()) == [True] * 6
@@ -157,7 +156,7 @@ def test_advance_queue_concurrent_calls_start_each_job_once(
 
 @pytest.mark.parametrize("killed_at", ["check", "before launch", "after launch"])
 def test_advance_queue_killed_start_is_completed_once(
-    backend: RecordingBackend, hand_made: Fixture, monkeypatch: pytest.MonkeyPatch, killed_at: str
+    backend: RecordingBackend, hand_made: Any, monkeypatch: pytest.MonkeyPatch, killed_at: str
 ) -> None:
     (job,) = backend.make_jobs(hand_made, 1)
 
@@ -179,7 +178,7 @@ def test_advance_queue_killed_start_is_completed_once(
     assert backend.started == ["job-1"]
 
 
-def test_advance_queue_skips_stopped_and_resumed_jobs(backend: RecordingBackend, hand_made: Fixture) -> None:
+def test_advance_queue_skips_stopped_and_resumed_jobs(backend: RecordingBackend, hand_made: Any) -> None:
     first, second, third = backend.make_jobs(hand_made, 3)
     backend.advance()
     second.stop()
@@ -194,7 +193,7 @@ def test_advance_queue_skips_stopped_and_resumed_jobs(backend: RecordingBackend,
 
 
 def test_advance_queue_failing_start_is_told_and_does_not_block_next(
-    backend: RecordingBackend, hand_made: Fixture, sandbox: Fixture, monkeypatch: pytest.MonkeyPatch
+    backend: RecordingBackend, hand_made: Any, sandbox: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = sandbox.path / "told"
     first, damaged, third, fourth = backend.make_jobs(hand_made, 4)
@@ -216,9 +215,9 @@ def test_advance_queue_failing_start_is_told_and_does_not_block_next(
 
 
 def test_refresh_concurrent_calls_start_one_queue_process(
-    sandbox: Fixture,
+    sandbox: Any,
     backend: RecordingBackend,
-    hand_made: Fixture,
+    hand_made: Any,
     run_in_processes: Callable[..., list[Any]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -242,7 +241,7 @@ def test_refresh_concurrent_calls_start_one_queue_process(
     assert calls.read_text().count("\n") == 2
 
 
-def test_spec_parallel_jobs_share_the_processors(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spec_parallel_jobs_share_the_processors(hand_made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
     spec = hand_made(procs=2).spec
     assert (spec.threads_per_process, spec.loader_workers) == (None, None)
@@ -258,7 +257,7 @@ def host_names(spec: Any) -> list[str]:
     return [machine.host for machine in spec.host_list]
 
 
-def test_queue_gives_each_job_machines_of_its_own(sandbox: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queue_gives_each_job_machines_of_its_own(sandbox: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Path, str]] = []
     monkeypatch.setattr(queue_state, "ensure_queue_process", lambda *call: calls.append(call))
     monkeypatch.setattr(queue_state, "QUEUE_START_SECONDS", 0.0)
@@ -297,7 +296,7 @@ def test_queue_gives_each_job_machines_of_its_own(sandbox: Fixture, monkeypatch:
     assert host_names(Job(third.path).spec) == ["gpu0", "gpu1", "gpu2"]
 
 
-def test_enqueue_failure_leaves_no_job(sandbox: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_enqueue_failure_leaves_no_job(sandbox: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plans = sweep(sandbox, ("a", sandbox.data, 1), ("b", sandbox.data, 1))
     with pytest.raises(BadInput, match="no recipes to queue"):
         queue.enqueue([])
@@ -315,7 +314,7 @@ def test_enqueue_failure_leaves_no_job(sandbox: Fixture, monkeypatch: pytest.Mon
     assert store.all_jobs() == [] and not list((sandbox.path / "runs").iterdir())
 
 
-def test_resolve_parallel_local_needs_a_gpu_for_each_process(sandbox: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolve_parallel_local_needs_a_gpu_for_each_process(sandbox: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plans = sweep(sandbox, ("a", sandbox.data, 1), ("b", sandbox.data, 1))
     assert queue.resolve_parallel(plans) == 1 and queue.resolve_parallel(plans, 2) == 2
     with pytest.raises(BadInput, match=r"^--parallel: must be from 1 to 10000, not 20000$"):
@@ -329,7 +328,7 @@ def test_resolve_parallel_local_needs_a_gpu_for_each_process(sandbox: Fixture, m
     assert queue.resolve_parallel(with_four, 2) == 2, "they train on the CPU"
 
 
-def test_local_jobs_that_run_at_once_get_gpus_of_their_own(sandbox: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_jobs_that_run_at_once_get_gpus_of_their_own(sandbox: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,GPU-2,3,4")
     plans = sweep(sandbox, *((name, sandbox.data, 1) for name in ("a", "b", "c")))
     jobs = [submit.create_job(replace(plan.spec, procs=procs)) for plan, procs in zip(plans, (2, 2, 6), strict=True)]

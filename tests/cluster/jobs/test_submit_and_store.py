@@ -12,17 +12,15 @@ from cluster.errors import BadInput, ClusterError, NoSuchJob
 from cluster.jobs import store, submit
 from cluster.planning.launch_options import make_launch_options
 
-Fixture = Any
-
 
 @pytest.fixture
-def spec(sandbox: Fixture) -> Any:
+def spec(sandbox: Any) -> Any:
     """The spec of a tiny job."""
     return submit.plan(submit.load_recipes(sandbox.write_recipe())[0], make_launch_options(data=sandbox.data)).spec
 
 
 def test_create_job_concurrent_calls_get_distinct_numbers(
-    sandbox: Fixture, spec: Any, run_in_processes: Callable[..., list[Any]]
+    sandbox: Any, spec: Any, run_in_processes: Callable[..., list[Any]]
 ) -> None:
     names_by_process = run_in_processes(6, lambda _: [submit.create_job(spec).name for _ in range(2)])
     names = [name for process_names in names_by_process for name in process_names]
@@ -37,7 +35,7 @@ def test_create_job_concurrent_calls_get_distinct_numbers(
     assert submit.create_job(spec).name == "job-14", "it is not a number that a path has"
 
 
-def test_all_jobs_are_ordered_by_number(sandbox: Fixture, hand_made: Fixture) -> None:
+def test_all_jobs_are_ordered_by_number(sandbox: Any, hand_made: Any) -> None:
     for number in (10, 9, 1, 100):
         hand_made(f"job-{number}")
     for name in ("job-", "job-x", "job-1.old", "job--1", "job-²", "other", ".job-5"):
@@ -48,7 +46,7 @@ def test_all_jobs_are_ordered_by_number(sandbox: Fixture, hand_made: Fixture) ->
 
 
 @pytest.mark.parametrize("name", ["1", "job-1", "", "job-3/", "../runs/job-3", "03"])
-def test_find_unknown_name_lists_existing_jobs(hand_made: Fixture, name: str) -> None:
+def test_find_unknown_name_lists_existing_jobs(hand_made: Any, name: str) -> None:
     with pytest.raises(NoSuchJob, match=r"^there is no job in .*/runs; change to the folder .*, or set IMGNET_RUNS"):
         store.find()
     for job_name in ("job-3", "job-12"):
@@ -58,9 +56,7 @@ def test_find_unknown_name_lists_existing_jobs(hand_made: Fixture, name: str) ->
     assert caught.value.exit_code == 102 and "\n" not in str(caught.value)
 
 
-def test_runs_folder_is_taken_from_the_environment(
-    sandbox: Fixture, spec: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_folder_is_taken_from_the_environment(sandbox: Any, spec: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IMGNET_RUNS", "some/where")
     assert submit.create_job(spec).path == sandbox.path / "some/where/job-1"
     monkeypatch.delenv("IMGNET_RUNS")
@@ -75,7 +71,7 @@ def test_create_job_on_full_disk_leaves_no_job(spec: Any, full_disk: Path, monke
     assert store.all_jobs() == []
 
 
-def test_launch_refuses_bad_input_before_creating_a_folder(sandbox: Fixture) -> None:
+def test_launch_refuses_bad_input_before_creating_a_folder(sandbox: Any) -> None:
     (sandbox.path / "two.py").write_text(
         "from dataclasses import replace\nfrom tiny_2 import recipe\n"
         "def recipes():\n    return [recipe, replace(recipe, name='other')]\n"

@@ -11,11 +11,9 @@ import pytest
 
 from cluster.jobs.supervisor import MAX_REPLACEMENT_DELAY_SECONDS, MachineReplacer
 
-Fixture = Any
-
 
 @pytest.fixture
-def start_supervisor(sandbox: Fixture) -> Any:
+def start_supervisor(sandbox: Any) -> Any:
     """Start a supervisor of a run folder as another process of this sandbox."""
     processes = []
 
@@ -51,7 +49,7 @@ def logged_messages(run: Any) -> str:
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 def test_second_supervisor_exits_and_the_next_one_goes_on_after_the_death_of_the_first(
-    sandbox: Fixture, hand_made: Fixture, start_supervisor: Fixture, end: signal.Signals
+    sandbox: Any, hand_made: Any, start_supervisor: Any, end: signal.Signals
 ) -> None:
     """The keys by which people try to leave its session, such as Ctrl-C, do not end it."""
     run = hand_made()
@@ -79,7 +77,7 @@ def test_second_supervisor_exits_and_the_next_one_goes_on_after_the_death_of_the
 
 
 def test_supervisor_on_full_disk_stays_until_agent_is_gone(
-    sandbox: Fixture, hand_made: Fixture, start_supervisor: Fixture, small_disk: Path
+    sandbox: Any, hand_made: Any, start_supervisor: Any, small_disk: Path
 ) -> None:
     run = hand_made(str(small_disk / "job-1"))
     run.write_status("training")
@@ -92,7 +90,7 @@ def test_supervisor_on_full_disk_stays_until_agent_is_gone(
     assert supervisor.wait(120) == 1 and "Traceback" not in log.read_text()
 
 
-def test_supervisor_log_has_its_errors(sandbox: Fixture, hand_made: Fixture, start_supervisor: Fixture) -> None:
+def test_supervisor_log_has_its_errors(sandbox: Any, hand_made: Any, start_supervisor: Any) -> None:
     run = hand_made()
     run.write_shared("status/0.json", "[]")
     assert start_supervisor(run).wait(120) == 1
@@ -103,7 +101,7 @@ def test_supervisor_log_has_its_errors(sandbox: Fixture, hand_made: Fixture, sta
 
 
 @pytest.fixture
-def job(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> Any:
+def job(hand_made: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A job of three machines an hour after its launch.
 
     The test sets `job.dead`, the machines without an agent; `job.replaced` lists those that were replaced.
@@ -156,7 +154,7 @@ POINTLESS: dict[str, Callable[[Any], object]] = {
 
 
 @pytest.mark.parametrize("reason", [*POINTLESS, "one machine only"])
-def test_replacer_replaces_nothing_when_pointless(job: Any, hand_made: Fixture, reason: str) -> None:
+def test_replacer_replaces_nothing_when_pointless(job: Any, hand_made: Any, reason: str) -> None:
     job.dead = ["1"]
     if reason in POINTLESS:
         POINTLESS[reason](job)

@@ -31,13 +31,12 @@ from cluster.state.supervisor_records import SupervisorTrouble
 from infra.errors import AdoptedElsewhere, NoCredentials
 from train.tools import host
 
-Fixture = Any
 REFUSED = SupervisorTrouble(error="the toy cloud refuses the credentials", lacks_access=True)
 NOTHING_IS_RENTED = "nothing is rented, so lost and broken machines are not replaced until"
 
 
 @pytest.fixture
-def job(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> Any:
+def job(hand_made: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A job that trains on two machines of the toy cloud. `job.sessions` has an entry for each supervisor started."""
     ToyCloud.reset(free_machines=2)
     run = hand_made(machines=2, backend="toy", cloud={}, hosts=Hosts(None, ()))
@@ -198,7 +197,7 @@ def test_supervisor_that_loses_access_or_cannot_replace_goes_on_and_says_so(
     ],
 )
 def test_supervisor_that_is_refused_is_replaced_by_a_command_with_fresh_credentials(
-    job: Any, start_holder: Fixture, request: pytest.FixtureRequest, module: str, has_credentials: bool
+    job: Any, start_holder: Any, request: pytest.FixtureRequest, module: str, has_credentials: bool
 ) -> None:
     holder = start_holder(module)
     job.refresh()
@@ -219,7 +218,7 @@ def test_supervisor_that_is_refused_is_replaced_by_a_command_with_fresh_credenti
 @pytest.mark.parametrize("backend", ["toy", "local"])
 @pytest.mark.parametrize("silent_seconds", [20.0, 120.0, 600.0])
 def test_supervisor_that_is_frozen_is_named_and_after_long_replaced(
-    job: Any, start_holder: Fixture, monkeypatch: pytest.MonkeyPatch, silent_seconds: float, backend: str
+    job: Any, start_holder: Any, monkeypatch: pytest.MonkeyPatch, silent_seconds: float, backend: str
 ) -> None:
     """It holds its lock, so nothing else shows that it does no work."""
     if backend == "local":

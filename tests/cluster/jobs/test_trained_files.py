@@ -25,8 +25,6 @@ from cluster.state.status import JobResult
 from train.tools.records import encode
 from train.weights.safetensors_header import BLANK_SHA256, header_bytes
 
-Fixture = Any
-
 
 def weights_file(note: str = "") -> bytes:
     """A file of weights without tensors, with its right checksum."""
@@ -224,7 +222,7 @@ def write_done(run: Any, *top1: float) -> None:
     run.run_folder.result_path.write_text(json.dumps(encode(result)))
 
 
-def test_trained_weights_of_a_finished_job_are_those_that_it_left(hand_made: Fixture) -> None:
+def test_trained_weights_of_a_finished_job_are_those_that_it_left(hand_made: Any) -> None:
     run = hand_made()
     run.write_checkpoint(1, 8)
     write_network(run.run_folder.shared)
@@ -240,7 +238,7 @@ def test_trained_weights_of_a_finished_job_are_those_that_it_left(hand_made: Fix
     assert checkpoints.trained_weights(run.job, is_best=True) == folder / "model.safetensors", "the last is the best"
 
 
-def test_trained_weights_of_an_unfinished_job_are_its_newest_complete_checkpoint(hand_made: Fixture) -> None:
+def test_trained_weights_of_an_unfinished_job_are_its_newest_complete_checkpoint(hand_made: Any) -> None:
     run = hand_made()
     with pytest.raises(ClusterError, match=r"job-1 is \w+ and has saved nothing yet; see: imgnet-cluster status job-1"):
         checkpoints.trained_weights(run.job)
@@ -259,7 +257,7 @@ def test_trained_weights_of_an_unfinished_job_are_its_newest_complete_checkpoint
 
 
 def test_newest_checkpoint_of_a_remote_job_is_downloaded_once_or_is_the_local_copy(
-    hand_made: Fixture, monkeypatch: pytest.MonkeyPatch
+    hand_made: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the machine the newest file of the second attempt is damaged."""
     machine = hand_made("job-9")

@@ -19,8 +19,6 @@ from cluster.planning.resolve import plan
 from cluster.state.run_folder import Run
 from train.tools.option_fields import OptionError
 
-Fixture = Any
-
 
 class Teller:
     """Finds events and remembers them, as the notifier does."""
@@ -39,7 +37,7 @@ class Teller:
 
 
 @pytest.fixture
-def run(hand_made: Fixture) -> Any:
+def run(hand_made: Any) -> Any:
     """A job of two machines in its first attempt."""
     run = hand_made(machines=2)
     run.run_folder.launch_path.write_text("one")
@@ -174,7 +172,7 @@ def test_command_that_could_not_run_is_refused_before_the_launch(target: str, me
         chosen_targets([target])
 
 
-def test_targets_of_a_job_are_in_one_file_that_others_cannot_read(hand_made: Fixture) -> None:
+def test_targets_of_a_job_are_in_one_file_that_others_cannot_read(hand_made: Any) -> None:
     run = hand_made()
     spec = Run.read(run.run_folder.path).spec
     run.run_folder.write_spec(replace(spec, notify=(URL,)))

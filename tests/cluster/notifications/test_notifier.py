@@ -24,7 +24,6 @@ from cluster.notifications.journal import JOURNAL_FILE, read_rows
 from cluster.notifications.notifier import Notifier, has_untold_end
 from cluster.state.run_folder import Run
 
-Fixture = Any
 VIEW = SupervisorView()
 RECORD_EVENT = 'cat > "$IMGNET_EVENT.json"; printf "%s|%s" "$IMGNET_EVENT_JOB" "$IMGNET_EVENT_TEXT" > text'
 
@@ -36,7 +35,7 @@ def webhook() -> Iterator[WebhookServer]:
 
 
 @pytest.fixture
-def make_run(hand_made: Fixture) -> Any:
+def make_run(hand_made: Any) -> Any:
     """Make a job that notifies targets; it is over if it `has_ended`."""
 
     def make(*targets: str, has_ended: bool = True) -> Any:
@@ -57,7 +56,7 @@ def notifier_of(run: Any) -> Notifier:
 
 
 def test_each_event_is_sent_once_to_each_target_by_whatever_process(
-    make_run: Fixture, webhook: WebhookServer, tmp_path: Path
+    make_run: Any, webhook: WebhookServer, tmp_path: Path
 ) -> None:
     run = make_run(webhook.url, f"cd {tmp_path} && {RECORD_EVENT} && echo >> count")
     first, second = notifier_of(run), notifier_of(run)
@@ -75,7 +74,7 @@ def test_each_event_is_sent_once_to_each_target_by_whatever_process(
 
 
 def test_supervisor_that_was_killed_while_it_sent_has_a_successor_that_sends(
-    make_run: Fixture, webhook: WebhookServer
+    make_run: Any, webhook: WebhookServer
 ) -> None:
     """The end of a killed process is the end of its delivery; the same "id" lets a receiver tell repetitions."""
     run = make_run(webhook.url)
@@ -94,7 +93,7 @@ def test_supervisor_that_was_killed_while_it_sent_has_a_successor_that_sends(
 
 
 def test_command_that_looks_at_a_job_starts_the_process_that_tells_its_end(
-    sandbox: Fixture, make_run: Fixture, webhook: WebhookServer
+    sandbox: Any, make_run: Any, webhook: WebhookServer
 ) -> None:
     run = make_run(webhook.url)
     os.utime(run.run_folder.result_path, (0, 0))  # a supervisor would have told it long ago
@@ -107,7 +106,7 @@ def test_command_that_looks_at_a_job_starts_the_process_that_tells_its_end(
 
 @pytest.mark.parametrize("status", [404, 302])
 def test_refusal_is_tried_again_logged_once_and_shown_by_status_without_the_url(
-    make_run: Fixture, webhook: WebhookServer, monkeypatch: pytest.MonkeyPatch, status: int
+    make_run: Any, webhook: WebhookServer, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
     monkeypatch.setattr(delivery, "RETRY_SECONDS", 0.0)
     run = make_run(webhook.url, "echo s3cr3t; exit 3")
@@ -123,7 +122,7 @@ def test_refusal_is_tried_again_logged_once_and_shown_by_status_without_the_url(
 
 
 def test_target_that_hangs_is_killed_and_never_waited_for(
-    make_run: Fixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it has started is killed with it."""
     run = make_run(f"sleep 1000 & echo $! > {tmp_path}/pid; wait")
@@ -137,7 +136,7 @@ def test_target_that_hangs_is_killed_and_never_waited_for(
     assert "there was no time left for it" in run.job.status().notifications
 
 
-def test_full_disk_and_damaged_files_end_nothing(make_run: Fixture, webhook: WebhookServer) -> None:
+def test_full_disk_and_damaged_files_end_nothing(make_run: Any, webhook: WebhookServer) -> None:
     run = make_run(webhook.url)
     (run.run_folder.path / JOURNAL_FILE).write_text('{"torn')
     notifier = notifier_of(run)
@@ -152,7 +151,7 @@ def test_full_disk_and_damaged_files_end_nothing(make_run: Fixture, webhook: Web
     assert webhook.events == ["failed"]
 
 
-def test_check_sends_a_test_and_says_what_is_wrong(sandbox: Fixture, webhook: WebhookServer) -> None:
+def test_check_sends_a_test_and_says_what_is_wrong(sandbox: Any, webhook: WebhookServer) -> None:
     result = sandbox.cli("check", "--notify", webhook.url, "--notify", "cat > sent")
     assert (result.code, result.err) == (0, "") and f"sent to {webhook.label}" in result.out
     assert webhook.events == ["test"] and json.loads((sandbox.path / "sent").read_text())["event"] == "test"
@@ -162,7 +161,7 @@ def test_check_sends_a_test_and_says_what_is_wrong(sandbox: Fixture, webhook: We
     assert sandbox.cli("check", "--notify", "ftp://x").code == 2
 
 
-def test_machine_that_invents_events_floods_nobody(make_run: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_that_invents_events_floods_nobody(make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notifier_module, "MAX_HOURLY_EVENTS", 5)
     run = make_run("true", has_ended=False)
     teller = notifier_of(run)

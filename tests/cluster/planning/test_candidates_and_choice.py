@@ -26,7 +26,6 @@ from train.recipe import Model
 from train.recipe.schedule import Schedule
 from train.tools.records import encode
 
-Fixture = Any
 RECIPE = str(Path(__file__).resolve().parents[3] / "recipes/resnet50_18min.py")
 (LARGE,) = load_recipes(RECIPE)
 A100 = candidates.get_machine_type("p4d.24xlarge")
@@ -122,7 +121,7 @@ def test_launch_command_repeats_the_options_of_plan() -> None:
 # --- measured constants ----------------------------------------------------------------------------------------------
 
 
-def test_write_result_adds_constants_and_forecast_errors(hand_made: Fixture) -> None:
+def test_write_result_adds_constants_and_forecast_errors(hand_made: Any) -> None:
     recipe = replace(TINY, model=Model(name="resnet18"), phases=[replace(TINY.phases[0], epochs=(0, 1))])
     schedule = Schedule(recipe, 60, 1)
     planned = forecast(schedule, gpus=1, gpu="V100", gbit=1.0, machines=1)
@@ -142,7 +141,7 @@ def test_write_result_adds_constants_and_forecast_errors(hand_made: Fixture) -> 
     assert constants.batch_timings == ((32, 8, pytest.approx(0.2)),) and constants.source == "job-1"
 
 
-def test_result_that_lacks_measurements_has_no_constants(hand_made: Fixture) -> None:
+def test_result_that_lacks_measurements_has_no_constants(hand_made: Any) -> None:
     planned = Forecast(minutes=1.0, terms={})
     run = hand_made(forecast=planned)
     write_result(run.job.run, run.job.backend, end_reason="it fell", end_state=JobState.FAILED)
@@ -187,7 +186,7 @@ def test_constants_for_another_machine_type(
     assert constants == expected and note in note_given and bool(note) == bool(note_given)
 
 
-def test_job_machine_type_of_rented_and_own_machines(hand_made: Fixture) -> None:
+def test_job_machine_type_of_rented_and_own_machines(hand_made: Any) -> None:
     spec = hand_made(procs=2).spec
     on_cpu = JobResult(state=JobState.DONE, reason="", epochs=(), attempts=1, device="cpu")
     assert calibration.job_machine_type(spec, on_cpu) == replace(OWN_CPU, name=f"as {spec.name}'s")

@@ -18,8 +18,6 @@ from train.data.fetch.fetch import fetch_sets
 from train.data.manifest import FetchError
 from train.recipe import Data, Model, Phase, Recipe
 
-Fixture = Any
-
 
 def recipe(*copies: int | None) -> Recipe:
     """A recipe with a phase for each of these copy sizes (None: full size)."""
@@ -135,7 +133,7 @@ def test_list_parts_full_if_missing_replaces_missing_copies(sets: Path) -> None:
         fetch_sets(list_parts("set", Path("/t"), [96]))
 
 
-def test_fetch_cli_copies_the_set_once_and_prints_the_rate(sandbox: Fixture) -> None:
+def test_fetch_cli_copies_the_set_once_and_prints_the_rate(sandbox: Any) -> None:
     make_set(sandbox.path / "set", images=30, each=20_000, shard=200_000)
     make_set(sandbox.path / "set-sz/64", images=30, each=500)
     ran, again = (sandbox.cli("data", "fetch", "set", "disk/set", "--sizes", "full,64") for _ in range(2))
@@ -150,7 +148,7 @@ def test_fetch_cli_copies_the_set_once_and_prints_the_rate(sandbox: Fixture) -> 
 # --- timing -----------------------------------------------------------------------------------------------------
 
 
-def test_startup_seconds_include_the_fetch(hand_made: Fixture) -> None:
+def test_startup_seconds_include_the_fetch(hand_made: Any) -> None:
     run = hand_made()
     states = ("setup", "fetching", "warming", "waiting", "starting", "joining", "warming", "training")
     run.write_state_log(*((state, 100.0 + 10 * number) for number, state in enumerate(states)))

@@ -14,7 +14,6 @@ from cluster.planning.launch_options import make_launch_options
 from cluster.planning.resolve import load_recipes, plan
 from train.recipe import SAMPLE, Data, Model, Phase, Recipe
 
-Fixture = Any
 PHASES = [Phase(epochs=(0, 1), size=32, batch=10, lr=0.1), Phase(epochs=(1, 3), size=64, batch=20, lr=(0.1, 0.0))]
 RECIPE = Recipe(
     name="tiny", data=Data(name="d", root="/nowhere", train=1000, val=10), model=Model(name="resnet10_tiny"),

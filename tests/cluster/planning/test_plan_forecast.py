@@ -8,19 +8,18 @@ import pytest
 
 from train.forecast import TERMS
 
-Fixture = Any
 ROOT = Path(__file__).resolve().parents[3]
 RECIPE = str(ROOT / "recipes/resnet50_18min.py")
 
 
-def plan_json(sandbox: Fixture, *arguments: str, recipe: str = RECIPE) -> Any:
+def plan_json(sandbox: Any, *arguments: str, recipe: str = RECIPE) -> Any:
     """The parsed output of `plan -o json`."""
     ran = sandbox.cli("plan", "-o", "json", *arguments, recipe)
     assert ran.code == 0 and ran.err == "", ran
     return json.loads(ran.out)
 
 
-def test_plan_has_a_row_per_type_and_machine_count(sandbox: Fixture) -> None:
+def test_plan_has_a_row_per_type_and_machine_count(sandbox: Any) -> None:
     arguments = ("--machines", "1,8", "--type", "p4d.24xlarge,p5e.48xlarge", "--type", "p3.16xlarge")
     rows = plan_json(sandbox, *arguments)
     types = ("p4d.24xlarge", "p5e.48xlarge", "p3.16xlarge")
@@ -36,7 +35,7 @@ def test_plan_has_a_row_per_type_and_machine_count(sandbox: Fixture) -> None:
     assert "AWS stopped listing p3.16xlarge in 2026; for comparison only" in ran.out
 
 
-def test_plan_of_one_row_shows_schedule_and_terms(sandbox: Fixture) -> None:
+def test_plan_of_one_row_shows_schedule_and_terms(sandbox: Any) -> None:
     row = plan_json(sandbox, "--machines", "8")
     assert (row["type"], row["machines"], row["gpus"], row["notes"]) == ("p4d.24xlarge", 8, 64, [])
     ran = sandbox.cli("plan", "--machines", "8", RECIPE)
@@ -46,7 +45,7 @@ def test_plan_of_one_row_shows_schedule_and_terms(sandbox: Fixture) -> None:
     assert "no measurements of this model on an unknown GPU" in unknown.out
 
 
-def test_plan_chooses_a_row_and_prints_its_launch_command(sandbox: Fixture) -> None:
+def test_plan_chooses_a_row_and_prints_its_launch_command(sandbox: Any) -> None:
     machines = ("--machines", "1,4,16", "--type", "p4d.24xlarge")
     for option, count in (("--cheapest", 1), ("--fastest", 16)):
         (chosen,) = [row for row in plan_json(sandbox, *machines, option) if row["chosen"]]
@@ -73,14 +72,14 @@ def test_plan_chooses_a_row_and_prints_its_launch_command(sandbox: Fixture) -> N
     (["--machines", "1,2", "--type", "p6-b200.48xlarge", "--fastest"], 1, "no row has a forecast"),
 ])  # fmt: skip
 def test_plan_impossible_options_are_refused_in_one_line(
-    sandbox: Fixture, arguments: list[str], code: int, message: str
+    sandbox: Any, arguments: list[str], code: int, message: str
 ) -> None:
     ran = sandbox.cli("plan", *arguments, RECIPE)
     assert ran.code == code and message in ran.err, ran
     assert ran.err.startswith("error: ") and ran.err.count("\n") == 1
 
 
-def test_plan_from_a_job_uses_its_constants(finished: Fixture) -> None:
+def test_plan_from_a_job_uses_its_constants(finished: Any) -> None:
     (size, batch, seconds) = finished.job().result.constants.batch_timings[0]
     recipe = finished.write_recipe(3)
     row = plan_json(finished, "--from", "job-1", recipe=recipe)

@@ -36,7 +36,6 @@ from train.recipe import Command, Data, Model, Phase, Recipe
 from train.tools.records import decode, encode
 from train.tools.text_files import json_roundtrip, to_json_bytes
 
-Fixture = Any
 RECIPE = Recipe(
     name="small",
     data=Data(name="images", root="/data", train=6400, val=100),
@@ -187,7 +186,7 @@ def test_region_of_the_checkpoints_stays(tmp_path: Path, offline: None) -> None:
         plan_resume(run, 10, 0.0, regions=("eu-west-1",))
 
 
-def test_job_resumes_with_the_plan_or_stays_as_it_was(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_resumes_with_the_plan_or_stays_as_it_was(hand_made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made = hand_made()
     write_end(made.job)
     monkeypatch.setattr(LocalBackend, "check", lambda *arguments: None)
@@ -208,7 +207,7 @@ def test_job_resumes_with_the_plan_or_stays_as_it_was(hand_made: Fixture, monkey
     assert plain(made.job.spec) == plain(plan.spec) and made.job.spec.max_hours == 1.0
 
 
-def test_resume_of_a_job_that_is_not_rented_shows_what_is_left(sandbox: Fixture, hand_made: Fixture) -> None:
+def test_resume_of_a_job_that_is_not_rented_shows_what_is_left(sandbox: Any, hand_made: Any) -> None:
     data = sandbox.path / "drawn"
     write_end(hand_made(data=str(data), copies="").job)
     missing = sandbox.cli("resume", "--dry-run", "job-1")  # what a resume checks, its dry run checks, too
@@ -222,7 +221,7 @@ def test_resume_of_a_job_that_is_not_rented_shows_what_is_left(sandbox: Fixture,
 
 
 def test_ctrl_c_during_a_resume_says_whether_the_job_may_go_on(
-    sandbox: Fixture, hand_made: Fixture, monkeypatch: pytest.MonkeyPatch
+    sandbox: Any, hand_made: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(_: object) -> None:
         raise KeyboardInterrupt
@@ -240,7 +239,7 @@ def test_ctrl_c_during_a_resume_says_whether_the_job_may_go_on(
         assert ran.exit_code == 130 and message in ran.output, ran.output
 
 
-def trained_run(hand_made: Fixture, epochs: int = 2, **changes: Any) -> Fixture:
+def trained_run(hand_made: Any, epochs: int = 2, **changes: Any) -> Any:
     """Return a job of two epochs that ended after `epochs` of them."""
     made = hand_made(**changes)
     lines = [epoch_line(8 * number, images=60 * number, epoch=number, top1=9.0, top5=50.0) for number in (1, 2)]
@@ -280,7 +279,7 @@ COMMAND = Command(argv=("true",), name="mine")
     ],
 )  # fmt: skip
 def test_epochs_that_cannot_be_added_are_refused_in_one_line(
-    sandbox: Sandbox, hand_made: Fixture, options: Any, changes: Any, message: str
+    sandbox: Sandbox, hand_made: Any, options: Any, changes: Any, message: str
 ) -> None:
     made = trained_run(hand_made, **changes)
     before = tree(sandbox.path / "runs")
@@ -289,7 +288,7 @@ def test_epochs_that_cannot_be_added_are_refused_in_one_line(
     assert tree(sandbox.path / "runs") == before and made.job.state == JobState.DONE
 
 
-def test_epochs_are_not_added_without_checkpoints_or_while_the_job_runs(sandbox: Sandbox, hand_made: Fixture) -> None:
+def test_epochs_are_not_added_without_checkpoints_or_while_the_job_runs(sandbox: Sandbox, hand_made: Any) -> None:
     made = trained_run(hand_made)
     shutil.rmtree(made.run_folder.shared / "checkpoints")
     gone = sandbox.cli("resume", "job-1", "--epochs", "+1")
@@ -304,7 +303,7 @@ def test_epochs_are_not_added_without_checkpoints_or_while_the_job_runs(sandbox:
     )
 
 
-def test_job_that_ended_before_its_schedule_can_train_the_rest_of_it(hand_made: Fixture) -> None:
+def test_job_that_ended_before_its_schedule_can_train_the_rest_of_it(hand_made: Any) -> None:
     made = trained_run(hand_made, epochs=1, recipe=replace(TINY, patience=1))
     (rest, longer) = (made.job.plan_resume(epochs=epochs) for epochs in ("2", "+2"))
     assert (rest.spec.recipe, rest.changes, rest.notes) == (made.spec.recipe, (), ())
@@ -330,7 +329,7 @@ def test_added_epochs_are_planned_and_priced_like_the_rest_of_a_job(
     )
 
 
-def test_job_gets_its_epochs_or_stays_as_it_was(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_gets_its_epochs_or_stays_as_it_was(hand_made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made = trained_run(hand_made)
     path = made.run_folder.path
     before, spec = tree(path), plain(made.job.spec)

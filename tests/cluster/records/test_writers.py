@@ -17,12 +17,11 @@ from cluster.errors import ClusterError
 from cluster.records import run_data, writers
 from cluster.records.run_data import RunData
 
-Fixture = Any
 SECONDS_OF_FIRST_EPOCH = 20 + 32 * STEP_SECONDS + 5.0  # until the first step, 32 steps, validation
 
 
 @pytest.fixture
-def run(hand_made: Fixture) -> RunData:
+def run(hand_made: Any) -> RunData:
     """The run data of a job on rented machines."""
     return run_data.collect_run_data(make_job(hand_made, "aws"))
 
@@ -34,9 +33,7 @@ def log_events(run: RunData) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("data", "done"), [("imagenet", True), ("cifar10", False)])
-def test_table_has_a_row_for_each_validated_epoch_also_of_a_failed_job(
-    hand_made: Fixture, data: str, done: bool
-) -> None:
+def test_table_has_a_row_for_each_validated_epoch_also_of_a_failed_job(hand_made: Any, data: str, done: bool) -> None:
     table = writers.render_tsv(run_data.collect_run_data(make_job(hand_made, done=done, data=data)))
     columns, *rows = [line.split("\t") for line in table.splitlines()]
     with_top5 = [["1", 20, 50], ["2", 40, 72], ["4", 60, 94]]
@@ -68,7 +65,7 @@ def test_entry_describes_hardware_price_epochs_and_attempts(run: RunData) -> Non
 
 
 @pytest.mark.parametrize("backend", ["local", "aws"])
-def test_entry_has_null_for_what_is_not_known(hand_made: Fixture, backend: str) -> None:
+def test_entry_has_null_for_what_is_not_known(hand_made: Any, backend: str) -> None:
     job = make_job(hand_made, backend)
     if backend == "aws":  # the price of one machine is not known
         path = job.path / "cloud.jsonl"
@@ -116,7 +113,7 @@ def test_log_passes_mlcommons_checker(ruleset: str, run: RunData, tmp_path: Path
 
 
 @pytest.mark.parametrize("target, status", [("top5=93", "success"), ("top5=99", "aborted")])
-def test_log_says_whether_the_target_was_reached(hand_made: Fixture, target: str, status: str) -> None:
+def test_log_says_whether_the_target_was_reached(hand_made: Any, target: str, status: str) -> None:
     events = log_events(run_data.collect_run_data(make_job(hand_made, target=target)))
     assert events[-1]["key"] == "run_stop" and events[-1]["metadata"] == {"status": status}
 
@@ -128,7 +125,7 @@ def test_log_says_whether_the_target_was_reached(hand_made: Fixture, target: str
         ("failed", "job-1 has no validated epoch to record; it is failed: rank 1 was killed"),
     ],
 )
-def test_job_without_an_end_or_a_validated_epoch_has_no_record(hand_made: Fixture, state: str, message: str) -> None:
+def test_job_without_an_end_or_a_validated_epoch_has_no_record(hand_made: Any, state: str, message: str) -> None:
     run = hand_made()
     run.write_attempt(1, "0.a")
     run.write_status(state, reason="rank 1 was killed", ended=state == "failed")
@@ -147,7 +144,7 @@ def test_job_without_an_end_or_a_validated_epoch_has_no_record(hand_made: Fixtur
     ],
 )
 def test_damaged_result_is_a_one_line_error_and_nothing_is_written(
-    hand_made: Fixture, sandbox: Any, old: str, new: str, message: str
+    hand_made: Any, sandbox: Any, old: str, new: str, message: str
 ) -> None:
     path = make_job(hand_made).path / "result.json"
     assert old in path.read_text()
@@ -157,7 +154,7 @@ def test_damaged_result_is_a_one_line_error_and_nothing_is_written(
     assert not list(sandbox.path.glob("mine*"))
 
 
-def test_command_writes_all_formats_and_one_to_stdout(hand_made: Fixture, sandbox: Any) -> None:
+def test_command_writes_all_formats_and_one_to_stdout(hand_made: Any, sandbox: Any) -> None:
     make_job(hand_made)
     completed = sandbox.cli("record", "job-1", "-o", "mine", "--author", "Ann")
     assert completed.code == 0 and completed.out.split("written: ")[1:] == ["mine.tsv\n", "mine.json\n", "mine.log\n"]
@@ -176,7 +173,7 @@ def test_command_writes_all_formats_and_one_to_stdout(hand_made: Fixture, sandbo
     "arguments", [("-o", "."), ("-o", ""), ("-o", "/"), ("-o", ".."), ("--format", "json", "-o", "f")]
 )
 def test_command_refuses_an_output_that_is_no_file_name(
-    hand_made: Fixture, sandbox: Any, arguments: tuple[str, ...]
+    hand_made: Any, sandbox: Any, arguments: tuple[str, ...]
 ) -> None:
     make_job(hand_made)
     (sandbox.path / "f").mkdir()

@@ -36,7 +36,6 @@ from train.metrics.records import StepRow
 from train.metrics.thumbnails import write_class_thumbnails
 from train.recipe import Optim
 
-Fixture = Any
 HOSTILE = "</title></style><script>alert(1)</script>\"'><img src=x onerror=alert(2)> & $\\frac{ --> ]]>"
 
 
@@ -68,7 +67,7 @@ def chart_titles(page: str) -> list[str]:
 
 
 @pytest.fixture
-def run(hand_made: Fixture, tmp_path: Path) -> Any:
+def run(hand_made: Any, tmp_path: Path) -> Any:
     """A finished job of two machines that lost one of them and got it back."""
     run = hand_made(machines=2, git_commit=f"{'a' * 40}+changes")
     thumbnails(run, draw_val(tmp_path / "data", "cat", "dog"))
@@ -101,7 +100,7 @@ def test_work_clock_leaves_out_time_between_stop_and_resume() -> None:
     assert [clock.seconds_at(moment) for moment in moments] == [0, 0, 30, 60, 60, 60, 70, 90]
 
 
-def test_collect_facts_machine_lost_for_good_is_lost_to_the_end(hand_made: Fixture) -> None:
+def test_collect_facts_machine_lost_for_good_is_lost_to_the_end(hand_made: Any) -> None:
     run = hand_made(machines=2, spares=1)
     agent(run, "0", ("training", 0), ("done", 50))
     agent(run, "1", ("training", 0), ("gone", 20))
@@ -115,7 +114,7 @@ def test_collect_facts_machine_lost_for_good_is_lost_to_the_end(hand_made: Fixtu
 
 
 def test_machine_that_is_replaced_before_the_next_attempt_was_lost_and_one_that_was_resumed_was_not(
-    hand_made: Fixture,
+    hand_made: Any,
 ) -> None:
     run = hand_made()
     agent(run, "0", ("setup", 0), ("training", 4), ("gone", 13), ("setup", 30), ("training", 41), ("failed", 50))
@@ -196,7 +195,7 @@ def test_render_report_shows_the_most_confused_classes_with_images(run: Any, tmp
     assert page.count('alt="validation image, lynx"') == page.count('alt="validation image, &lt;i&gt;fox"') == 1
 
 
-def test_render_report_hostile_names_stay_text(hand_made: Fixture, tmp_path: Path) -> None:
+def test_render_report_hostile_names_stay_text(hand_made: Any, tmp_path: Path) -> None:
     data = draw_val(tmp_path / "data", HOSTILE.replace("/", "\u2044"), "$x_{", "b\udcffd")
     first = hand_made()
     recipe_name = HOSTILE.replace("/", "").replace("\\", "")  # a recipe refuses names with these characters
@@ -216,7 +215,7 @@ def test_render_report_hostile_names_stay_text(hand_made: Fixture, tmp_path: Pat
     assert page.encode("utf-8")
 
 
-def test_render_report_of_a_job_that_begins_has_what_there_is(hand_made: Fixture) -> None:
+def test_render_report_of_a_job_that_begins_has_what_there_is(hand_made: Any) -> None:
     run = hand_made(forecast={"minutes": 1740.0, "terms": {"compute": 60.0}, "source": "presets", "start": {}})
     page = render_report([run.job])
     assert chart_titles(page) == ["Forecast"] and "1740 minutes in total (constants: presets)" in page
@@ -229,7 +228,7 @@ def test_render_report_of_a_job_that_begins_has_what_there_is(hand_made: Fixture
     assert not [title for title in chart_titles(page) if "Accuracy" in title]
 
 
-def test_render_report_several_jobs_share_charts_and_images(run: Any, hand_made: Fixture) -> None:
+def test_render_report_several_jobs_share_charts_and_images(run: Any, hand_made: Any) -> None:
     recipe = replace(run.spec.recipe, seed=11)
     second = hand_made("job-2", recipe=recipe)
     (second.run_folder.path / "logs").mkdir(exist_ok=True)
@@ -251,7 +250,7 @@ def test_render_report_several_jobs_share_charts_and_images(run: Any, hand_made:
     assert used_variables <= set(re.findall(r"--(\w+):", page)) and {"ink", "grid", "s1"} <= used_variables
 
 
-def test_the_curves_of_ten_jobs_look_different(hand_made: Fixture) -> None:
+def test_the_curves_of_ten_jobs_look_different(hand_made: Any) -> None:
     runs = [hand_made(f"job-{number}") for number in range(1, 11)]
     for run in runs:
         home(run, "metrics/000001.jsonl", step(1, BEGIN), step(9, BEGIN + 9), epoch(1, BEGIN + 10))
@@ -260,7 +259,7 @@ def test_the_curves_of_ten_jobs_look_different(hand_made: Fixture) -> None:
         assert len({(entry.color, entry.symbol) for entry in chart.legend}) == len(chart.legend) >= 10
 
 
-def test_comparison_card_shows_only_differing_settings(hand_made: Fixture) -> None:
+def test_comparison_card_shows_only_differing_settings(hand_made: Any) -> None:
     first = hand_made()
     recipe = first.spec.recipe
     data, optim = replace(recipe.data, name="mine", train=1000), Optim(nesterov=True)
@@ -277,7 +276,7 @@ def test_comparison_card_shows_only_differing_settings(hand_made: Fixture) -> No
     assert not rows.keys() & {"epochs planned", "seed", "largest image size"}
 
 
-def test_render_report_rented_job_shows_cost_over_time(hand_made: Fixture) -> None:
+def test_render_report_rented_job_shows_cost_over_time(hand_made: Any) -> None:
     run = hand_made(backend="aws", cloud={"places": []}, hosts=Hosts(None, ()))
     place = Place(region="us-east-1", zone="us-east-1a", type="g5.xlarge", market="spot", price=3.6)
     aws_journal.write_journal(
@@ -322,7 +321,7 @@ def test_center_crop_box_is_what_center_crop_reads(size: tuple[int, int]) -> Non
         assert crop_pixels[..., channel].max() == pytest.approx(255 * (begin + length), abs=2.5)
 
 
-def test_render_report_shows_the_rectangle_that_the_last_phase_sees(hand_made: Fixture, tmp_path: Path) -> None:
+def test_render_report_shows_the_rectangle_that_the_last_phase_sees(hand_made: Any, tmp_path: Path) -> None:
     run = hand_made()
     phases = [replace(run.spec.recipe.phases[0], size=64, rect_val=True)]
     run = hand_made("job-2", recipe=replace(run.spec.recipe, phases=phases))
@@ -340,7 +339,7 @@ def test_render_report_unreadable_images_are_one_line(run: Any) -> None:
 # --- who writes it --------------------------------------------------------------------------------------------------
 
 
-def test_report_command_writes_run_folder_or_output(sandbox: Fixture, run: Any, hand_made: Fixture) -> None:
+def test_report_command_writes_run_folder_or_output(sandbox: Any, run: Any, hand_made: Any) -> None:
     completed = sandbox.cli("report")
     assert completed.code == 0 and completed.out.strip() == str(run.run_folder.path / "report.html"), completed
     assert "machine 1 lost" in (run.run_folder.path / "report.html").read_text()
@@ -356,7 +355,7 @@ def test_report_command_writes_run_folder_or_output(sandbox: Fixture, run: Any, 
 
 @pytest.mark.parametrize("is_writable", [True, False])
 def test_supervisor_writes_report_when_job_has_ended_and_its_failure_harms_nothing(
-    sandbox: Fixture, hand_made: Fixture, is_writable: bool
+    sandbox: Any, hand_made: Any, is_writable: bool
 ) -> None:
     run = hand_made()
     run.write_status("failed", reason="the disk & the rest", ended=True)
@@ -374,7 +373,7 @@ def test_supervisor_writes_report_when_job_has_ended_and_its_failure_harms_nothi
 
 
 def test_write_job_report_gives_up_after_timeout(
-    hand_made: Fixture, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    hand_made: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from cluster.jobs import supervisor
 
@@ -436,7 +435,7 @@ def browser(tmp_path: Path) -> Callable[..., tuple[str, str]]:
 
 
 @pytest.fixture
-def pages(hand_made: Fixture, tmp_path: Path) -> Callable[[str], str]:
+def pages(hand_made: Any, tmp_path: Path) -> Callable[[str], str]:
     """Return a report by name: a job that lost a machine, two jobs, a job that has just begun, a job of many steps."""
     data = draw_val(tmp_path / "data", "cat", "a class with a long_name_that_has_no_place_to_break_in_it_at_all")
     first, second, third, large = (hand_made(f"job-{number}", machines=max(1, 3 - number)) for number in (1, 2, 3, 4))
@@ -455,7 +454,7 @@ def pages(hand_made: Fixture, tmp_path: Path) -> Callable[[str], str]:
 @pytest.mark.rehearsal
 @pytest.mark.parametrize("size", [PHONE, DESK], ids=["phone", "desk"])
 def test_page_is_visible_in_both_schemes_with_empty_console(
-    browser: Fixture, pages: Fixture, size: tuple[int, int], tmp_path: Path
+    browser: Any, pages: Any, size: tuple[int, int], tmp_path: Path
 ) -> None:
     page = pages("one")
     for scheme in (LIGHT, DARK):
@@ -474,7 +473,7 @@ def test_page_is_visible_in_both_schemes_with_empty_console(
 
 @pytest.mark.rehearsal
 @pytest.mark.parametrize("name", ["one", "two", "new", "large"])
-def test_page_fits_its_screen_and_numbers_fit_their_tiles(browser: Fixture, pages: Fixture, name: str) -> None:
+def test_page_fits_its_screen_and_numbers_fit_their_tiles(browser: Any, pages: Any, name: str) -> None:
     page = pages(name)
     for size in (PHONE, DESK, (1200, 900)):
         output, console = browser(page, size, "--dump-dom")

@@ -9,13 +9,7 @@ import pytest
 from support.waiting import wait_for
 
 from cluster.script import checkpoint_folder, snapshot
-from cluster.script.checkpoint_folder import (
-    LOG_SECONDS,
-    REST_SECONDS,
-    RESTLESS_SECONDS,
-    CheckpointFolder,
-    FolderPhase,
-)
+from cluster.script.checkpoint_folder import LOG_SECONDS, REST_SECONDS, RESTLESS_SECONDS, CheckpointFolder, FolderPhase
 
 
 @pytest.fixture

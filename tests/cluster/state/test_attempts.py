@@ -14,8 +14,6 @@ from cluster.state.states import MachineState
 from train.tools import sealed_files
 from train.tools.sealed_files import read_with_checksum
 
-Fixture = Any
-
 
 def propose(folder: Path, *members: str) -> attempts.Attempt:
     """Propose an attempt as an agent that knows the newest one."""
@@ -24,7 +22,7 @@ def propose(folder: Path, *members: str) -> attempts.Attempt:
 
 
 @pytest.fixture
-def run(hand_made: Fixture) -> Any:
+def run(hand_made: Any) -> Any:
     """A job in its first attempt, which has saved nothing yet."""
     run = hand_made()
     propose(run.run_folder.shared)
@@ -108,9 +106,7 @@ def test_propose_new_launch_continues_numbers_and_checkpoint(run: Any, shared: P
 
 
 @pytest.mark.parametrize("cause", ["pruned by the old rank 0", "deleted by a faster proposer"])
-def test_propose_checkpoint_vanishes_chooses_again(
-    hand_made: Fixture, monkeypatch: pytest.MonkeyPatch, cause: str
-) -> None:
+def test_propose_checkpoint_vanishes_chooses_again(hand_made: Any, monkeypatch: pytest.MonkeyPatch, cause: str) -> None:
     run, is_intact = hand_made(), sealed_files.is_intact
     shared = run.run_folder.shared
     first = propose(shared)

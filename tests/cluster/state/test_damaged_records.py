@@ -17,7 +17,6 @@ from infra.aws.journal import Journal
 from infra.aws.journal_events import JournalEvent
 from train.tools.records import DamagedRecord, read_record
 
-Fixture = Any
 ATTEMPT = {"number": 1, "members": ["0.a"], "launch_id": "x", "reason": "start", "time": 5.0}
 STATUS = {"id": "0.a", "state": "training", "phase": "running", "attempt": 1, "step": 3, "time": 5.0, "busy": [0.5]}
 RESULT = {"state": "done", "reason": "", "attempts": 1, "epochs": [], "seconds": {"total": 3.0}, "top1": 2.0}
@@ -62,7 +61,7 @@ def changed_records(draw: Any, record: dict[str, Any]) -> bytes:
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_reader_on_any_content_returns_or_raises_damaged_record(reader: str, hand_made: Fixture) -> None:
+def test_reader_on_any_content_returns_or_raises_damaged_record(reader: str, hand_made: Any) -> None:
     name, record, read = READERS[reader]
     run = hand_made()
     record = record or run.spec.to_json()
@@ -91,7 +90,7 @@ def test_reader_on_any_content_returns_or_raises_damaged_record(reader: str, han
         ATTEMPT | {"number": 2, "time": 1e17},
     ],
 )
-def test_damaged_attempt_is_one_line_with_its_file(attempt: Any, hand_made: Fixture) -> None:
+def test_damaged_attempt_is_one_line_with_its_file(attempt: Any, hand_made: Any) -> None:
     run = hand_made()
     run.write_attempt(1, "0.a")
     path = run.write_shared("attempts/000002.json", json.dumps(attempt))
@@ -108,7 +107,7 @@ def test_change_of_state_without_a_date_is_damaged() -> None:
 
 
 @pytest.mark.parametrize("text", ["[]", '{"epochs": 3}', "{", '{"epochs": [], "seconds": {"total": "x"}}'])
-def test_damaged_result_of_trainers_ends_the_job_as_failed(text: str, hand_made: Fixture) -> None:
+def test_damaged_result_of_trainers_ends_the_job_as_failed(text: str, hand_made: Any) -> None:
     run = hand_made()
     run.write_status("done", ended=True)
     path = run.write_shared("result.json", text)
@@ -117,7 +116,7 @@ def test_damaged_result_of_trainers_ends_the_job_as_failed(text: str, hand_made:
 
 
 @pytest.mark.parametrize("change", [{"machines": 10**9}, {"machines": "2"}, {"procs": {}}, {"created": 1e308}])
-def test_job_json_of_wrong_values_is_damaged(change: dict[str, Any], hand_made: Fixture) -> None:
+def test_job_json_of_wrong_values_is_damaged(change: dict[str, Any], hand_made: Any) -> None:
     run = hand_made()
     run.run_folder.spec_path.write_text(json.dumps({**run.spec.to_json(), **change}))
     with pytest.raises(ClusterError, match=f"damaged.*job.json: .*{next(iter(change))}"):

@@ -23,7 +23,6 @@ from train.tools.files import write_atomic
 from train.tools.records import decode, encode
 from train.tools.text_files import to_json_bytes
 
-Fixture = Any
 NOW = time.time()
 
 TRAINED = make_result(make_epoch(top1=50.0, top5=90.0))
@@ -42,7 +41,7 @@ def step(images: int) -> dict[str, Any]:
     return step_line(images, loss__train=1.0 / images)
 
 
-def test_write_result_done_merges_trainer_result(hand_made: Fixture) -> None:
+def test_write_result_done_merges_trainer_result(hand_made: Any) -> None:
     run = hand_made(procs=2, git_commit="of the launch")
     run.write_status("done", ended=True, attempt=1, progress="8 of 60 images resized")
     run.write_state_log(("setup", NOW), ("starting", NOW + 1), ("training", NOW + 4), ("done", NOW + 10))
@@ -65,7 +64,7 @@ def test_write_result_done_merges_trainer_result(hand_made: Fixture) -> None:
 
 
 def test_agent_without_status_fails_the_job_after_its_time_to_start(
-    hand_made: Fixture, monkeypatch: pytest.MonkeyPatch
+    hand_made: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     young, old, resumed = hand_made("job-1", created=time.time()), hand_made("job-2"), hand_made("job-3")
     young.job.refresh()
@@ -95,7 +94,7 @@ def test_agent_without_status_fails_the_job_after_its_time_to_start(
     [("setup", "setup"), ("indexing", "running"), ("training", "running"), ("done", "running")],
 )
 def test_refresh_writes_the_result_once_and_not_while_an_agent_lives(
-    hand_made: Fixture, agent_state: str, job_state: str
+    hand_made: Any, agent_state: str, job_state: str
 ) -> None:
     run = hand_made(machines=3)
     for name in "012":
@@ -122,9 +121,7 @@ WHERE = {
 TIME_TABLE = decode(TimeTable, WHERE)
 
 
-def test_epochs_and_scalars_of_attempts_that_repeat_steps_and_do_not_validate(
-    hand_made: Fixture, sandbox: Fixture
-) -> None:
+def test_epochs_and_scalars_of_attempts_that_repeat_steps_and_do_not_validate(hand_made: Any, sandbox: Any) -> None:
     run = hand_made()
     run.write_status("failed", ended=True)
     without = {**epoch(60, 0.0), "top1": None, "top5": None}
@@ -144,7 +141,7 @@ def test_epochs_and_scalars_of_attempts_that_repeat_steps_and_do_not_validate(
         assert sandbox.cli(*arguments).code == 0
 
 
-def test_add_job_times_shows_pauses_in_status_and_result(hand_made: Fixture, sandbox: Fixture) -> None:
+def test_add_job_times_shows_pauses_in_status_and_result(hand_made: Any, sandbox: Any) -> None:
     run = hand_made()
     assert run.job.status().where is None
     run.write_attempt(1, "0.a", reason="start")
@@ -164,7 +161,7 @@ def test_add_job_times_shows_pauses_in_status_and_result(hand_made: Fixture, san
     assert "goodput 90.0 %" in sandbox.cli("status").out
 
 
-def test_job_status_uses_best_informed_machine(hand_made: Fixture) -> None:
+def test_job_status_uses_best_informed_machine(hand_made: Any) -> None:
     run = hand_made(machines=3)
     run.write_attempt(1, "0.a", "1.b", reason="start", launch_id="")
     run.write_status("waiting", "2", phase="spare", attempt=1)
@@ -180,7 +177,7 @@ def test_job_status_uses_best_informed_machine(hand_made: Fixture) -> None:
         assert (status.state, status.attempt, status.reason) == ("recovering", 2, "machine 0 lost")
 
 
-def test_resumed_job_that_starts_is_not_recovering(hand_made: Fixture) -> None:
+def test_resumed_job_that_starts_is_not_recovering(hand_made: Any) -> None:
     run = hand_made()
     run.write_attempt(1, "0.a", reason="start", launch_id="an earlier one")
     run.write_attempt(2, end_state="failed", reason="killed", launch_id="an earlier one")
@@ -211,7 +208,7 @@ AGREED = {"end_state": "failed", "reason": "machine 1: the loss is nan", "launch
     ],
 )
 def test_end_is_agreed_or_inferred_from_the_final_statuses(
-    hand_made: Fixture, ends: Any, files: dict[str, str], state: str, reason: str
+    hand_made: Any, ends: Any, files: dict[str, str], state: str, reason: str
 ) -> None:
     run = hand_made(machines=2)
     run.write_attempt(1, "0.a", "1.b", reason="start", launch_id="")
@@ -230,7 +227,7 @@ def test_end_is_agreed_or_inferred_from_the_final_statuses(
     assert result.top1 == (50.0 if state == "done" else 30.0), "of the trainers, or of the last epoch"
 
 
-def test_seconds_by_state_count_overlapping_machines_once_and_no_time_between_launches(hand_made: Fixture) -> None:
+def test_seconds_by_state_count_overlapping_machines_once_and_no_time_between_launches(hand_made: Any) -> None:
     run = hand_made(machines=3)
     run.write_state_log(
         *(("setup", NOW), ("training", NOW + 2), ("gone", NOW + 10), ("setup", NOW + 12), ("training", NOW + 14)),
@@ -250,7 +247,7 @@ def test_seconds_by_state_count_overlapping_machines_once_and_no_time_between_la
     }  # fmt: skip
 
 
-def test_add_job_times_start_fits_into_total_seconds(hand_made: Fixture) -> None:
+def test_add_job_times_start_fits_into_total_seconds(hand_made: Any) -> None:
     run = hand_made()
     run.write_state_log(("setup", 0.0), ("starting", 2.0), ("warming", 5.0), ("training", 9.0), ("done", 20.0))
     run.copy_logs()
@@ -268,7 +265,7 @@ def test_add_job_times_start_fits_into_total_seconds(hand_made: Fixture) -> None
     assert (recovered.pauses, recovered.start) == (390.0, running.start)
 
 
-def test_machine_that_is_not_set_up_any_more_is_at_no_step(hand_made: Fixture) -> None:
+def test_machine_that_is_not_set_up_any_more_is_at_no_step(hand_made: Any) -> None:
     run = hand_made(machines=2)
     rows = {
         "0": MachineSetup(step=SetupStep.CONNECTING, reason="cannot be reached"),
@@ -284,7 +281,7 @@ def test_machine_that_is_not_set_up_any_more_is_at_no_step(hand_made: Fixture) -
     assert states() == ["failed", "stopped"]
 
 
-def test_replacement_has_none_of_the_seconds_of_the_lost_machine(hand_made: Fixture) -> None:
+def test_replacement_has_none_of_the_seconds_of_the_lost_machine(hand_made: Any) -> None:
     run = hand_made(machines=2)
     lost = (("setup", 0.0), ("warming", 361.0), ("training", 403.0), ("gone", 500.0))
     run.write_state_log(("setup", 0.0), ("warming", 300.0), ("training", 403.0))
@@ -302,7 +299,7 @@ def test_replacement_has_none_of_the_seconds_of_the_lost_machine(hand_made: Fixt
     assert job_status.add_job_times(run.job.run, TIME_TABLE).start == start, "that of the first attempt"
 
 
-def test_set_up_of_a_resume_goes_with_the_agents_of_the_resume(hand_made: Fixture) -> None:
+def test_set_up_of_a_resume_goes_with_the_agents_of_the_resume(hand_made: Any) -> None:
     run = hand_made()
     again = SetupRecord(machines={"0": MachineSetup(restarted=500.0, seconds={SetupStep.CODE: 10.0})})
     write_atomic(run.run_folder.path / "machines.json", to_json_bytes(encode(again)))
@@ -327,7 +324,7 @@ def test_start_seconds_are_those_of_the_slowest_machine() -> None:
     assert JobResult(state=JobState.DONE, reason="", epochs=(), attempts=1).start_seconds() == StartSeconds()
 
 
-def test_status_shows_the_last_activity_of_a_rented_job(hand_made: Fixture) -> None:
+def test_status_shows_the_last_activity_of_a_rented_job(hand_made: Any) -> None:
     run = hand_made(backend="aws", cloud={"places": []})
     for doing, expected in ((None, "booting"), ("renting machines", "acquiring"), ("", "booting")):
         if doing is not None:
@@ -340,7 +337,7 @@ def test_status_shows_the_last_activity_of_a_rented_job(hand_made: Fixture) -> N
 
 
 @pytest.mark.parametrize("backend", ["local", "aws"])
-def test_result_has_seconds_and_dollars_to_target(hand_made: Fixture, backend: str) -> None:
+def test_result_has_seconds_and_dollars_to_target(hand_made: Any, backend: str) -> None:
     job = make_job(hand_made, backend)
     target, row = job.result.target, job.result.epochs[-1]
     assert (target.metric, target.goal, target.reached, target.epoch, target.best) == ("top5", 93.0, True, 4, 94.0)
@@ -353,6 +350,6 @@ def test_result_has_seconds_and_dollars_to_target(hand_made: Fixture, backend: s
     assert outcome == replace(target, seconds_all=None), "the clock contradicts the time since the launch"
 
 
-def test_failed_job_has_the_best_of_a_target_that_it_missed(hand_made: Fixture) -> None:
+def test_failed_job_has_the_best_of_a_target_that_it_missed(hand_made: Any) -> None:
     job = make_job(hand_made, done=False, target="top5=99")
     assert job.state == "failed" and (job.result.target.reached, job.result.target.best) == (False, 94.0)

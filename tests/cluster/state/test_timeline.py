@@ -19,7 +19,6 @@ from train.recipe import Command
 from train.tools import files, records, text_files
 from train.tools.agent_protocol import metrics_file, metrics_files
 
-Fixture = Any
 ATTEMPTS = 30
 
 
@@ -28,7 +27,7 @@ def write_steps(run: Any, attempt: int, *pairs: tuple[int, float]) -> None:
     run.write_metrics(attempt, *(step_line(step, time, attempt=attempt) for step, time in pairs))
 
 
-def test_attempt_rows_have_machines_pause_and_lost_steps(hand_made: Fixture) -> None:
+def test_attempt_rows_have_machines_pause_and_lost_steps(hand_made: Any) -> None:
     """Attempt 2 trains no step. Attempt 3 starts from an earlier checkpoint than attempt 2 did."""
     run = hand_made(machines=2)
     run.write_attempt(1, "0.a", "1.b", reason="start")
@@ -50,7 +49,7 @@ def test_attempt_rows_have_machines_pause_and_lost_steps(hand_made: Fixture) -> 
     ]
 
 
-def test_clocks_that_contradict_and_the_time_between_launches_give_no_pause(hand_made: Fixture) -> None:
+def test_clocks_that_contradict_and_the_time_between_launches_give_no_pause(hand_made: Any) -> None:
     run = hand_made(machines=2)
     run.write_attempt(1, "0.a", "1.b", reason="start")
     write_steps(run, 1, (1, 10_000.0), (20, 10_019.0))
@@ -71,7 +70,7 @@ def test_clocks_that_contradict_and_the_time_between_launches_give_no_pause(hand
     assert timeline.lost_intervals(run.run_folder) == [(400.0, 413.0), (30_005.0, 30_008.0)]
 
 
-def test_time_between_a_stop_and_a_resume_that_moves_before_its_first_step_is_no_pause(hand_made: Fixture) -> None:
+def test_time_between_a_stop_and_a_resume_that_moves_before_its_first_step_is_no_pause(hand_made: Any) -> None:
     run = hand_made()
     for number, launch_id, first_step, times in (
         (1, "started", 0, ((1, 100.0), (20, 119.0))),
@@ -93,7 +92,7 @@ def test_time_between_a_stop_and_a_resume_that_moves_before_its_first_step_is_no
     assert timeline.lost_seconds(run.run_folder) == 91.0
 
 
-def test_validation_before_the_checkpoint_that_is_resumed_is_not_lost(hand_made: Fixture) -> None:
+def test_validation_before_the_checkpoint_that_is_resumed_is_not_lost(hand_made: Any) -> None:
     run = hand_made()
     run.write_attempt(1, "0.a", reason="start")
     run.write_metrics(1, step_line(1, 100.0), step_line(8, 107.0), epoch_line(8, 167.0), step_line(12, 172.0))
@@ -103,7 +102,7 @@ def test_validation_before_the_checkpoint_that_is_resumed_is_not_lost(hand_made:
     assert timeline.lost_intervals(run.run_folder) == [(167.0, 200.0)]
 
 
-def test_rows_and_goodput_of_a_command_follow_from_the_steps_that_it_tells(hand_made: Fixture) -> None:
+def test_rows_and_goodput_of_a_command_follow_from_the_steps_that_it_tells(hand_made: Any) -> None:
     """The third attempt counts its steps anew: only its pause is known."""
     run = hand_made(workload=Command(argv=("python", "train.py")), machines=2)
     run.write_attempt(1, "0.a", "1.b", reason="start")
@@ -126,9 +125,7 @@ def test_rows_and_goodput_of_a_command_follow_from_the_steps_that_it_tells(hand_
     assert run.job.result.goodput == pytest.approx((9 + 23 + 9) / (60.0))
 
 
-def test_steps_before_the_last_attempt_but_one_are_lost_once_when_its_checkpoint_cannot_be_read(
-    hand_made: Fixture,
-) -> None:
+def test_steps_before_the_last_attempt_but_one_are_lost_once_when_its_checkpoint_cannot_be_read(hand_made: Any) -> None:
     run = hand_made()
     for number, first_step, times in (
         (1, 0, ((1, 100.0), (8, 107.0), (16, 115.0), (20, 119.0))),
@@ -189,7 +186,7 @@ def lost_intervals(run: Any) -> list[tuple[float, float]]:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_rows_and_lost_intervals_equal_their_definition(hand_made: Fixture, seed: int) -> None:
+def test_rows_and_lost_intervals_equal_their_definition(hand_made: Any, seed: int) -> None:
     run = hand_made()
     write_history(run, seed)
     assert [*run.run_folder.steps()] == effective_rows(run, StepRow)
@@ -197,7 +194,7 @@ def test_rows_and_lost_intervals_equal_their_definition(hand_made: Fixture, seed
     assert timeline.lost_intervals(run.run_folder) == lost_intervals(run)
 
 
-def test_polling_reads_no_file_of_the_history_again(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_polling_reads_no_file_of_the_history_again(hand_made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What `follow`, `top` and the supervisor ask for again and again reads only what is new."""
     run = hand_made()
     write_history(run)
@@ -226,7 +223,7 @@ def test_polling_reads_no_file_of_the_history_again(hand_made: Fixture, monkeypa
     assert set(poll()) <= {f"{ATTEMPTS + 1:06d}.json", f"{ATTEMPTS:06d}.jsonl"}
 
 
-def test_attempts_of_a_machine_that_fill_memory_are_cut_and_the_result_can_be_read(hand_made: Fixture) -> None:
+def test_attempts_of_a_machine_that_fill_memory_are_cut_and_the_result_can_be_read(hand_made: Any) -> None:
     run = hand_made()
     for number in range(1, 12):
         run.write_attempt(number, f"0.{number}", reason="x" * 900_000)

@@ -74,9 +74,7 @@ def test_warm_up_on_cpu_runs_one_small_batch_and_leaves_the_model_unchanged(mode
     assert model.training and all(tensor.grad is None for tensor in model.parameters())
 
 
-def test_warm_up_compiles_each_training_shape_once(
-    compiled_shapes: Any,
-) -> None:
+def test_warm_up_compiles_each_training_shape_once(compiled_shapes: Any) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1))
     compiled = warmup.compile_per_shape(model)
     more_than_torchs_default_limit = [(n, 32, 32) for n in range(5, 13)]

@@ -29,7 +29,6 @@ from train.recipe import Command
 from train.tools import process
 from train.tools.agent_protocol import Fault, metrics_file
 
-Fixture = Any
 ATTEMPT = Attempt(number=2, members=("0.a", "1.b"), master_port=1234, reason="machine 2 lost")
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(1000)"
 SAVING = """\
@@ -43,7 +42,7 @@ time.sleep(1000)
 
 
 @pytest.fixture
-def make(hand_made: Fixture, tmp_path: Path) -> Iterator[Callable[..., CommandProcesses]]:
+def make(hand_made: Any, tmp_path: Path) -> Iterator[Callable[..., CommandProcesses]]:
     """Make the processes of machine 1 that run a shell script. None of them may be left."""
     started: list[CommandProcesses] = []
 
@@ -82,7 +81,7 @@ def log(processes: CommandProcesses, rank: int = 1) -> str:
     return (processes.work / f"logs/000002/rank-{rank}.log").read_text()
 
 
-def test_ranks_get_the_variables_of_torchrun(make: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_get_the_variables_of_torchrun(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(PROJECT_ROOT), "/own"]))
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
     monkeypatch.delenv("VIRTUAL_ENV", raising=False)
@@ -116,7 +115,7 @@ def test_ranks_get_the_variables_of_torchrun(make: Fixture, monkeypatch: pytest.
     ],
 )
 def test_environment_that_is_active_in_the_users_shell_counts_on_this_computer_and_on_slurm(
-    make: Fixture, monkeypatch: pytest.MonkeyPatch, place: dict[str, Any], is_active: bool
+    make: Any, monkeypatch: pytest.MonkeyPatch, place: dict[str, Any], is_active: bool
 ) -> None:
     monkeypatch.setenv("VIRTUAL_ENV", "/own")
     processes = make("")
@@ -124,7 +123,7 @@ def test_environment_that_is_active_in_the_users_shell_counts_on_this_computer_a
     assert ("PATH" not in processes._job_environment()) == is_active
 
 
-def test_secrets_stay_in_no_file_of_a_machine_that_never_starts_the_command(make: Fixture, tmp_path: Path) -> None:
+def test_secrets_stay_in_no_file_of_a_machine_that_never_starts_the_command(make: Any, tmp_path: Path) -> None:
     processes = make('echo "$TOKEN"')
     sent = processes.work / secret_values.SENT_FILE
     sent.write_bytes(secret_values.sent_bytes({"TOKEN": "hunter2"}))
@@ -137,7 +136,7 @@ def test_secrets_stay_in_no_file_of_a_machine_that_never_starts_the_command(make
     assert log(of_next_agent).splitlines()[-1] == "hunter2"
 
 
-def test_command_runs_in_this_machines_copy_of_the_project(make: Fixture, tmp_path: Path) -> None:
+def test_command_runs_in_this_machines_copy_of_the_project(make: Any, tmp_path: Path) -> None:
     processes = make("cat data.txt; pwd; echo mine >own.txt; echo changed >data.txt")
     (tmp_path / "source/sub/random.py").touch()
     start_and_end(processes)
@@ -184,32 +183,32 @@ frame #6: clone + 0x43 (0x7f4b in libc.so.6)
     ],
 )  # fmt: skip
 def test_failure_is_told_with_code_and_last_line(
-    make: Fixture, monkeypatch: pytest.MonkeyPatch, script: str, reason: str, fault: Fault
+    make: Any, monkeypatch: pytest.MonkeyPatch, script: str, reason: str, fault: Fault
 ) -> None:
     monkeypatch.setattr(commands, "COLLATERAL_SECONDS", 0.0)
     assert start_and_end(make(script)) == ProcessesExit(AgentPhase.FAILED, f"rank 1 {reason}", fault, rank=1)
 
 
-def test_program_that_is_not_there_is_wrong_input(make: Fixture) -> None:
+def test_program_that_is_not_there_is_wrong_input(make: Any) -> None:
     processes = make("", argv=("no-such-program", "x"))
     reason = "the command cannot be started: no-such-program: No such file or directory"
     assert start_and_end(processes) == ProcessesExit(AgentPhase.FAILED, reason, Fault.INPUT)
     assert reason in log(processes)
 
 
-def test_file_of_the_project_that_cannot_be_copied_is_named(make: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_of_the_project_that_cannot_be_copied_is_named(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "copy", Mock(side_effect=OSError(28, "No space left on device", "project/data.txt")))
     reason = "the command cannot be started: project/data.txt: No space left on device"
     assert start_and_end(make("exit 0")).reason == reason
 
 
-def test_container_gets_the_variables_of_the_user_and_the_gpus_of_its_machine(make: Fixture, tmp_path: Path) -> None:
+def test_container_gets_the_variables_of_the_user_and_the_gpus_of_its_machine(make: Any, tmp_path: Path) -> None:
     processes = make("", image="img:1", env={"PYTHONPATH": "lib"})
     text = " ".join(processes._container_argv(0, tmp_path, {"PYTHONPATH": "lib"}))
     assert "--env CUDA_VISIBLE_DEVICES --env PYTHONPATH " in text
 
 
-def test_error_of_docker_is_told_not_its_advice(make: Fixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_docker_is_told_not_its_advice(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     docker = tmp_path / "docker"
     docker.write_text("#!/bin/sh\nprintf \"docker: no space.\\n\\nRun 'docker run --help'\\n\"\nexit 125\n")
     docker.chmod(0o755)
@@ -217,14 +216,14 @@ def test_error_of_docker_is_told_not_its_advice(make: Fixture, tmp_path: Path, m
     assert start_and_end(make("", image="img:1")).reason == "rank 1 ended with code 125: docker: no space."
 
 
-def test_working_folder_without_files_is_there(make: Fixture) -> None:
+def test_working_folder_without_files_is_there(make: Any) -> None:
     processes = make("pwd")
     processes.spec = replace(processes.spec, user_project=UserProject(folder="/elsewhere", workdir="only/ignored"))
     assert start_and_end(processes).phase == AgentPhase.FINISHED
     assert log(processes).splitlines()[-1].endswith("/project/only/ignored")
 
 
-def test_rank_that_ended_well_is_waited_for_by_none_but_the_others_are(make: Fixture, tmp_path: Path) -> None:
+def test_rank_that_ended_well_is_waited_for_by_none_but_the_others_are(make: Any, tmp_path: Path) -> None:
     processes = make(f'[ "$LOCAL_RANK" = 0 ] || until [ -e {tmp_path}/end ]; do sleep 0.01; done', procs=2)
     processes.start(ATTEMPT, 1)
     wait_for(lambda: processes.exit_codes() == [0, None])
@@ -233,7 +232,7 @@ def test_rank_that_ended_well_is_waited_for_by_none_but_the_others_are(make: Fix
     assert wait_for_exit(processes).phase == AgentPhase.FINISHED
 
 
-def test_rank_0_that_gives_no_sign_for_too_long_has_stalled(make: Fixture, tmp_path: Path) -> None:
+def test_rank_0_that_gives_no_sign_for_too_long_has_stalled(make: Any, tmp_path: Path) -> None:
     script = f"echo ready; until [ -e {tmp_path}/go ]; do sleep 0.01; done; echo on; exec sleep 1000"
     processes = make(script, stall_seconds=60.0)
     processes.start(ATTEMPT, 0)
@@ -255,7 +254,7 @@ def test_rank_0_that_gives_no_sign_for_too_long_has_stalled(make: Fixture, tmp_p
 
 
 def test_steps_of_rank_0_are_in_the_metrics_with_no_number_of_images_once_they_are_counted_anew(
-    make: Fixture, tmp_path: Path
+    make: Any, tmp_path: Path
 ) -> None:
     script = f"for step in 3 5 1 7; do echo step $step; until [ -e {tmp_path}/$step ]; do sleep 0.01; done; done"
     processes = make(f"{script}; echo step 9", progress=r"step (?P<step>\d+)")
@@ -278,7 +277,7 @@ def test_steps_of_rank_0_are_in_the_metrics_with_no_number_of_images_once_they_a
 
 
 def test_script_that_makes_no_process_group_is_told_of_also_at_its_end(
-    make: Fixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commands, "GROUP_SECONDS", 0.0)
     processes = make(f"until [ -e {tmp_path}/end ]; do sleep 0.01; done", procs=2)
@@ -296,7 +295,7 @@ def test_script_that_makes_no_process_group_is_told_of_also_at_its_end(
     assert processes.start(replace(attempt, members=("0.a",)), 0) and not processes.problem(), "a rank without others"
 
 
-def test_request_sends_the_save_signal_once_and_any_exit_counts_as_saved(make: Fixture) -> None:
+def test_request_sends_the_save_signal_once_and_any_exit_counts_as_saved(make: Any) -> None:
     processes = make("trap 'echo saving; exit 1' USR1; echo ready; while :; do sleep 0.01; done", save_signal="USR1")
     processes.start(ATTEMPT, 1)
     wait_for(lambda: "ready" in log(processes))
@@ -307,9 +306,7 @@ def test_request_sends_the_save_signal_once_and_any_exit_counts_as_saved(make: F
     assert log(processes).count("saving") == 1
 
 
-def test_command_that_ignores_the_signal_is_killed_after_the_grace(
-    make: Fixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_command_that_ignores_the_signal_is_killed_after_the_grace(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     processes = make("", argv=(sys.executable, "-S", "-c", DEAF))
     processes.start(ATTEMPT, 1)
     wait_for(lambda: "deaf" in log(processes))
@@ -330,7 +327,7 @@ def test_command_that_ignores_the_signal_is_killed_after_the_grace(
     ],
 )
 def test_last_files_are_copied_unless_the_save_signal_has_killed_rank_0(
-    make: Fixture, monkeypatch: pytest.MonkeyPatch, handler: str, save_signal: str, is_copied: bool
+    make: Any, monkeypatch: pytest.MonkeyPatch, handler: str, save_signal: str, is_copied: bool
 ) -> None:
     for name in ("REST_SECONDS", "RESTLESS_SECONDS"):  # nothing is copied before the end
         monkeypatch.setattr(checkpoint_folder, name, 1000.0)
@@ -343,7 +340,7 @@ def test_last_files_are_copied_unless_the_save_signal_has_killed_rank_0(
     assert bool(newest_version(processes.shared)) == is_copied
 
 
-def test_stop_ends_a_process_that_went_to_the_background(make: Fixture) -> None:
+def test_stop_ends_a_process_that_went_to_the_background(make: Any) -> None:
     processes = make("setsid sleep 1000 & echo $!")
     start_and_end(processes)
     pid = int(log(processes).splitlines()[-1])

@@ -39,7 +39,6 @@ from train.tools import host
 from train.tools.records import encode
 from train.tools.text_files import to_json_bytes
 
-Fixture = Any
 NOW = time.time()
 HOUR = 3600.0
 OVERHEAD_DOLLARS_PER_HOUR = DISK_DOLLARS_PER_HOUR + internet_dollars(Internet.PUBLIC, 1)
@@ -51,7 +50,7 @@ def place(price: float = 10.0, region: str = "us-east-1") -> Place:
 
 
 @pytest.fixture
-def make_instances(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> Any:
+def make_instances(hand_made: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Make the instances of a job from journal events: make_instances(machine_count, event, ...).
 
     The gang is a stand-in without open requests and instances, available as `.fake_gang`.

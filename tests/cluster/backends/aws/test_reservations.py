@@ -18,7 +18,6 @@ from cluster.jobs import submit
 from cluster.planning.launch_options import make_launch_options
 from infra.errors import NoMachines
 
-Fixture = Any
 ZONE, TYPE = "us-east-1b", "p5.48xlarge"
 HOUR = 3600.0
 GROUP = "arn:aws:resource-groups:us-east-1:123456789012:group/mine"
@@ -106,12 +105,12 @@ def test_launch_that_the_reservation_does_not_fit_is_one_line_and_rents_nothing(
     assert front.count("RunInstances") == front.count("PurchaseCapacityBlock") == 0
 
 
-def job_instances(hand_made: Fixture, plan: Plan) -> JobInstances:
+def job_instances(hand_made: Any, plan: Plan) -> JobInstances:
     run = hand_made(machines=2, backend="aws", cloud=plan.spec.cloud)
     return JobInstances(run.spec, run.run_folder)
 
 
-def test_limits_of_a_job_end_with_its_block(front: AwsFrontend, hand_made: Fixture) -> None:
+def test_limits_of_a_job_end_with_its_block(front: AwsFrontend, hand_made: Any) -> None:
     job = job_instances(hand_made, make_plan(reserve_block(front, hours=1.5)))
     limited = job.with_machine_limits(job.spec)
     assert limited.max_hours and limited.poweroff_grace
@@ -122,7 +121,7 @@ def test_limits_of_a_job_end_with_its_block(front: AwsFrontend, hand_made: Fixtu
     assert (limited.max_hours, limited.poweroff_grace, limited.limit_name) == (0.5, 900.0, "")
 
 
-def test_supervisor_looks_at_the_reservation_again_before_it_rents(front: AwsFrontend, hand_made: Fixture) -> None:
+def test_supervisor_looks_at_the_reservation_again_before_it_rents(front: AwsFrontend, hand_made: Any) -> None:
     id = reserve_block(front)
     job = job_instances(hand_made, make_plan(id))
     reservation = front.sim.reservations[id]

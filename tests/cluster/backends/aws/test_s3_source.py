@@ -18,7 +18,6 @@ from infra.errors import NoCredentials
 from train.data.fetch.fetch import FetchResult, SetToFetch, fetch_sets
 from train.data.manifest import FetchError
 
-Fixture = Any
 SET_URL = "s3://imgnet-sets/data/set"
 
 
@@ -107,7 +106,7 @@ def test_machine_role_problems_of_an_unreadable_location(front: AwsFrontend) -> 
     assert "reads only s3://imgnet-sets/data;" in line
 
 
-def test_check_iam_prints_the_policy_for_another_bucket(sandbox: Fixture) -> None:
+def test_check_iam_prints_the_policy_for_another_bucket(sandbox: Any) -> None:
     policies = json.loads(sandbox.cli("check", "--iam", "--data", "s3://theirs/sets/imagenet").out)
     assert [statement["Action"] for statement in policies["data"]["Statement"]] == [["s3:GetObject"], ["s3:ListBucket"]]
     assert "data" not in json.loads(sandbox.cli("check", "--iam").out)

@@ -26,7 +26,6 @@ from infra.errors import CloudError, NoAnswer, NoCredentials
 from train.tools.records import DamagedRecord, encode
 from train.tools.text_files import to_json_bytes
 
-Fixture = Any
 RISK = "EC2 may interrupt it soon"
 
 
@@ -46,7 +45,7 @@ def write_status(backend: ToyBackend, name: str, state: str, **more: Any) -> Non
 
 
 def test_lost_machine_is_replaced_and_nothing_stays_rented(
-    backend: ToyBackend, poll_cloud: Fixture, caplog: pytest.LogCaptureFixture
+    backend: ToyBackend, poll_cloud: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="cluster.backends")
     assert sorted(ToyCloud.rented) == ["toy-1", "toy-2"] and backend.dead_machines() == []
@@ -65,7 +64,7 @@ def test_lost_machine_is_replaced_and_nothing_stays_rented(
     assert backend.terminate() == []
 
 
-def test_job_moves_when_no_replacement_can_be_rented(backend: ToyBackend, poll_cloud: Fixture) -> None:
+def test_job_moves_when_no_replacement_can_be_rented(backend: ToyBackend, poll_cloud: Any) -> None:
     """Too few machines are left, and the cloud refuses to rent another: all are given back, and rented anew."""
     ToyCloud.rented.clear()
     poll_cloud(backend)
@@ -74,7 +73,7 @@ def test_job_moves_when_no_replacement_can_be_rented(backend: ToyBackend, poll_c
         backend.poll()
 
 
-def test_kill_machine_and_a_refused_replacement(backend: ToyBackend, poll_cloud: Fixture) -> None:
+def test_kill_machine_and_a_refused_replacement(backend: ToyBackend, poll_cloud: Any) -> None:
     ToyCloud.free_machines = 0
     backend.kill_machine("0", None)
     assert ToyCloud.released == [("toy-1", "lost in a rehearsal")]
@@ -114,7 +113,7 @@ def test_machines_that_reached_their_limit_do_not_move(backend: ToyBackend) -> N
 
 @pytest.mark.parametrize("end", ["result.json", "stop", ""])
 def test_unreachable_machines_are_waited_for_unless_the_job_is_over(
-    backend: ToyBackend, poll_cloud: Fixture, end: str
+    backend: ToyBackend, poll_cloud: Any, end: str
 ) -> None:
     def raise_unreachable() -> None:
         raise Unreachable("machine 0 (10.0.0.1): does not answer")
@@ -247,7 +246,7 @@ def test_price_limit_is_watched_while_machines_are_set_up(backend: ToyBackend, m
 
 @pytest.mark.parametrize("error", [NoCredentials("no credentials"), NoAnswer("not permitted", "AccessDenied")])
 def test_calls_that_the_cloud_denies_are_an_access_error_until_it_permits_them(
-    make_backend: Fixture, poll_cloud: Fixture, monkeypatch: pytest.MonkeyPatch, error: CloudError
+    make_backend: Any, poll_cloud: Any, monkeypatch: pytest.MonkeyPatch, error: CloudError
 ) -> None:
     def deny(*_: Any) -> Any:
         raise error
@@ -271,7 +270,7 @@ def test_calls_that_the_cloud_denies_are_an_access_error_until_it_permits_them(
 
 
 def test_late_spares_are_rented_for_machines_at_risk_and_no_machine_is_given_back(
-    make_backend: Fixture, poll_cloud: Fixture, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make_backend: Any, poll_cloud: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ToyCloud, "first_names", ("0", "1"))
     monkeypatch.setattr(ToyCloud, "rents_spares_late", True)

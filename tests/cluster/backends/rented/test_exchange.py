@@ -17,13 +17,12 @@ from infra.errors import CloudError
 from train.tools.agent_protocol import Fault
 from train.tools.records import encode
 
-Fixture = Any
 BOOT_FAILED = "boot failed: no way to the internet"
 GPU_LOST = "7 of 8 GPUs answer"
 
 
 @pytest.fixture
-def backend(make_backend: Fixture) -> ToyBackend:
+def backend(make_backend: Any) -> ToyBackend:
     """A job whose two machines are rented, on a cloud with machines to spare."""
     backend: ToyBackend = make_backend(free_machines=10)
     assert backend.poll()
@@ -54,11 +53,7 @@ def boot(backend: ToyBackend, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_machine_whose_boot_fails_is_exchanged(
-    backend: ToyBackend,
-    boot: Fixture,
-    poll_cloud: Fixture,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    backend: ToyBackend, boot: Any, poll_cloud: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     console = f"Linux\r\n\x1b[32m[ 7.1] a\x07\r\nb\r\n\r\nimgnet: {BOOT_FAILED}\r\n"
     monkeypatch.setattr(ToyCloud, "read_console", lambda self, machine: console)
@@ -76,7 +71,7 @@ def test_machine_whose_boot_fails_is_exchanged(
 
 @pytest.mark.parametrize("is_replacement", [False, True])
 def test_boots_that_always_fail_end_the_job_after_two_exchanges(
-    backend: ToyBackend, boot: Fixture, is_replacement: bool
+    backend: ToyBackend, boot: Any, is_replacement: bool
 ) -> None:
     """Nobody waits for a replacement: without a stop, it would be rented again and again."""
     folder = backend.run.folder
@@ -92,7 +87,7 @@ def test_boots_that_always_fail_end_the_job_after_two_exchanges(
 
 
 @pytest.mark.parametrize("obstacle", ["no machine", "a stop", "a shortage"])
-def test_failed_boot_is_final(backend: ToyBackend, boot: Fixture, obstacle: str) -> None:
+def test_failed_boot_is_final(backend: ToyBackend, boot: Any, obstacle: str) -> None:
     """When no other machine can be had, and when the job ends anyway."""
     if obstacle == "no machine":
         ToyCloud.free_machines = 0
@@ -105,7 +100,7 @@ def test_failed_boot_is_final(backend: ToyBackend, boot: Fixture, obstacle: str)
     assert len(ToyCloud.rented) == (1 if obstacle == "no machine" else 2)
 
 
-def test_list_of_machines_older_than_an_exchange_does_not_undo_it(backend: ToyBackend, boot: Fixture) -> None:
+def test_list_of_machines_older_than_an_exchange_does_not_undo_it(backend: ToyBackend, boot: Any) -> None:
     """The cloud was asked before the exchange, and its answer came after it."""
     controller = backend.controller
     asked_at = time.monotonic()

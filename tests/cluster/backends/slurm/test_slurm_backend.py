@@ -18,7 +18,6 @@ from cluster.planning.launch_options import make_launch_options
 from cluster.planning.resolve import load_recipes, plan
 from cluster.state.run_folder import Run
 
-Fixture = Any
 UID = "job-1-12345678"
 
 
@@ -40,7 +39,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
 
 
 @pytest.fixture
-def backend(hand_made: Fixture) -> SlurmBackend:
+def backend(hand_made: Any) -> SlurmBackend:
     """The backend of a job of two machines that was launched."""
     run = hand_made(backend="slurm", uid=UID, machines=2, is_one_computer=False)
     run.run_folder.launch_path.write_text("launch")
@@ -61,7 +60,7 @@ def test_parse_seconds(text: str, seconds: float | None) -> None:
     assert parse_seconds(text) == seconds
 
 
-def test_missing_program_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hand_made: Fixture) -> None:
+def test_missing_program_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hand_made: Any) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SlurmError, match=r"squeue: No such file.*login node"):
         slurm_commands.run("squeue")
@@ -69,7 +68,7 @@ def test_missing_program_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         SlurmBackend.check(hand_made(backend="slurm").spec, tmp_path)
 
 
-def test_command_that_fails_or_hangs_is_one_line(program: Fixture) -> None:
+def test_command_that_fails_or_hangs_is_one_line(program: Any) -> None:
     program("sbatch", "echo 'sbatch: error: Batch job submission failed:' >&2; echo 'no account' >&2; exit 1")
     with pytest.raises(SlurmError, match=r"^sbatch: Batch job submission failed: no account$"):
         slurm_commands.submit([], "")
@@ -86,7 +85,7 @@ def test_command_that_fails_or_hangs_is_one_line(program: Fixture) -> None:
     "variable", ["SLURM_JOB_ID", "SRUN_CPUS_PER_TASK", "SQUEUE_PARTITION", "SINFO_PARTITION", "SCANCEL_INTERACTIVE"]
 )
 def test_commands_do_not_inherit_an_outer_job_nor_options_of_the_user(
-    program: Fixture, monkeypatch: pytest.MonkeyPatch, variable: str
+    program: Any, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     for name, value in {variable: "99", "SLURM_CONF": "/etc/here", "SBATCH_ACCOUNT": "us"}.items():
         monkeypatch.setenv(name, value)
@@ -95,7 +94,7 @@ def test_commands_do_not_inherit_an_outer_job_nor_options_of_the_user(
     assert slurm_commands.without_outer_job(["srun"]) == ["env", "-u", variable, "srun"]
 
 
-def test_partition_that_slurm_hides_is_used_as_any_other(program: Fixture, backend: SlurmBackend) -> None:
+def test_partition_that_slurm_hides_is_used_as_any_other(program: Any, backend: SlurmBackend) -> None:
     is_asked = 'case "$*" in *--all*) ;; *) exit 0;; esac'  # as sinfo and squeue do
     program("sinfo", f"{is_asked}; echo 'night|4|(null)|night'")
     check_partition(SlurmOptions(partition="night", gpus_per_node=0), 4)
@@ -124,7 +123,7 @@ PARTITIONS = "echo 'cpu|4|(null)|cpu*'; echo 'gpu|2|gpu:a100:8|gpu'"
     ],
 )
 def test_partition_that_cannot_run_the_job_is_refused_and_no_other(
-    program: Fixture, options: dict[str, Any], nodes: int, message: str
+    program: Any, options: dict[str, Any], nodes: int, message: str
 ) -> None:
     program("sinfo", PARTITIONS)
     with pytest.raises(BadInput, match=message) as failure:
@@ -135,7 +134,7 @@ def test_partition_that_cannot_run_the_job_is_refused_and_no_other(
     check_partition(SlurmOptions(partition="gpu,cpu", gpus_per_node=8), 4)
 
 
-def test_refused_submission_cancels_a_job_whose_id_did_not_arrive(program: Fixture, backend: SlurmBackend) -> None:
+def test_refused_submission_cancels_a_job_whose_id_did_not_arrive(program: Any, backend: SlurmBackend) -> None:
     program("sbatch", "echo 'sbatch: error: timed out' >&2; exit 1")
     program("squeue", f"[ -e {backend.run.folder.path}/slurm ] && echo '8|{UID}|PENDING|Priority|0:00|1:00|'; exit 0")
     scancel = program("scancel", "")
@@ -147,7 +146,7 @@ def test_refused_submission_cancels_a_job_whose_id_did_not_arrive(program: Fixtu
 # --- what is asked for -----------------------------------------------------------------------------------------------
 
 
-def test_plan_takes_the_gpus_of_a_node_and_the_machines_of_the_recipe(sandbox: Fixture) -> None:
+def test_plan_takes_the_gpus_of_a_node_and_the_machines_of_the_recipe(sandbox: Any) -> None:
     (recipe,) = load_recipes(sandbox.write_recipe(2))
     spec = plan(recipe, make_launch_options("slurm", gpus_per_node=4, partition="gpu")).spec
     assert (spec.machines, spec.procs, spec.is_one_computer) == (1, 4, False)
@@ -195,7 +194,7 @@ def test_may_run_agent(
 
 @pytest.mark.parametrize("home_is_ahead", [60.0, -3600.0])
 def test_clocks_of_two_computers_do_not_tell_whether_an_agent_runs(
-    home_is_ahead: float, program: Fixture, hand_made: Fixture, monkeypatch: pytest.MonkeyPatch
+    home_is_ahead: float, program: Any, hand_made: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program(
         "squeue",
@@ -223,20 +222,20 @@ def test_clocks_of_two_computers_do_not_tell_whether_an_agent_runs(
     assert not backend.has_agent("0")
 
 
-def test_machine_is_not_dead_while_slurm_does_not_answer(program: Fixture, backend: SlurmBackend) -> None:
+def test_machine_is_not_dead_while_slurm_does_not_answer(program: Any, backend: SlurmBackend) -> None:
     program("squeue", "exit 1")
     assert backend.dead_machines() == [] and backend.agents_alive() and backend.waits_for() == ""
     assert backend.terminate() == ["0", "1"]
 
 
-def test_job_that_slurm_forgot_has_no_agent(program: Fixture, backend: SlurmBackend) -> None:
+def test_job_that_slurm_forgot_has_no_agent(program: Any, backend: SlurmBackend) -> None:
     program("squeue", "")
     scancel = program("scancel", "")
     assert backend.dead_machines() == ["0", "1"] and not backend.agents_alive()
     assert backend.terminate() == [] and not scancel.exists()
 
 
-def test_waiting_job_shows_the_reason_and_is_no_failure(program: Fixture, backend: SlurmBackend) -> None:
+def test_waiting_job_shows_the_reason_and_is_no_failure(program: Any, backend: SlurmBackend) -> None:
     squeue = program("squeue", f"echo '8|{UID}|PENDING|Priority|0:00|1:00:00|'")
     assert backend.waits_for() == "waiting for Slurm to start its job 8: Priority"
     assert backend.agents_alive() and backend.dead_machines() == []
@@ -245,21 +244,21 @@ def test_waiting_job_shows_the_reason_and_is_no_failure(program: Fixture, backen
         backend.attach_command("1")
 
 
-def test_job_that_is_over_does_not_wait_for_a_replacement(program: Fixture, backend: SlurmBackend) -> None:
+def test_job_that_is_over_does_not_wait_for_a_replacement(program: Any, backend: SlurmBackend) -> None:
     program("squeue", f"echo '8|{UID}|COMPLETED|None|9:10|1:00|n[4-5]'; echo '9|{UID}.1|PENDING|Priority|0:00|1:00|'")
     assert backend.agents_alive() and backend.dead_machines() == ["0"]
     backend.run.folder.shared.joinpath("result.json").touch()
     assert not backend.agents_alive()
 
 
-def test_job_that_slurm_ended_says_how(program: Fixture, backend: SlurmBackend) -> None:
+def test_job_that_slurm_ended_says_how(program: Any, backend: SlurmBackend) -> None:
     program("squeue", f"echo '3|{UID}|COMPLETED|None|1:00|1:00|'; echo '8|{UID}|PREEMPTED|None|0:09|1:00|n1'")
     assert not backend.agents_alive() and backend.explain_end() == "Slurm ended its job 8: preempted"
     backend.run.folder.shared.joinpath("stop").touch()
     assert backend.explain_end() == ""
 
 
-def test_shell_is_a_step_beside_the_agent(program: Fixture, backend: SlurmBackend) -> None:
+def test_shell_is_a_step_beside_the_agent(program: Any, backend: SlurmBackend) -> None:
     program(
         "squeue",
         f'case "$*" in *--steps*) echo "8.2|machine-1|n5|0:10"; echo "8.0|machine-1|n4|9:00";; '

@@ -12,10 +12,7 @@ from support.simcloud.in_process import shared_account
 
 from infra.aws.client import Account
 from infra.aws.market import offers
-from infra.aws.market.instance_types import (
-    BUILTIN_TYPES,
-    DEFAULT_TYPES,
-)
+from infra.aws.market.instance_types import BUILTIN_TYPES, DEFAULT_TYPES
 from infra.aws.market.quotas import get_quota_family
 from infra.errors import CloudError
 

@@ -115,9 +115,7 @@ def test_blocks_are_sold_by_the_day_and_by_the_week(hours: float, expected: int)
         reservations.get_block_hours(182 * 24 + 1)
 
 
-def test_offerings_are_listed_by_fee_with_a_command_that_buys_one_and_nothing_is_bought(
-    front: AwsFrontend,
-) -> None:
+def test_offerings_are_listed_by_fee_with_a_command_that_buys_one_and_nothing_is_bought(front: AwsFrontend) -> None:
     types = [BUILTIN_TYPES[name] for name in (TYPE, "p5.4xlarge")]
     offerings = reservations.list_block_offerings(shared_account(), types, 4, 6)
     fees = [offering.fee for offering in offerings]
