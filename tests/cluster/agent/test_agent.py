@@ -251,8 +251,6 @@ def test_agent_with_a_file_that_cannot_be_shipped_says_how_it_ended(agents: Any,
     assert (status["ended"], status["state"]) == (True, "stopped")
 
 
-# --- broken machines --------------------------------------------------------------------------------------------------
-
 LOSE_A_GPU = """
 until((out / 'gpus-counted').exists)
 Path(os.environ['GPU_FOLDER'], 'gpus').write_text('1 2\\n')

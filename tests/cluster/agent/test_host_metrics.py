@@ -52,9 +52,6 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     return Host(tmp_path / "root")
 
 
-# --- /proc and /sys -----------------------------------------------------------------------------------------------
-
-
 def test_sample_cpu_counts_busy_ticks_since_last_call(host: Host) -> None:
     host.write_cpu_ticks(100, 0, 100, 1000, 50, 0, 0, 0, 70, 0)
     sampler = host.sampler()
@@ -102,9 +99,6 @@ def test_sample_memory_is_total_minus_available_and_other_values_unknown_without
     sampler = host.sampler()
     host.now += 1
     assert sampler.sample() == MachineLoad()
-
-
-# --- GPUs ---------------------------------------------------------------------------------------------------------
 
 
 class FakeNvidiaSmi:

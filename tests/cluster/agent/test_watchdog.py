@@ -47,9 +47,6 @@ def watchdog(tmp_path: Path, service: Any) -> Watchdog:
     return make_watchdog(tmp_path, metadata_address=service.address)
 
 
-# --- the metadata service -------------------------------------------------------------------------------------------
-
-
 def test_poll_once_asks_every_two_seconds_for_a_recommendation_and_until_the_notice(
     service: Any, watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,9 +99,6 @@ def test_poll_once_service_that_answers_again_is_asked_again(service: Any, watch
     assert watchdog.leave_reason == "spot/instance-action: stop at now"
 
 
-# --- the notice file ------------------------------------------------------------------------------------------------
-
-
 def test_poll_once_notice_file_sets_reason_and_seconds(tmp_path: Path) -> None:
     (tmp_path / "notice").write_text("{}")  # for an earlier agent
     watchdog = make_watchdog(tmp_path)
@@ -128,9 +122,6 @@ def test_poll_once_incomplete_notice_file_has_defaults(tmp_path: Path, text: str
         watchdog.leave_reason == "this machine will be terminated"
         and SAVE_GRACE_SECONDS - 5 < watchdog.seconds_left() <= SAVE_GRACE_SECONDS
     )
-
-
-# --- the limit ------------------------------------------------------------------------------------------------------
 
 
 def test_poll_once_limit_sets_reason_then_hard_exits_whatever_a_notice_contains(tmp_path: Path, service: Any) -> None:
@@ -170,8 +161,6 @@ def test_poll_once_new_limit_replaces_the_old_one_unless_it_is_damaged(
     watchdog.poll_once(watchdog.start_time + 3600 * hours + 1)
     assert watchdog.limit_reason == f"{name} was reached"
 
-
-# --- signals, and the thread, in a process of its own ---------------------------------------------------------------
 
 HANGING_PROCESS = """
 import os, sys, time

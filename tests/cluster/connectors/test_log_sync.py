@@ -127,9 +127,6 @@ def test_pull_logs_keeps_a_part_of_the_disk_free(
     assert (run_folder / "logs/a").read_bytes() == b"few bytes"
 
 
-# --- from a machine's own disk to the shared folder ---------------------------------------------------------------
-
-
 def test_log_shipper_goes_on_beside_a_file_that_it_cannot_ship(work_folder: Path, shared: Path) -> None:
     """A script has put a file where a folder was."""
     (work_folder / "events").mkdir()

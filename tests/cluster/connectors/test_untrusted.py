@@ -110,9 +110,6 @@ def test_texts_are_one_printable_line(text: bytes) -> None:
         assert path[0] == "/" and path.isprintable()
 
 
-# --- writing ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("path", [
     *("../x", "/x", "a/../../x", "a//b", "", ".", "a/.", "a\0b"),
     *("link/a", "link/deeper/a", "logs/link/a", "logs/linked", "logs/fifo"),

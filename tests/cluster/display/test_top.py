@@ -89,9 +89,6 @@ def test_slowest_is_the_busiest_rank_clearly_above_the_median(
     assert last["slowest"] == expected and not any(row["slowest"] for row in before)
 
 
-# --- the age of a status --------------------------------------------------------------------------------------------
-
-
 def age_cell(tracker: StatusAgeTracker, row: MachineRow, now: float) -> tuple[str, bool]:
     """Update the tracker with a status of machine 0; its cell "last status", and whether it is red."""
     tracker.update({"0": row}, now)
@@ -118,9 +115,6 @@ def test_stale_machine_is_not_the_slowest() -> None:
     statuses = {**statuses, "0": machine(time=2.0), "1": machine(time=2.0)}
     tracker.update(statuses, 9.0)
     assert [row["slowest"] for row in cells(statuses, 9.0, tracker)] == ["", "", ""]
-
-
-# --- output --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("width", range(10, 200, 10))

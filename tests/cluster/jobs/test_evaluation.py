@@ -15,8 +15,6 @@ from cluster.jobs import evaluation
 from cluster.plots import crops
 from train.evaluation.protocol import CropAnswer, Evaluation, EvaluationRow, ExampleImage
 
-# --- the process of the evaluation ----------------------------------------------------------------------------------
-
 
 def test_run_module_yields_messages_and_raises_errors(sandbox: Any) -> None:
     def run(program: str) -> Any:
@@ -29,9 +27,6 @@ def test_run_module_yields_messages_and_raises_errors(sandbox: Any) -> None:
         list(run('print(\'{"kind": "error", "error": "too small"}\'); raise SystemExit(1)'))
     with pytest.raises(ClusterError, match="ended with code 7"):
         list(run("raise SystemExit(7)"))
-
-
-# --- the command --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

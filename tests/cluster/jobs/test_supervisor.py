@@ -97,9 +97,6 @@ def test_supervisor_log_has_its_errors(sandbox: Any, hand_made: Any, start_super
     assert "is damaged" in logged_messages(run)
 
 
-# --- lost machines --------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def job(hand_made: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A job of three machines an hour after its launch.

@@ -123,9 +123,6 @@ def test_download_network_follows_no_link_at_home(tmp_path: Path, home: Path) ->
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-# --- the checkpoint folder of a command ---------------------------------------------------------------------------
-
-
 def write_version(shared: Path, name: str, **files: str) -> None:
     """Write a version of a checkpoint folder below a shared folder."""
     for path, content in files.items():
@@ -212,9 +209,6 @@ def test_link_network_takes_files_only_and_copies_where_there_are_no_hard_links(
     assert files_below(tmp_path / "copy") == files_below(home)
 
 
-# --- which file a command takes -----------------------------------------------------------------------------------
-
-
 def write_done(run: Any, *top1: float) -> None:
     """Write the result of a job that is done, with the accuracies of its epochs."""
     epochs = tuple(make_epoch(epoch=number, top1=value, top5=90.0) for number, value in enumerate(top1, 1))
@@ -251,9 +245,6 @@ def test_trained_weights_of_an_unfinished_job_are_its_newest_complete_checkpoint
     assert checkpoints.trained_weights(run.job) == begun_from, "the attempt has saved nothing"
     with pytest.raises(BadInput, match=r"job-1 is \w+; its best network is known when it is done: leave out --best"):
         checkpoints.trained_weights(run.job, is_best=True)
-
-
-# --- checkpoints of another machine -------------------------------------------------------------------------------
 
 
 def test_newest_checkpoint_of_a_remote_job_is_downloaded_once_or_is_the_local_copy(

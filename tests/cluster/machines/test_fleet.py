@@ -53,9 +53,6 @@ def tell(lies: tuple[Path, Path], lie: bytes) -> None:
         path.write_bytes(lie)
 
 
-# --- mirroring files ----------------------------------------------------------------------------------------------
-
-
 def test_pull_files_continues_after_partial_write(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     copy = job.fleet.folders.path / "logs" / "a.log"
     job.fleet.pull_files()
@@ -123,9 +120,6 @@ def test_pull_files_leaves_out_what_is_no_status(job: Job) -> None:
         assert job.status("1") == whole
     notes = job.fleet.setup_progress.rows["1"].notes
     assert any("has a status/1.json that is no status" in note for note in notes)
-
-
-# --- liveness --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("unplugged", ["1", "01"])
@@ -216,9 +210,6 @@ def test_terminate_returns_silent_machines(job: Job) -> None:
     assert job.fleet.terminate() == ["1"]
     wait_for(lambda: not job.agents("0"))
     assert job.status("1")["pid"] in job.agents("1")
-
-
-# --- machines that lie -----------------------------------------------------------------------------------------------
 
 
 def contents(folder: Path) -> dict[Path, bytes]:

@@ -134,9 +134,6 @@ def test_replace_host_with_another_key_keeps_the_connection(make_job: MakeJob) -
     assert fleet.connectors["0"] is not connector
 
 
-# --- the supervisor -----------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def launch_paused(sandbox: Any, bed: Testbed, make_stub: Callable[..., Any]) -> LaunchPaused:
     """Launch job-1 by the installed command. Its set-up pauses at a module on machine 0 as long as a file exists.
@@ -248,9 +245,6 @@ def test_files_of_a_job_are_not_written_through_links(make_job: MakeJob, tmp_pat
     fleet.provisioner.write_job_files("0", fleet.folders.shared)
     assert victim.read_text() == "mine"
     assert all((shared / name).read_bytes() == (fleet.folders.shared / name).read_bytes() for name in JOB_FILES)
-
-
-# --- check --ssh --------------------------------------------------------------------------------------------------
 
 
 class Checker:

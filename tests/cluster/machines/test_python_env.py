@@ -90,8 +90,6 @@ def uv_only(uv: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return uv
 
 
-# --- requirements and installed packages --------------------------------------------------------------------------
-
 VERSION_CASES = [
     ("2.13.1+cu130", ">=2.13,<2.14", True),
     ("2.14.0", ">=2.13,<2.14", False),
@@ -115,9 +113,6 @@ def test_is_installed_follows_pep_440(module: str, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(python_env, "installed_version", {"imgnet-dummy": version}.get)
         assert python_env.is_installed(f"imgnet-dummy{specifiers}") is expected, (version, specifiers)
     assert not python_env.is_installed("imgnet-nowhere")
-
-
-# --- making a venv ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.rehearsal
@@ -229,8 +224,6 @@ def test_main_killed_leaves_no_installer_lock_or_venv(uv: Path, tmp_path: Path) 
     (uv / "hang").unlink()
     assert finish(start_main(root, folder, path=str(uv)))["why"] == "made"
 
-
-# --- errors ---------------------------------------------------------------------------------
 
 INSTALLER_ERRORS = {
     "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device": "the disk is full",

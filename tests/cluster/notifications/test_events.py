@@ -113,8 +113,6 @@ def test_text_of_machines_cannot_call_a_channel_and_is_one_line(run: Any) -> Non
     assert payload["content"] == payload["text"] and payload["allowed_mentions"] == {"parse": []}
 
 
-# --- targets ------------------------------------------------------------------------------------------------------
-
 URL = "https://hooks.slack.com/services/T0/B0/s3cr3t"
 
 

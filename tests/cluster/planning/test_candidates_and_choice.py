@@ -55,9 +55,6 @@ def fake_candidate(machines: int, minutes: float | None, price: float | None = 1
     return replace(row, machine_type=machine_type, forecast=invented_forecast)
 
 
-# --- candidates ------------------------------------------------------------------------------------------------------
-
-
 def test_candidates_use_the_builtin_hardware_and_price() -> None:
     builtin = BUILTIN_TYPES[A100.name]
     rows = make_rows(4, 8)
@@ -93,9 +90,6 @@ def test_machine_types_by_name_and_by_recipe() -> None:
     assert (unknown.gpus, unknown.gpu, unknown.on_demand_price) == (LARGE.gpus, "", None)
 
 
-# --- choice ----------------------------------------------------------------------------------------------------------
-
-
 def test_choose_the_cheapest_or_the_fastest() -> None:
     cheap, fast = fake_candidate(1, 100), fake_candidate(8, 20)  # 16.7 and 26.7 dollars
     unpriced = fake_candidate(16, 10, price=None)
@@ -116,9 +110,6 @@ def test_launch_command_repeats_the_options_of_plan() -> None:
         *("imgnet-cluster", "launch", "--machines", "8", "--type", "a.large", "--data", "my images", "--keep-batch"),
         *("--seed", "0", "--scale", "0.5", "--only", "a", "--only", "b", "x.py"),
     ]
-
-
-# --- measured constants ----------------------------------------------------------------------------------------------
 
 
 def test_write_result_adds_constants_and_forecast_errors(hand_made: Any) -> None:

@@ -37,9 +37,6 @@ def sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "set"
 
 
-# --- planning --------------------------------------------------------------------------------------------------------
-
-
 def test_plan_with_fetch_trains_on_the_target_folder(sets: Path) -> None:
     planned = plan(recipe(32, 64), make_launch_options(data="set", fetch="disk"))
     spec = planned.spec
@@ -112,9 +109,6 @@ def test_plan_impossible_fetches_are_refused(sets: Path, options: Any, message: 
         plan(recipe(32), make_launch_options(**options), offline=True)
 
 
-# --- the command ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("index_only", [False, True])
 def test_list_parts_is_ordered_by_size_with_an_index_first(sets: Path, index_only: bool) -> None:
     parts = list_parts("set", Path("/disk/set"), [64, None, 32], index_only=index_only)
@@ -143,9 +137,6 @@ def test_fetch_cli_copies_the_set_once_and_prints_the_rate(sandbox: Any) -> None
     assert again.code == 0 and "0 bytes fetched, " in again.out and again.err.count("is there already") == 2
     alone = sandbox.cli("data", "fetch", "set", "other", "--index-only")
     assert alone.code == 0 and not list((sandbox.path / "other").rglob("*.bin"))
-
-
-# --- timing -----------------------------------------------------------------------------------------------------
 
 
 def test_startup_seconds_include_the_fetch(hand_made: Any) -> None:

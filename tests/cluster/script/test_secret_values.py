@@ -107,8 +107,6 @@ def test_resume_takes_new_values_of_the_jobs_variables_only(run_folder: Path) ->
         secret_values.new_values(["C=3"], ("A", "B"), "uid", "job-1")
 
 
-# --- the container that gets them -------------------------------------------------------------------------------------
-
 FAKE_DOCKER = """#!/bin/sh
 echo "$*" >>"$DOCKER_LOG"
 case "$1" in

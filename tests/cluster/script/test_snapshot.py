@@ -207,9 +207,6 @@ def test_link_of_a_script_in_place_of_its_folder_is_replaced_and_what_it_leads_t
     assert contents(link) == {"model.pt": b"first"} and not link.is_symlink() and photos.exists()
 
 
-# --- the folder of a script that runs ---------------------------------------------------------------------------------
-
-
 class Bed:
     """A checkpoint folder with a clock that the test sets."""
 

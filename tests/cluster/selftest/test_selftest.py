@@ -150,9 +150,6 @@ def test_what_a_killed_session_left_is_removed_first(session: SelftestSession) -
     assert cloud.remove_stack.call_count == 2
 
 
-# --- the report ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

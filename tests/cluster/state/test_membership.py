@@ -308,8 +308,6 @@ def test_agent_proposes(statuses: list[MachineStatus], seen: dict[str, Any], exp
     assert {name: getattr(attempt, name) for name in expected} == expected
 
 
-# --- one crash after another ------------------------------------------------------------------------------------------
-
 Crash = tuple[str, int]  # the machine whose own fault it is, and the step
 
 

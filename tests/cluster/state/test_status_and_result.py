@@ -333,9 +333,6 @@ def test_status_shows_the_last_activity_of_a_rented_job(hand_made: Any) -> None:
         assert (status.state, status.doing) == (expected, doing or "")
 
 
-# --- the accuracy target ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("backend", ["local", "aws"])
 def test_result_has_seconds_and_dollars_to_target(hand_made: Any, backend: str) -> None:
     job = make_job(hand_made, backend)

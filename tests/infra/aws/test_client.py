@@ -103,9 +103,6 @@ def test_get_public_address_is_the_one_that_the_endpoint_sees(
         aws_client.get_public_address()
 
 
-# --- errors ----------------------------------------------------------------------------------------------------------
-
-
 def client_error(
     code: str, message: str = "Said so.", status: int = 400, operation: str = "RunInstances"
 ) -> boto.ClientError:

@@ -73,8 +73,6 @@ def test_check_ranks_agree_names_what_differs(
     assert all(differs in message for message in in_group(2, work))
 
 
-# --- on GPUs ---------------------------------------------------------------------------------------------------------
-
 JoinRank = Callable[[int], process_group.ProcessGroup]
 
 
@@ -211,8 +209,6 @@ def test_rank_whose_peer_is_gone_exits_nevertheless(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(process_group, "EXIT_TIMEOUT", timedelta(seconds=0.1))
     process_group.meet_over_store(HashStore(), process_group.ProcessGroup(0, 0, 3, 1, torch.device("cuda")))
 
-
-# --- GPUs that this torch cannot use ---------------------------------------------------------------------------------
 
 COMPILED_ARCHS = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
 

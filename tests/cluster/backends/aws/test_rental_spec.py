@@ -278,9 +278,6 @@ def test_plan_for_v100_says_what_the_image_must_have_and_takes_a_torch_that_fits
     assert (newer.rental_facts.torch_index_url, newer.rental_facts.torch_requirement) == (None, None)
 
 
-# --- images ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("folder", "ami", "has_file_system", "expected"),
     [
@@ -308,8 +305,6 @@ def test_launch_with_images_of_this_computer_alone_rents_nothing(
         submit.launch(planned)
     assert not (tmp_path / "runs").exists()
 
-
-# --- terms, as a tag of the instances --------------------------------------------------------------------------------
 
 MAX_TAG_CHARACTERS = 256  # AWS, "Tag restrictions"
 LONGEST = RentalTerms(

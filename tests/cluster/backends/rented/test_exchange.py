@@ -49,9 +49,6 @@ def boot(backend: ToyBackend, monkeypatch: pytest.MonkeyPatch) -> Any:
     return wait_for_all
 
 
-# --- boots that fail -------------------------------------------------------------------------------------------------
-
-
 def test_machine_whose_boot_fails_is_exchanged(
     backend: ToyBackend, boot: Any, poll_cloud: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -111,9 +108,6 @@ def test_list_of_machines_older_than_an_exchange_does_not_undo_it(backend: ToyBa
         assert controller.live_machines["0"].id == "toy-3"
     controller._update_machines({"1": old_list["1"]}, time.monotonic())
     assert sorted(controller.live_machines) == ["1"]
-
-
-# --- broken machines -------------------------------------------------------------------------------------------------
 
 
 def end_agent(backend: ToyBackend, name: str, fault: Fault = Fault.MACHINE, reason: str = GPU_LOST) -> None:

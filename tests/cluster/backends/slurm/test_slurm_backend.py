@@ -49,9 +49,6 @@ def backend(hand_made: Any) -> SlurmBackend:
 JOB = SlurmJob(id="7", name=UID, state="RUNNING", reason="None", elapsed=300.0, seconds_left=None, nodes="n[1-2]")
 
 
-# --- the commands ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [("0:05", 5), ("12:00", 720), ("1:02:03", 3723), ("2-00:00:01", 172801), ("UNLIMITED", None), ("", None)],
@@ -106,8 +103,6 @@ def test_partition_that_slurm_hides_is_used_as_any_other(program: Any, backend: 
     )
 
 
-# --- bad input -------------------------------------------------------------------------------------------------------
-
 PARTITIONS = "echo 'cpu|4|(null)|cpu*'; echo 'gpu|2|gpu:a100:8|gpu'"
 
 
@@ -143,9 +138,6 @@ def test_refused_submission_cancels_a_job_whose_id_did_not_arrive(program: Any, 
     assert scancel.read_text().splitlines()[-1] == "--quiet 8"
 
 
-# --- what is asked for -----------------------------------------------------------------------------------------------
-
-
 def test_plan_takes_the_gpus_of_a_node_and_the_machines_of_the_recipe(sandbox: Any) -> None:
     (recipe,) = load_recipes(sandbox.write_recipe(2))
     spec = plan(recipe, make_launch_options("slurm", gpus_per_node=4, partition="gpu")).spec
@@ -166,9 +158,6 @@ def test_arguments_of_sbatch(backend: SlurmBackend) -> None:
     assert "--time=3" in arguments(options, seconds_left=61.0)
     assert "--time=4:00:00" in arguments(SlurmOptions(time_limit="4:00:00"))
     assert "--gpus-per-node=8" in batch_script(backend.run.spec, options, backend.run.folder, ["0", "1"], 0.0)
-
-
-# --- life ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -47,9 +47,6 @@ def test_user_data_arms_the_poweroff_first_and_has_no_secret(monkeypatch: pytest
     assert build(Internet.NONE)[1]["runcmd"][0][-1] == "", "the machine does not try its way to the internet"
 
 
-# --- the scripts, run ------------------------------------------------------------------------------------------------
-
-
 class Machine:
     """A temporary root folder with fake programs that log their arguments."""
 

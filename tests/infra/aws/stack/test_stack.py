@@ -99,9 +99,6 @@ def test_remove_names_what_stays_and_goes_on(account: RecordingAccount) -> None:
     assert stack.remove(account, True) == [] and count_resources(account) == NO_RESOURCES
 
 
-# --- crashes and races ----------------------------------------------------------------------------------------------
-
-
 def kill_until_done(account: RecordingAccount, command: Callable[[], Any]) -> list[str]:
     """Run a command again and again, killed each time right after the first change that it had not made before.
 
@@ -176,9 +173,6 @@ def test_ensure_records_an_intent_before_each_change(account: RecordingAccount, 
     assert len(stack.stack_journal(REGION).events(StackChange)) >= len(account.changes())
 
 
-# --- foreign resources ----------------------------------------------------------------------------------------------
-
-
 def create_foreign_bucket(account: Account) -> None:
     location = {"LocationConstraint": REGION}
     account.s3.create_bucket(Bucket="imgnet-data", CreateBucketConfiguration=location)
@@ -228,9 +222,6 @@ def test_foreign_resource_of_our_name_is_refused_and_stays(
     with contextlib.suppress(CloudError):
         stack.remove(account, True)
     assert deletion not in account.changes()
-
-
-# --- errors ---------------------------------------------------------------------------------------------------------
 
 
 def test_ensure_at_the_vpc_limit_names_the_command(account: RecordingAccount) -> None:
