@@ -98,11 +98,10 @@ def test_key_follows_from_the_copy_of_the_project_where_its_files_are_required(
 ) -> None:
     keys = set()
     for copy in ("first", "second"):
-        (tmp_path / copy).mkdir()
-        (tmp_path / copy / name).write_text(f"{line}\n")
-        keys.add(
-            environment_key(project_environment.Requirements(tmp_path / copy / name, (tmp_path / copy / name,)), ())
-        )
+        file = tmp_path / copy / name
+        file.parent.mkdir()
+        file.write_text(f"{line}\n")
+        keys.add(environment_key(project_environment.Requirements(file, (file,)), ()))
     assert len(keys) == (2 if is_of_one_copy else 1)
 
 

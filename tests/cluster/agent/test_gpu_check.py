@@ -28,9 +28,7 @@ def answer(check: GpuCheck) -> str:
 def test_gpu_that_is_lost_after_the_first_check_is_found(check: GpuCheck, tmp_path: Path) -> None:
     assert answer(check) == "" and check.is_needed
     break_gpu(tmp_path, [], "lost")
-    assert answer(check) == (
-        "1 of 2 GPUs answer (nvidia-smi: Unable to determine the device handle for GPU 0000:00:1E.0: Unknown Error)"
-    )
+    assert answer(check).startswith("1 of 2 GPUs answer (nvidia-smi: Unable to determine the device handle for GPU")
 
 
 @pytest.mark.parametrize("has_answered", [True, False])

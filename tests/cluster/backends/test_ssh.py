@@ -45,9 +45,7 @@ def test_plan_names_the_users_other_jobs_on_the_machines(
     hand_made: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def hosts(*names: str) -> Hosts:
-        return Hosts(
-            "/shared", tuple(Host(host=name, port=port) for name, port in zip(names, (None, 22), strict=False))
-        )
+        return Hosts("/s", tuple(Host(host=name, port=port) for name, port in zip(names, (None, 22), strict=False)))
 
     at_work = hand_made("job-1", machines=2, backend="ssh", hosts=hosts("gpu1", "gpu2"), uid="job-1-00000001")
     hand_made("job-2", backend="ssh", hosts=hosts("gpu2"), uid="job-2-00000002").run_folder.result_path.write_text("{}")
@@ -66,6 +64,4 @@ def test_plan_names_the_users_other_jobs_on_the_machines(
     assert text.endswith("or stop it: imgnet-cluster status job-1, imgnet-cluster stop job-1")
     monkeypatch.setenv("IMGNET_RUNS", str(tmp_path))
     monkeypatch.setattr(store, "busy_runs_folders", lambda: [at_work.run_folder.path.parent])
-    assert f"IMGNET_RUNS={at_work.run_folder.path.parent} imgnet-cluster stop job-1" in note(
-        replace(at_work.spec, uid="")
-    )
+    assert f"IMGNET_RUNS={at_work.run_folder.path.parent} imgnet-cluster stop" in note(replace(at_work.spec, uid=""))

@@ -59,11 +59,7 @@ RECIPES = {
     [
         (["launch", "--local", "own.py"], 2, ["own.py: there is no such recipe file"]),
         (["launch", "--local", "error.py"], 2, ["error.py", "line 2: ZeroDivisionError"]),
-        (
-            ["launch", "--local", "late.py"],
-            2,
-            ["late.py", "line 2: ValueError: recipe 'a', row 1, epochs: starts at 1"],
-        ),
+        (["launch", "--local", "late.py"], 2, ["late.py", "ValueError: recipe 'a', row 1, epochs: starts at 1"]),
         (["launch", "--local", "data.py"], 1, ["/nowhere: there is no such data folder", "--data"]),
         (["launch", "--local", "no_val.py"], 1, ["images: has no val/"]),
         (["plan", "--only", "c", "two.py"], 2, ["'c'", "a, b"]),
@@ -76,11 +72,7 @@ RECIPES = {
         (["selftest", "--aws", "--max-price-total", "nan"], 2, ["--max-price-total", "not a finite number"]),
         (["launch", "RECIPE"], 1, ["no region", "--local (this computer)", "--ssh FILE"]),
         (["launch", "--local", "--ssh", "x", "RECIPE"], 2, ["give only one of --local and --ssh"]),
-        (
-            ["launch", "--local", "--machines", "3", "--min-machines", "4", "RECIPE"],
-            2,
-            ["--min-machines 4: the job has fewer machines, 3"],
-        ),
+        (["launch", "--local", "--machines=3", "--min-machines=4", "RECIPE"], 2, ["4: the job has fewer machines, 3"]),
         (["launch", "--local", "--on-demand", "RECIPE"], 2, ["--on-demand or "]),
         (["launch", "--local", "--copies", "/nowhere", "RECIPE"], 2, ["/nowhere: there is no such folder"]),
         (["launch", "--local", "--parallel", "0", "RECIPE"], 2, ["--parallel"]),
@@ -152,9 +144,7 @@ def test_ls_without_jobs_names_the_folders_in_which_jobs_are_at_work(
         tmux.start_session("job-1", run.run_folder.path, "agent", ["sleep", "1000"])
         tmux.start_session("queue-1", sandbox.path / "runs", "queue", ["sleep", "1000"])
         hinted = sandbox.cli("ls", cwd=tmp_path / "empty").out
-        assert hinted.endswith(
-            f"jobs are running in {sandbox.path}/runs; to list them too: imgnet-cluster ls --everywhere\n"
-        )
+        assert hinted.endswith(f"running in {sandbox.path}/runs; to list them too: imgnet-cluster ls --everywhere\n")
         listed = sandbox.cli("ls", "--everywhere", cwd=tmp_path / "empty").out
         assert f"{sandbox.path}/runs:" in listed and "job-1" in listed and "running" in listed
         rows = json.loads(sandbox.cli("ls", "--everywhere", "-o", "json", cwd=tmp_path / "empty").out)
@@ -183,11 +173,7 @@ def test_launch_dry_run_shows_plan_and_starts_nothing(sandbox: Any, option: str)
     [
         (["attach", "job-1"], 1, "job-1 is done"),
         (["stop", "job-1"], 1, "job-1 is done"),
-        (
-            ["resume", "1"],
-            1,
-            "job-1 is done; there is nothing to resume. To train it on: imgnet-cluster resume job-1 --epo",
-        ),
+        (["resume", "1"], 1, "there is nothing to resume. To train it on: imgnet-cluster resume job-1 --epochs"),
         (["logs", "--rank", "2"], 1, "job-1 has 2 training processes"),
         (["status", "job-01"], 102, "job-01"),
     ],
@@ -205,9 +191,7 @@ def test_logs_of_a_machine_is_that_of_its_first_process(sandbox: Any, hand_made:
         run.write_shared(f"logs/000001/rank-{rank}.log", f"rank {rank}\n")
     for options, rank in (((), 0), (("--machine", "0"), 2), (("--machine", "1"), 0), (("--rank", "3"), 3)):
         assert sandbox.cli("logs", *options).out == f"rank {rank}\n"
-    assert_refused(
-        sandbox.cli("logs", "--machine", "2"), 2, "machine 2 takes no part in attempt 1 of job-1; the machines are 1, 0"
-    )
+    assert_refused(sandbox.cli("logs", "--machine", "2"), 2, "in attempt 1 of job-1; the machines are 1, 0")
     assert_refused(sandbox.cli("logs", "--machine", "1", "--rank", "1"), 2, "--rank counts over all machines")
     run.write_attempt(2, "0.a", reason="machine 1 is lost")
     lost = sandbox.cli("logs", "--machine", "1")

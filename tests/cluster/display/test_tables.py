@@ -19,14 +19,12 @@ from train.recipe.schedule import Schedule
 
 ROOT = Path(__file__).resolve().parents[3]
 WIDTHS = (60, 80, 120, 200)
-LONG_REASON = "machine 13 was lost: no heartbeat for 5.2 s; its host 203.0.113.113 does not answer on port 22 either"
+REASON = "machine 13 was lost: no heartbeat for 5.2 s; its host 203.0.113.113 does not answer on port 22 either"
 JOB = replace(pictured_jobs.RUNNING, job="job-128", machines=16, step=1_234_567, epoch=128, seconds=123_456.0)
 NOTES = ("no GPU: training on the processor", "the driver is older than this torch expects")
 MACHINES = {f"1{name}": replace(row, notes=NOTES) for name, row in pictured_jobs.machine_rows().items()}
 ATTEMPTS = [
-    replace(
-        row, attempt=12, machines=tuple(map(str, range(16))), first_step=1_234_567, steps_lost=123, reason=LONG_REASON
-    )
+    replace(row, attempt=12, machines=tuple(map(str, range(16))), first_step=1_234_567, steps_lost=123, reason=REASON)
     for row in pictured_jobs.ATTEMPTS
 ]
 MACHINE_COST = replace(

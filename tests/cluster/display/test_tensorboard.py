@@ -53,10 +53,8 @@ def serve(place_with_job: Any) -> Any:
 
 def listening_addresses(port: int) -> list[str]:
     """The addresses, in hexadecimal, of sockets that listen on a port."""
-    lines = [
-        line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
-    ]
-    return [fields[1].split(":")[0] for fields in lines if fields[1].endswith(f":{port:04X}") and fields[3] == "0A"]
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+    return [fields[1].split(":")[0] for fields in rows if fields[1].endswith(f":{port:04X}") and fields[3] == "0A"]
 
 
 def test_tensorboard_serves_a_jobs_scalars_by_images_seen(place_with_job: Any, serve: Any) -> None:

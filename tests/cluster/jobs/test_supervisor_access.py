@@ -139,9 +139,7 @@ def test_job_is_ending_until_its_machines_are_known_to_be_gone(
     monkeypatch.setattr(ToyBackend, "rented_now", lambda _: rented)
     monkeypatch.setattr(ToyCloud, "terminate_job", Mock(side_effect=NoCredentials(REFUSED.error)))
     job.run_folder.journal_path.write_text("rent 0\n")
-    with pytest.raises(
-        ClusterError, match=f"^{REFUSED.error}; job-1 is ending: {rented}; .*imgnet-cluster down job-1$"
-    ):
+    with pytest.raises(ClusterError, match=f"^{REFUSED.error}; job-1 is ending: {rented}; .*cluster down job-1$"):
         billing.terminate_job(job)
     for state in ("training", "stopped"):  # the machines obey the request, also while the cloud refuses this computer
         for name in ("0", "1"):

@@ -204,9 +204,7 @@ def test_log_of_the_set_up_comes_while_it_goes_on(
     monkeypatch.setattr(mirror, "SETUP_LOG_SECONDS", 0.05)
     job = make_job(1)
     go_on = tmp_path / "go on"
-    job.stub.override(
-        "cluster.machines.python_env-0", f'echo "Downloading torch"; until [ -e "{go_on}" ]; do sleep 0.05; done'
-    )
+    job.stub.override(f"{PYTHON_ENV}-0", f'echo "Downloading torch"; until [ -e "{go_on}" ]; do sleep 0.05; done')
     fleet, looks = job.new_fleet(), list[float]()
     fleet.provisioner.while_waiting = lambda: looks.append(time.monotonic())
     run_path = fleet.folders.path

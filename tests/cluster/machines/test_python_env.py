@@ -131,9 +131,7 @@ def test_main_two_jobs_make_one_venv_with_own_torch(tmp_path: Path) -> None:
     assert made["python"].startswith(f"{folder}/venv/") and made["torch"] == python_env.installed_version("torch")
     assert "imgnet-dummy" in made["out"] and "this machine's own torch==" in made["why"]
     program = "import imgnet_dummy, torch; print(imgnet_dummy.NAME, torch.__name__)"
-    assert (
-        subprocess.run([made["python"], "-c", program], capture_output=True, text=True).stdout == "imgnet-dummy torch\n"
-    )
+    assert subprocess.check_output([made["python"], "-c", program], text=True) == "imgnet-dummy torch\n"
     assert finish(start_main(root, folder))["why"] == "made by an earlier job"
     assert not list((folder / "venv").glob(".*.tmp")) and not list(folder.glob("venv/*/lib/python3*/site-packages/pip"))
 
@@ -144,9 +142,7 @@ THIS_TORCH, THIS_PYTEST = (f"{name}=={python_env.installed_version(name)}" for n
 @pytest.mark.parametrize(
     ("needs", "installed", "constraints", "hidden"),
     [
-        pytest.param(
-            ["torch>=2", "pytest>=1", "imgnet-dummy"], ["imgnet-dummy"], [THIS_TORCH, THIS_PYTEST], (), id="1"
-        ),
+        (["torch>=2", "pytest>=1", "imgnet-dummy"], ["imgnet-dummy"], [THIS_TORCH, THIS_PYTEST], ()),
         pytest.param(["torch>=9999", "pytest>=1"], ["torch>=9999", "pytest>=1"], [], (), id="another torch"),
         # Of two requirements of torch one is met, as for old GPUs: this torch must not be pinned.
         pytest.param(["torch>=2", "torch<2.1"], ["torch>=2", "torch<2.1"], [], (), id="older torch"),

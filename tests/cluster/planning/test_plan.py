@@ -58,9 +58,7 @@ def test_plan_refuses_more_machines_than_a_job_can_have(machines: int, spares: i
 
 def test_plan_local_has_a_process_per_gpu_and_says_that_too_few_mean_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def is_on_cpu(**options: Any) -> bool:
-        return any(
-            "THE JOB TRAINS ON THE CPU: its 4" in note for note in plan(RECIPE, make_launch_options(**options)).notes
-        )
+        return any("TRAINS ON THE CPU: its 4" in note for note in plan(RECIPE, make_launch_options(**options)).notes)
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     assert plan(RECIPE).spec.procs == plan(RECIPE).spec.schedule_gpus == 3

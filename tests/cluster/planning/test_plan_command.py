@@ -50,9 +50,7 @@ def test_plan_has_the_repository_the_folder_in_it_and_the_rules_of_the_command(p
     assert options_of(rigid).procs == 2, "also in a resume"
 
 
-@pytest.mark.parametrize(
-    ("data", "note"), [(None, ""), ("~/.imgnet/shared/it", "~/.imgnet/shared/it must exist already")]
-)
+@pytest.mark.parametrize(("data", "note"), [(None, ""), ("~/.imgnet/shared/it", "~/.imgnet/shared/it must exist")])
 def test_plan_on_rented_machines_speaks_of_data_only_if_the_command_has_any(
     project: Path, data: str | None, note: str
 ) -> None:

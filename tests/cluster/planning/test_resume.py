@@ -68,9 +68,7 @@ def plain(spec: JobSpec) -> Any:
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let planners work offline."""
     open_planner: Callable[[str, MachineRequest], MachinePlanner] = registry.open_planner
-    monkeypatch.setattr(
-        registry, "open_planner", lambda name, request: open_planner(name, replace(request, is_offline=True))
-    )
+    monkeypatch.setattr(registry, "open_planner", lambda name, ask: open_planner(name, replace(ask, is_offline=True)))
 
 
 def test_changed_options_are_shown_and_stored(tmp_path: Path) -> None:
@@ -297,10 +295,7 @@ def test_epochs_are_not_added_without_checkpoints_or_while_the_job_runs(sandbox:
     made.write_status("training", phase="running")
     with made.hold_agent_lock():
         running = sandbox.cli("resume", "job-1", "--epochs", "+1")
-    assert (running.code, running.err) == (
-        2,
-        "error: --epochs: job-1 is running; it can get more of them when it has ended\n",
-    )
+    assert running.code == 2 and running.err.startswith("error: --epochs: job-1 is running; it can get more of them")
 
 
 def test_job_that_ended_before_its_schedule_can_train_the_rest_of_it(hand_made: Any) -> None:
@@ -321,12 +316,8 @@ def test_added_epochs_are_planned_and_priced_like_the_rest_of_a_job(
     assert plan.spec.forecast is None, "it was about the job of before"
     show_resume_plan(plan)
     shown = " ".join(capsys.readouterr().out.split())
-    assert (
-        f"job-1 was trained until step {STEPS} of {25 * 16}" in shown and " 6-16 224 " in shown and " 2-6 " not in shown
-    )
-    assert (
-        "note: epochs 7 to 16 train as the last phase does, at a constant learning rate of 0.01 (that of the" in shown
-    )
+    assert f"trained until step {STEPS} of {25 * 16}" in shown and " 6-16 224 " in shown and " 2-6 " not in shown
+    assert "epochs 7 to 16 train as the last phase does, at a constant learning rate of 0.01" in shown
 
 
 def test_job_gets_its_epochs_or_stays_as_it_was(hand_made: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,9 +169,7 @@ def test_command_writes_all_formats_and_one_to_stdout(hand_made: Any, sandbox: A
     assert sandbox.cli("record", "--format", "mlperf").out.startswith(":::MLLOG ")
 
 
-@pytest.mark.parametrize(
-    "arguments", [("-o", "."), ("-o", ""), ("-o", "/"), ("-o", ".."), ("--format", "json", "-o", "f")]
-)
+@pytest.mark.parametrize("arguments", [("-o", ""), ("-o", "/"), ("-o", ".."), ("--format", "json", "-o", "f")])
 def test_command_refuses_an_output_that_is_no_file_name(
     hand_made: Any, sandbox: Any, arguments: tuple[str, ...]
 ) -> None:

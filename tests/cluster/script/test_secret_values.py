@@ -167,9 +167,7 @@ def test_image_that_cannot_be_pulled_and_missing_docker_are_one_line(
     docker: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOCKER_PULL_ERROR", "Using default tag\nError: manifest for nope:1 not found\nhelp")
-    with pytest.raises(
-        ContainerError, match=r"^the image nope:1 cannot be pulled: docker pull: Error: manifest.*found$"
-    ):
+    with pytest.raises(ContainerError, match=r"^the image nope:1 cannot be pulled: docker pull: Error: man.*found$"):
         container.prepare("nope:1")
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ContainerError, match="docker is missing on this machine; install Docker there"):

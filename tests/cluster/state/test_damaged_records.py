@@ -42,11 +42,7 @@ READERS: dict[str, tuple[str, dict[str, Any], Callable[[RunFolder], Any]]] = {
     "attempt": ("machine/shared/attempts/000001.json", ATTEMPT, read_history),
     "status": ("machine/shared/status/0.json", STATUS, lambda folder: heartbeats.read_status(folder.status_path())),
     "setup": ("machines.json", SETUP, status.read_setup_record),
-    "activity": (
-        "cloud.json",
-        {"doing": "x", "time": 5.0},
-        lambda folder: supervisor_records.read_activity(folder.path),
-    ),
+    "activity": ("cloud.json", {"doing": "x", "time": 5}, lambda folder: supervisor_records.read_activity(folder.path)),
     "journal": ("cloud.jsonl", EVENT, lambda folder: Journal(folder.path / "cloud.jsonl").events(JournalEvent)),
     "state log": ("logs/agent-0.jsonl", STATE_CHANGE, lambda folder: timeline.startup_seconds(folder, "0")),
 }
@@ -82,13 +78,7 @@ def test_reader_on_any_content_returns_or_raises_damaged_record(reader: str, han
 
 @pytest.mark.parametrize(
     "attempt",
-    [
-        {"members": 3},
-        {"members": []},
-        {"members": ["0.a"], "resume": "../../x"},
-        [],
-        ATTEMPT | {"number": 2, "time": 1e17},
-    ],
+    [{"members": 3}, {"members": []}, {"members": ["0"], "resume": "../x"}, [], ATTEMPT | {"number": 2, "time": 1e17}],
 )
 def test_damaged_attempt_is_one_line_with_its_file(attempt: Any, hand_made: Any) -> None:
     run = hand_made()

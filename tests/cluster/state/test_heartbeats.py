@@ -42,9 +42,7 @@ def test_ages_use_readers_clock(folder: Folder) -> None:
     assert peers.ages(164.5) == {"0.a": 4.5, "1.b": 0.5}
 
 
-@pytest.mark.parametrize(
-    "text", ["", '{"id": "1.', "[]", "{}", "\x00" * 40, '{"launch": "now", "id": "1.b", "phase": "sleeping"}']
-)
+@pytest.mark.parametrize("text", ["", '{"id": "1.', "[]", "{}", '{"launch": "now", "id": "1.b", "phase": "sleeping"}'])
 def test_refresh_damaged_file_keeps_last_status(folder: Folder, text: str) -> None:
     peers = folder.peers
     folder.write_status("1.b", last_step=5)

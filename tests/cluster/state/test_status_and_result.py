@@ -267,10 +267,7 @@ def test_add_job_times_start_fits_into_total_seconds(hand_made: Any) -> None:
 
 def test_machine_that_is_not_set_up_any_more_is_at_no_step(hand_made: Any) -> None:
     run = hand_made(machines=2)
-    rows = {
-        "0": MachineSetup(step=SetupStep.CONNECTING, reason="cannot be reached"),
-        "1": MachineSetup(step=SetupStep.ENVIRONMENT),
-    }
+    rows = {"0": MachineSetup(step=SetupStep.CONNECTING, reason="away"), "1": MachineSetup(step=SetupStep.ENVIRONMENT)}
     write_atomic(run.run_folder.path / "machines.json", to_json_bytes(encode(SetupRecord(machines=rows))))
 
     def states() -> list[str]:
@@ -286,9 +283,7 @@ def test_replacement_has_none_of_the_seconds_of_the_lost_machine(hand_made: Any)
     lost = (("setup", 0.0), ("warming", 361.0), ("training", 403.0), ("gone", 500.0))
     run.write_state_log(("setup", 0.0), ("warming", 300.0), ("training", 403.0))
     run.write_state_log(*lost, machine="1")
-    setup = SetupRecord(
-        machines={"0": MachineSetup(), "1": MachineSetup(restarted=510.0, seconds={SetupStep.CODE: 10.0})}
-    )
+    setup = SetupRecord(machines={"0": MachineSetup(), "1": MachineSetup(restarted=510, seconds={SetupStep.CODE: 10})})
     write_atomic(run.run_folder.path / "machines.json", to_json_bytes(encode(setup)))
     run.copy_logs()
     assert job_status.machine_rows(run.job.run)["1"].seconds == {"code": 10.0}, "it is not training yet"

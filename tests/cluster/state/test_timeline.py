@@ -152,9 +152,7 @@ def write_history(run: Any, seed: int = 0) -> None:
         run.write_attempt(number, f"0.{number}", reason="killed", resume_step=step, time=now)
         last = step + rng.randrange(0, 300)
         rows = [step_line(each, now + each - step, attempt=number) for each in range(step + 1, last, 5)]
-        epochs = [
-            epoch_line(each, now + each - step, attempt=number) for each in range(step + 1, last) if each % 64 == 0
-        ]
+        epochs = [epoch_line(n, now + n - step, attempt=number) for n in range(step + 1, last) if n % 64 == 0]
         run.write_metrics(number, *sorted([*rows, *epochs], key=lambda row: row["time"]), tail='{"kind": "tr')
         now += last - step + 10
         step = rng.randrange(step, max(step + 1, last))

@@ -134,17 +134,9 @@ SPOT_ROLE = "aws iam create-service-linked-role --aws-service-name spot.amazonaw
 @pytest.mark.parametrize(
     ("kind", "error", "parts"),
     [
-        (
-            NoAnswer,
-            client_error("UnauthorizedOperation", LONG_REFUSAL),
-            ["not permitted (You may not.)", "check --iam"],
-        ),
+        (NoAnswer, client_error("UnauthorizedOperation", LONG_REFUSAL), ["permitted (You may not.)", "check --iam"]),
         (NoAnswer, client_error("AccessDenied", LONG_POLICY), ["a policy forbids it", "explicit deny", "--tag KEY="]),
-        (
-            NoAnswer,
-            client_error("AccessDenied", "Not so, because no service control policy allows"),
-            ["policy forbids"],
-        ),
+        (NoAnswer, client_error("AccessDenied", "Not so, because no service control policy allows"), ["forbids"]),
         (NoAnswer, client_error("AccessDenied", "Not so, because no identity-based policy allows"), ["check --iam"]),
         (NoAnswer, boto.SSLError(endpoint_url="u", error="self-signed"), ["AWS_CA_BUNDLE"]),
         (NoAnswer, boto.ProxyConnectionError(proxy_url="http://proxy:3128"), ["http://proxy:3128", "HTTPS_PROXY"]),
@@ -169,11 +161,7 @@ SPOT_ROLE = "aws iam create-service-linked-role --aws-service-name spot.amazonaw
         (NoCredentials, boto.LoginTokenLoadError(error_msg="gone"), ["gone", "aws login --profile"]),
         (NoCredentials, boto.RefreshWithMFAUnsupportedError(), ["MFA code", "aws configure export-credentials"]),
         (NoCredentials, boto.CredentialRetrievalError(provider="x", error_msg="VPN is down"), ["VPN is down"]),
-        (
-            NoCredentials,
-            boto.MissingDependencyException(msg="pip install botocore[crt]"),
-            ["pip install botocore[crt]"],
-        ),
+        (NoCredentials, boto.MissingDependencyException(msg="install botocore[crt]"), ["install botocore[crt]"]),
         (NoCredentials, boto.InvalidConfigError(error_msg="no such source_profile"), ["no such source_profile"]),
         (CloudError, client_error("AuthFailure.ServiceLinkedRoleCreationNotPermitted"), [SPOT_ROLE]),
         (CloudError, client_error("TagPolicyViolation", "key 'CostCenter'"), ["CostCenter", "--tag KEY=VALUE"]),

@@ -39,9 +39,7 @@ def download(place: S3Prefix, folder: Path, path: str = "train/a.bin") -> tuple[
     return (folder / "a.bin").read_bytes(), counts
 
 
-@pytest.mark.parametrize(
-    ("url", "path"), [(f"{URL}/", "train/a.bin"), ("s3://imgnet-test", "data/imagenet/train/a.bin")]
-)
+@pytest.mark.parametrize("url, path", [(f"{URL}/", "train/a.bin"), ("s3://imgnet-test", "data/imagenet/train/a.bin")])
 def test_s3_prefix_reads_below_bucket_and_prefix_without_a_region(
     bucket: Any, url: str, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,11 +67,9 @@ def test_a_process_whose_group_could_not_be_formed_finds_new_processes_in_the_ne
 
     def work(rank: int, store: Path) -> float:
         if rank == 0:
-            address = f"file://{store}"
+            place = f"file://{store}"
             with pytest.raises(RuntimeError):
-                dist.init_process_group(
-                    "gloo", init_method=address, rank=0, world_size=2, timeout=timedelta(seconds=0.1)
-                )
+                dist.init_process_group("gloo", init_method=place, rank=0, world_size=2, timeout=timedelta(seconds=0.1))
             regroup.leave_group()
         join(store.with_name("second"), rank, 2)
         ones = torch.ones(1)

@@ -16,14 +16,8 @@ from train.tools.errors import TrainingError
 
 def dropout_net(classes: int) -> nn.Module:
     """Return a network that drops half of its few features, so that other random numbers give another run."""
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 8, 8),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(8 * 4 * 4, 16),
-        nn.Dropout(0.5),
-        nn.Linear(16, classes),
-    )
+    features = (nn.Conv2d(3, 8, 8, 8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 4 * 4, 16))
+    return nn.Sequential(*features, nn.Dropout(0.5), nn.Linear(16, classes))
 
 
 def test_dropout_same_on_one_and_two_processes(
@@ -38,9 +32,7 @@ def test_dropout_same_on_one_and_two_processes(
         trainer.train(decoder, 0)
         return [values.tolist() for values in trainer.model.parameters()]
 
-    parameters = [
-        torch.cat([torch.tensor(values).flatten() for values in in_group(world, work)[0]]) for world in (1, 2)
-    ]
+    parameters = [torch.cat([torch.tensor(value).flatten() for value in in_group(world, work)[0]]) for world in (1, 2)]
     torch.testing.assert_close(*parameters, rtol=1e-3, atol=1e-5)
 
 

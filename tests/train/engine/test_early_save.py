@@ -13,9 +13,7 @@ class SyncedTrainer:
 
     def __init__(self, folder: Path) -> None:
         images = RandomImages(train=80)
-        trainer: Any = make_trainer(
-            folder, make_recipe(make_phase((0, 1), batch=8, lr=0.1)), images, linear_classifier()
-        )
+        trainer: Any = make_trainer(folder, make_recipe(make_phase((0, 1), 8, 0.1)), images, linear_classifier())
         self.trainer = trainer
         self.saved_steps: list[int] = []
         self.trainer.saver = SimpleNamespace(

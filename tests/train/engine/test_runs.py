@@ -26,10 +26,7 @@ IMAGES_SEEN = 4 * 50
 
 def trained_tensors(state: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Return what training computes: weights, running statistics and momenta."""
-    momenta = {
-        f"momentum {key}": parameter_state["momentum_buffer"]
-        for key, parameter_state in state["optimizer"]["state"].items()
-    }
+    momenta = {f"momentum {key}": each["momentum_buffer"] for key, each in state["optimizer"]["state"].items()}
     return {**state["model"], **momenta}
 
 

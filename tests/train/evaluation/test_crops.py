@@ -56,9 +56,7 @@ def test_plan_eval_batches_each_image_in_one_batch_of_one_rank(crop: str, world:
         ]
         assert sorted(image_id for request in requests for image_id in request.ids.tolist()) == list(range(20))
         assert {(request.copy, request.squares) for request in requests} == {(48, 5 if crop in ("five", "tta") else 1)}
-        assert all(
-            len(request.ids) == 1 or np.prod(request.batch_shape) / 3 <= 1.5 * pixel_budget for request in requests
-        )
+        assert all(len(each.ids) == 1 or np.prod(each.batch_shape) / 3 <= 1.5 * pixel_budget for each in requests)
         assert crop == "rect" or {request.shape for request in requests} == {(64, 64)}
 
 

@@ -216,9 +216,7 @@ class FixedSizeNet(torch.nn.Module):
         return images.flatten(1) @ torch.ones(3 * 32 * 32, 10)
 
 
-@pytest.mark.parametrize(
-    ("precision", "used"), [("auto", "auto"), ("fp16", "fp16"), ("fp32", "fp32"), ("bf16", "auto")]
-)
+@pytest.mark.parametrize("precision, used", [("auto", "auto"), ("fp16", "fp16"), ("fp32", "fp32"), ("bf16", "auto")])
 def test_evaluation_computes_in_the_precision_of_the_training(
     precision: str, used: str, tiny: Any, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

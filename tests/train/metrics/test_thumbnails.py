@@ -15,9 +15,7 @@ from train.metrics import thumbnails
 
 def test_write_thumbnails_chooses_small_images_of_every_shape(tmp_path: Path) -> None:
     shapes = ((600, 400), (400, 600), (500, 500), (4000, 40))
-    thumbnails.write_thumbnails(
-        load_index(draw_val(tmp_path / "data", "a", "b", "c", sizes=shapes), "val"), tmp_path, 1
-    )
+    thumbnails.write_thumbnails(load_index(draw_val(tmp_path / "d", "a", "b", "c", sizes=shapes), "val"), tmp_path, 1)
     images = thumbnails.read_thumbnails(tmp_path)
     assert len(images) == 6 and images[0].size == (400, 600) and images[-1].size == (4000, 40)
     assert {thumbnail.label for thumbnail in images} <= {"a", "b", "c"}

@@ -110,9 +110,7 @@ def test_build_from_library_without_weights_sets_zero_gamma(
     expected["torchvision"] = {"weights": None, "zero_init_residual": zero}
     assert calls == [{"name": "resnet50", **expected[library]}]
     assert net.block.bn2.weight.eq(0 if zero else 1).all() and net.head.out_features == 6
-    assert log == [
-        f"{library}:resnet50, designed for 224 x 224 pixels: accepts any size, because it pools before its classifier"
-    ]
+    assert len(log) == 1 and f"{library}:resnet50, designed for 224 x 224 pixels: accepts any size" in log[0]
 
 
 def test_build_from_library_without_zero_init_argument_logs_it(calls: list[dict[str, Any]]) -> None:

@@ -46,9 +46,7 @@ def test_schedule_on_other_gpus_has_a_note() -> None:
     assert "stated for 4 GPUs; on 3 processes" in note and note.count("0.75") == 2
 
 
-@pytest.mark.parametrize(
-    ("gpus", "images", "has_note"), [(4, 16, False), (5, 1600, False), (5, 1500, True), (8, 50, True)]
-)
+@pytest.mark.parametrize("gpus, images, has_note", [(4, 16, False), (5, 1600, False), (5, 1500, True), (8, 50, True)])
 def test_more_gpus_than_nominal_with_few_steps_have_a_note(gpus: int, images: int, has_note: bool) -> None:
     note = Schedule(make_recipe(make_phase((0, 2), 16, 0.4), machines=2, gpus=2), images, gpus).small_set_note
     assert bool(note) == has_note

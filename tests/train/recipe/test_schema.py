@@ -13,13 +13,7 @@ from train.recipe import Data, Model, Optim, Phase, Recipe
 
 NAN, INF = math.nan, math.inf
 NOT_NUMBERS: list[Any] = [NAN, INF, -INF, -0.1, True, "0.1", None]
-NOT_PAIRS = [
-    (),
-    (0.1,),
-    (0.1, 0.2, 0.3),
-    *((0.1, wrong) for wrong in NOT_NUMBERS),
-    *((wrong, 1) for wrong in NOT_NUMBERS),
-]
+NOT_PAIRS = [(), (0.1,), (0.1, 0.2, 0.3), *((0.1, bad) for bad in NOT_NUMBERS), *((bad, 1) for bad in NOT_NUMBERS)]
 
 
 def make_phase(**changes: Any) -> Phase:

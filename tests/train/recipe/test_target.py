@@ -25,9 +25,7 @@ def test_target_parse_metric_and_percent(text: str, target: Target) -> None:
     assert Target.parse(text) == target and str(target) == text
 
 
-@pytest.mark.parametrize(
-    "text", ["", "93", "top5", "top5=", "top5=x", "top5=0", "top5=101", "top5=nan", "top3=5", "top1=-1"]
-)
+@pytest.mark.parametrize("text", ["", "93", "top5", "top5=x", "top5=0", "top5=101", "top5=nan", "top3=5", "top1=-1"])
 def test_target_parse_refuses_other_texts_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match="top5=93"):
         Target.parse(text)

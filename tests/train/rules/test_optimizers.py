@@ -122,9 +122,7 @@ def assert_paths_equal(actual_path: list[dict[str, Array]], expected_path: list[
     for step, (actual, expected) in enumerate(zip(actual_path, expected_path, strict=True)):
         assert actual.keys() == expected.keys()
         for name in actual:
-            np.testing.assert_allclose(
-                actual[name], expected[name], rtol=1e-11, atol=1e-13, err_msg=f"step {step}, {name}"
-            )
+            np.testing.assert_allclose(actual[name], expected[name], rtol=1e-11, atol=1e-13, err_msg=f"{step}, {name}")
 
 
 NORM = {"1.weight", "1.bias"}  # does not decay; the classifier's bias does, as with 2018's --no-bn-wd

@@ -104,14 +104,12 @@ def test_size_grows_in_equal_stages_and_leaves_the_rates_alone() -> None:
     shapes = {request.epoch: set[Any]() for request in sampler.all_requests(0, 0)}
     for request in sampler.all_requests(0, 0):
         shapes[request.epoch].add((request.split, request.shape))
-    expected_sizes = [128 + (224 - 128) * i // 3 for i in range(4)]
-    assert [shapes[i] for i in range(4)] == [
-        {("train", (size, size)), ("val", (size, size))} for size in expected_sizes
-    ]
+    expected = [128 + (224 - 128) * i // 3 for i in range(4)]
+    assert [shapes[i] for i in range(4)] == [{("train", (size, size)), ("val", (size, size))} for size in expected]
     np.testing.assert_array_equal(learning_rates(grown), learning_rates(fixed))
     rows = grown.table()
     assert [(row.start, row.end, row.size, row.steps) for row in rows] == [
-        (i, i + 1, size, 3) for i, size in enumerate(expected_sizes)
+        (i, i + 1, size, 3) for i, size in enumerate(expected)
     ]
     assert (rows[0].lr[0], rows[-1].lr[1]) == fixed.table()[0].lr
     lr_by_step = learning_rates(fixed)

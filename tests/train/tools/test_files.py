@@ -55,9 +55,7 @@ def test_failed_write_keeps_the_old_content_and_no_temporary_file(write: Any, tm
 
 def test_read_with_checksum_detects_any_flipped_bit_and_cut_or_added_bytes(tmp_path: Path) -> None:
     sealed, path = sealed_files.with_checksum(PAYLOAD), tmp_path / "x"
-    flipped = (
-        sealed[:place] + bytes([sealed[place] ^ 1 << place % 8]) + sealed[place + 1 :] for place in range(len(sealed))
-    )
+    flipped = (sealed[:at] + bytes([sealed[at] ^ 1 << at % 8]) + sealed[at + 1 :] for at in range(len(sealed)))
     cut = (sealed[:length] for length in range(len(sealed)))
     for data in (*flipped, *cut, sealed + b"\0", sealed + b"\n", b"\n" + sealed):
         path.write_bytes(data)

@@ -245,18 +245,14 @@ def test_refused_public_addresses_release_the_machines_also_after_a_crash(
 
 
 def test_missing_right_to_give_addresses_is_no_refusal(refused_addresses: Any) -> None:
-    job_instances = refused_addresses(
-        CloudError("ec2:ModifyNetworkInterfaceAttribute is not permitted", "UnauthorizedOperation")
-    )
+    job_instances = refused_addresses(CloudError("ec2:ModifyNetworkInterface: not permitted", "UnauthorizedOperation"))
     with pytest.raises(NoMachines, match="not permitted"):
         job_instances.ensure_reachable(job_instances.machines)
     assert job_instances.internet is Internet.PUBLIC
 
 
 def test_limits_hold_when_the_clock_is_set_back_after_the_start_of_a_launch(make_instances: Any) -> None:
-    ending = InstanceEnded(
-        time=NOW - HOUR, id="i-10", name="0", ended=NOW - HOUR, reason="Client.InstanceInitiatedShutdown: limit"
-    )
+    ending = InstanceEnded(time=NOW - HOUR, id="i-10", name="0", ended=NOW - HOUR, reason=LIMIT)
     earlier = [LaunchStarted(time=NOW - 9 * HOUR, launch_id="first"), *granted(2, NOW - 8 * HOUR, place(), "0")]
     start = LaunchStarted(time=NOW, launch_id="second")
     job_instances = make_instances(1, *earlier, start, *granted(1, NOW - 2 * HOUR, place(), "0"), ending)
@@ -355,12 +351,10 @@ def test_price_limit_is_reached_while_the_rest_pays_for_the_end(
     make_instances: Any, hours: float, written_gb: int, max_hours: float | None, is_reached: bool
 ) -> None:
     start = time.time() - hours * HOUR
-    job_instances = make_instances(
-        1, *granted(1, start, place(10.0), "0"), max_hours=max_hours, rental={"max_dollars": 40.0}
-    )
-    move_traffic(job_instances, start, start + 60, written_gb)
-    assert job_instances.is_price_limit_reached is is_reached
-    assert job_instances.total_dollars(time.time()) < 40.0, "it is reached before all is spent"
+    job = make_instances(1, *granted(1, start, place(10.0), "0"), max_hours=max_hours, rental={"max_dollars": 40.0})
+    move_traffic(job, start, start + 60, written_gb)
+    assert job.is_price_limit_reached is is_reached
+    assert job.total_dollars(time.time()) < 40.0, "it is reached before all is spent"
 
 
 # --- spares ----------------------------------------------------------------------------------------------------------
@@ -509,9 +503,7 @@ def test_job_without_its_claim_rents_and_terminates_nothing(
             lambda lost=lost: lost.terminate(["i-10"], "left"),
         )
         for action in actions:
-            with pytest.raises(
-                AdoptedElsewhere, match=r"another computer \(ann on desk\), which .* since 20.*imgnet-cluster down job-"
-            ):
+            with pytest.raises(AdoptedElsewhere, match=r"computer \(ann on desk\), .* since 20.*cluster down job-"):
                 action()
     assert make_instances(1, name="job-3").list_machines() == {}, "nothing was rented, so nothing can be adopted"
     monkeypatch.setattr(claims, "read_claim", lambda account, uid: Claim(id="a" * 32))

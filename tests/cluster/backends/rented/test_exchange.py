@@ -217,9 +217,7 @@ def test_machine_whose_gpus_do_not_answer_during_set_up_is_exchanged(backend: To
     broken_ids = {"toy-2", "toy-3"}
 
     def set_up_machines() -> None:
-        fleet.broken_machines = {
-            machine.name: GPU_LOST for machine in ToyCloud.rented.values() if machine.id in broken_ids
-        }
+        fleet.broken_machines = {each.name: GPU_LOST for each in ToyCloud.rented.values() if each.id in broken_ids}
         if fleet.broken_machines:
             raise SetupFailed(f"machine: {GPU_LOST}")
 

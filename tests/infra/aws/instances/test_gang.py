@@ -189,10 +189,7 @@ def test_idempotent_mismatch_recovers_machines_by_tag(bed: GangTestbed) -> None:
     write_journal(bed.journal.path, request)
     instances.terminate(bed.account, [first[0].id])
     assert bed.gang().finish_open_requests() == [] and bed.live_instances() == []
-    assert (
-        "IdempotentParameterMismatch" in bed.log_lines[-1]
-        and "2 of 3 machines appeared and were terminated" in bed.log_lines[-1]
-    )
+    assert "IdempotentParameterMismatch" in bed.log_lines[-1] and "2 of 3 machines appeared" in bed.log_lines[-1]
 
 
 # --- launched machines------------------------------------------------------------------------------------------------
