@@ -129,12 +129,10 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvidiaS
     fake.sampler.gpus.close()
 
 
-WAIT_FOR_GO = 'until [ -e "$(dirname "$0")/go" ]; do sleep 0.01; done'
-
-
 def test_gpus_are_those_of_the_newest_lines_and_become_stale_while_nvidia_smi_hangs(smi: FakeNvidiaSmi) -> None:
     lines = 'echo "0, 97, 61234, 64, 612.50"; echo nonsense; echo "1, [N/A], 10, [Unknown Error], 70.1"'
-    sampler = smi.install(f'{lines}; {WAIT_FOR_GO}; printf "0, 1, 2, "; sleep 0.1; echo "3, 4"; exec sleep 100')
+    wait_for_go = 'until [ -e "$(dirname "$0")/go" ]; do sleep 0.01; done'
+    sampler = smi.install(f'{lines}; {wait_for_go}; printf "0, 1, 2, "; sleep 0.1; echo "3, 4"; exec sleep 100')
     first, second = wait_for(lambda: (gpus := sampler.sample().gpus)[1:] and gpus)
     assert first == GpuLoad(use=97.0, memory_gb=64.21, temperature=64.0, watts=612.5)
     assert second == GpuLoad(memory_gb=0.01, watts=70.1)

@@ -78,11 +78,6 @@ def attempt(number: int = 1, **more: Any) -> Attempt:
     return Attempt(**{"number": number, "members": ("0.a", "1.b"), "master_port": 1234, **more})
 
 
-def wait_for_exit(trainers: Trainers) -> ProcessesExit:
-    """Wait until trainers have ended, and return how."""
-    return wait_for(lambda: trainers.collect_exit(trainers.exit_codes()))
-
-
 WRITE_ASSIGNMENT = (
     "(out / f'assignment-{rank}').write_text(json.dumps([argv, dict(os.environ), os.getpid()])); until(lambda: False)"
 )
@@ -208,7 +203,8 @@ def test_collect_exit_tells_reason_and_fault(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
     trainers = make_trainers(f"{text}\nuntil(lambda: False)", procs=2)
     trainers.start(attempt(), 1)
-    assert wait_for_exit(trainers) == ProcessesExit(AgentPhase.FAILED, reason, fault)
+    end = wait_for(lambda: trainers.collect_exit(trainers.exit_codes()))
+    assert end == ProcessesExit(AgentPhase.FAILED, reason, fault)
 
 
 def test_dump_stacks_writes_stacks_to_log(make_trainers: Any) -> None:

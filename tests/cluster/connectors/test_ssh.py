@@ -230,13 +230,13 @@ def test_start_up_file_that_starts_another_shell_is_named(
 
 # --- a connection that drops --------------------------------------------------------------------------------------
 
-SCRIPT = "echo ran >>ran; head -c 3000000 /dev/zero; while [ ! -e go ]; do sleep 0.01; done; cat; echo end >&2; exit 5"
-
 
 def test_run_survives_cut_connection_and_runs_once(
     server: Any, connector: SSHConnector, pool: ThreadPoolExecutor
 ) -> None:
-    future = pool.submit(connector.run, ["sh", "-c", SCRIPT], check=False, input=b"in")
+    wait = "while [ ! -e go ]; do sleep 0.01; done"
+    script = f"echo ran >>ran; head -c 3000000 /dev/zero; {wait}; cat; echo end >&2; exit 5"
+    future = pool.submit(connector.run, ["sh", "-c", script], check=False, input=b"in")
     for _ in range(2):
         wait_for(lambda: (server.home / "ran").exists() and server.cut())
         wait_for(lambda: len(server.sshd_pids()) > 1)

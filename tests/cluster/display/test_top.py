@@ -53,14 +53,6 @@ def cells(machines: dict[str, MachineRow], now: float = 0.0, tracker: StatusAgeT
     return [{name: str(cell) for name, cell in row.items()} for row in rows]
 
 
-def shown(machines: dict[str, MachineRow], width: int) -> list[str]:
-    """The lines of `top` on a terminal of a width."""
-    console = Console(width=width, file=io.StringIO())
-    with console.capture() as capture:
-        console.print(render(JOB, machines, 0.0, StatusAgeTracker(), width))
-    return [line.rstrip() for line in capture.get().splitlines()]
-
-
 @pytest.mark.parametrize(
     "sparse_machine",
     [NEW_MACHINE, machine(state="", **{**UNKNOWN, "use": MachineLoad(gpus=(GpuLoad(), GpuLoad())), "busy": (None,)})],
@@ -120,7 +112,11 @@ def test_stale_machine_is_not_the_slowest() -> None:
 @pytest.mark.parametrize("width", range(10, 200, 10))
 def test_columns_fit_the_width_and_are_dropped_by_importance(width: int) -> None:
     assert {*COLUMN_DROP_ORDER} == {*TOP_COLUMNS} - {"machine"}
-    lines = shown({"0": machine(), "1": machine(busy=(0.7, 0.95))}, width)
+    machines = {"0": machine(), "1": machine(busy=(0.7, 0.95))}
+    console = Console(width=width, file=io.StringIO())
+    with console.capture() as capture:
+        console.print(render(JOB, machines, 0.0, StatusAgeTracker(), width))
+    lines = [line.rstrip() for line in capture.get().splitlines()]
     assert max(map(len, lines)) <= width
     heading = next(line for line in lines if line.startswith("machine"))
     columns = [name for name in TOP_COLUMNS if re.search(rf"(^| ){name}( |$)", heading)]

@@ -16,11 +16,9 @@ from infra.costs import Traffic
 from train.tools.records import encode
 from train.tools.text_files import to_json_bytes
 
-DOLLAR_PER_SECOND = 3600.0  # as a price per hour
 
-
-def write_journal(run: Any, *machines: tuple[str, float, float], price: float | None = DOLLAR_PER_SECOND) -> None:
-    """Write the journal of machines given as (instance ID, launch time, end time)."""
+def write_journal(run: Any, *machines: tuple[str, float, float], price: float | None = 3600.0) -> None:
+    """Write the journal of machines given as (instance ID, launch time, end time), for a dollar a second."""
     place = Place(region="us-east-1", zone="us-east-1a", type="p5.48xlarge", market="on-demand", price=price)
     events: list[JournalEvent] = []
     for number, (id, launched, ended) in enumerate(machines, 1):

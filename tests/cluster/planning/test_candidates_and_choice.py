@@ -26,8 +26,7 @@ from train.recipe import Model
 from train.recipe.schedule import Schedule
 from train.tools.records import encode
 
-RECIPE = str(Path(__file__).resolve().parents[3] / "recipes/resnet50_18min.py")
-(LARGE,) = load_recipes(RECIPE)
+(LARGE,) = load_recipes("recipes/resnet50_18min.py")
 A100 = candidates.get_machine_type("p4d.24xlarge")
 H100 = candidates.get_machine_type("p5.48xlarge")
 OWN_CPU = catalog.MachineType("as job-3's", 2, "CPU", 0.0, None, 0.0)

@@ -19,8 +19,7 @@ RECIPE = Recipe(
     name="tiny", data=Data(name="d", root="/nowhere", train=1000, val=10), model=Model(name="resnet10_tiny"),
     machines=2, gpus=4, phases=PHASES,
 )  # fmt: skip
-RECIPES = Path(__file__).resolve().parents[3] / "recipes"
-(LARGE,), (QUICKSTART,) = (load_recipes(str(RECIPES / name)) for name in ("resnet50_18min.py", "quickstart.py"))
+(LARGE,), (QUICKSTART,) = (load_recipes(f"recipes/{name}") for name in ("resnet50_18min.py", "quickstart.py"))
 
 
 @pytest.fixture(autouse=True)

@@ -255,8 +255,7 @@ def trained_run(hand_made: Any, epochs: int = 2, **changes: Any) -> Any:
     return made
 
 
-PHASE = TINY.phases[0]
-TO_ZERO = replace(TINY, phases=[replace(PHASE, lr=(0.1, 0.0), shape="cosine")])
+TO_ZERO = replace(TINY, phases=[replace(TINY.phases[0], lr=(0.1, 0.0), shape="cosine")])
 COMMAND = Command(argv=("true",), name="mine")
 
 

@@ -308,9 +308,6 @@ def test_agent_proposes(statuses: list[MachineStatus], seen: dict[str, Any], exp
     assert {name: getattr(attempt, name) for name in expected} == expected
 
 
-Crash = tuple[str, int]  # the machine whose own fault it is, and the step
-
-
 @pytest.mark.parametrize(
     ("crashes", "rules", "expected"),
     [
@@ -329,7 +326,8 @@ Crash = tuple[str, int]  # the machine whose own fault it is, and the step
                      id="a single machine is not named"),
     ],
 )  # fmt: skip
-def test_crashes_in_a_row(crashes: list[Crash], rules: MembershipRules, expected: dict[str, Any]) -> None:
+def test_crashes_in_a_row(crashes: list[tuple[str, int]], rules: MembershipRules, expected: dict[str, Any]) -> None:
+    """Each crash is given as the machine whose own fault it is, and the step."""
     attempt = FIRST if rules.target_size > 1 else replace(FIRST, members=("0.a",))
     for culprit, step in crashes:
         assert attempt.end_state is None, "it ended too early"

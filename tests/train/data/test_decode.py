@@ -95,17 +95,12 @@ def test_large_image_is_read_without_a_warning_of_pil() -> None:
     assert (ran.stdout, ran.stderr) == ("(10000, 9000, 3)\n", "")
 
 
-def png_with_long_texts(image: Image.Image) -> bytes:
-    """A workflow of an image generator in a text, and a large color profile."""
-    texts = PngImagePlugin.PngInfo()
-    texts.add_itxt("workflow", "a" * 3_000_000, zip=True)
-    return encode(image, "PNG", pnginfo=texts, icc_profile=bytes(3_000_000))
-
-
 def unusual_files() -> dict[str, bytes]:
     image = drawn_image().resize((180, 120))
     exif = Image.Exif()
     exif[0x0112] = 6  # rotated by 90 degrees
+    texts = PngImagePlugin.PngInfo()
+    texts.add_itxt("workflow", "a" * 3_000_000, zip=True)  # as image generators write it
     plain = encode(image, "JPEG")
     return {
         "plain": plain,
@@ -118,7 +113,7 @@ def unusual_files() -> dict[str, bytes]:
         "restart markers": encode(image, "JPEG", restart_marker_blocks=5),
         "rotated by EXIF": encode(image, "JPEG", exif=exif),
         **{f"PNG {mode}": encode(image.convert(mode), "PNG") for mode in ("RGB", "RGBA", "P", "L")},
-        "PNG with long texts": png_with_long_texts(image),
+        "PNG with long texts": encode(image, "PNG", pnginfo=texts, icc_profile=bytes(3_000_000)),
         "BMP": encode(image, "BMP"),
         "junk after the end": plain + b"junk",
         "bytes before the end": plain[:-2] + b"\0" * 9 + plain[-2:],

@@ -19,7 +19,6 @@ from train.distributed import network, peer_filter, rendezvous
 from train.tools.agent_protocol import PEERS_VARIABLE, TOKEN_VARIABLE
 from train.tools.process import free_port
 
-TIMEOUT = datetime.timedelta(seconds=10)
 MEMBER, JOINER, STRANGER = "127.0.0.2", "127.0.0.3", "127.0.0.66"
 
 
@@ -40,7 +39,7 @@ def store_port(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
         monkeypatch.setenv("MASTER_PORT", str(port))
         monkeypatch.setenv(TOKEN_VARIABLE, "secret")
         monkeypatch.setenv(PEERS_VARIABLE, ",".join(addresses))
-        stores.append(rendezvous.open_store(0, 2, TIMEOUT))
+        stores.append(rendezvous.open_store(0, 2, datetime.timedelta(seconds=10)))
         return port
 
     return open_store

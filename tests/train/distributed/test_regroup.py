@@ -17,11 +17,10 @@ from support.forked_ranks import run_ranks
 from train.distributed import ddp, regroup
 from train.recipe.components import Comm
 
-TIMEOUT = timedelta(seconds=50)  # the tests fail when a collective waits for it
-
 
 def join(store: Path, rank: int, world: int) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=TIMEOUT)
+    timeout = timedelta(seconds=50)  # the tests fail when a collective waits for it
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timeout)
 
 
 def gradient_after_backward(net: Any, rank: int) -> float:

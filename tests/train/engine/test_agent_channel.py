@@ -27,15 +27,12 @@ def work_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def read_progress(work_dir: Path) -> TrainerProgress | None:
-    return read_record(work_dir / "progress.json", TrainerProgress)
-
-
 def test_report_state_merges_numbers_and_replaces_the_file(work_dir: Path) -> None:
     channel = AgentChannel()
     channel.report_state(TrainerState.WARMING, steps=10, step=0)
     channel.report_state(TrainerState.TRAINING, step=3, top1=float("nan"))
-    assert read_progress(work_dir) == TrainerProgress(state=TrainerState.TRAINING, steps=10, step=3, top1=None)
+    expected = TrainerProgress(state=TrainerState.TRAINING, steps=10, step=3, top1=None)
+    assert read_record(work_dir / "progress.json", TrainerProgress) == expected
     assert [path.name for path in work_dir.iterdir()] == ["progress.json"]
 
 

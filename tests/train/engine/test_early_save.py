@@ -30,19 +30,14 @@ class SyncedTrainer:
             self.trainer.sync_metrics(self.epoch)
 
 
-@pytest.fixture
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder in which the agent asks."""
-    (tmp_path / "work").mkdir()
-    monkeypatch.setenv("IMGNET_WORK", str(tmp_path / "work"))
-    return tmp_path / "work"
-
-
-def test_requested_checkpoint_is_written_once_behind_the_one_that_is_being_written(work: Path, tmp_path: Path) -> None:
+def test_requested_checkpoint_is_written_once_behind_the_one_that_is_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IMGNET_WORK", str(tmp_path))
     run = SyncedTrainer(tmp_path / "out")
     run.run_steps(2)
     run.trainer.saver.is_writing = True
-    (work / "save").touch()
+    (tmp_path / "save").touch()
     run.run_steps(2)
     assert run.saved_steps == []
     run.trainer.saver.is_writing = False

@@ -10,8 +10,6 @@ from train.engine.main import choose_recipe
 from train.engine.options import TrainOptions, parse_run_options
 from train.tools.records import encode
 
-JOB_OPTIONS = TrainOptions(data="/images", workers=0, skip_bad=True, target="top5=93", scale=0.5, max_steps=7, gpus=8)
-
 
 def test_precision_of_the_recipe_and_of_the_option(tmp_path: Path) -> None:
     path = tmp_path / "tiny.py"
@@ -31,7 +29,8 @@ def test_precision_of_the_recipe_and_of_the_option(tmp_path: Path) -> None:
 
 def test_options_file_and_command_line_give_the_same_options(tmp_path: Path) -> None:
     file = tmp_path / "options.json"
-    file.write_text(json.dumps(encode(JOB_OPTIONS)))
+    options = TrainOptions(data="/images", workers=0, skip_bad=True, target="top5=93", scale=0.5, max_steps=7, gpus=8)
+    file.write_text(json.dumps(encode(options)))
     typed = ["--data", "/images", "--workers", "0", "--skip-bad", "--target", "top5=93", "--scale", "0.5"]
     per_process = ["r.json", "--out", "o", "--attempt", "3"]
     from_file = parse_run_options([*per_process, "--options", str(file)])

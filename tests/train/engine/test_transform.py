@@ -1,7 +1,6 @@
 """Runs with a transform of the user: in one and two processes, resumed, and with functions that fail."""
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from support.trainer_in_process import open_trainer
 
 from train.distributed.process_group import ProcessGroup
 from train.engine import trainer as engine_trainer
-from train.recipe import Phase, Recipe
+from train.recipe import Phase
 from train.tools import checkpoint_io
 from train.tools.errors import TrainingError
 
@@ -28,19 +27,13 @@ def shifted(pixels: Any, generator: np.random.Generator) -> Any:
     return pixels
 
 
-def augmented_recipe(tiny: Callable[..., Recipe]) -> Recipe:
-    phases = [
-        Phase(epochs=(0, 1), size=32, batch=8, lr=0.05, augment="trivial"),
-        Phase(epochs=(1, 2), size=48, batch=8, lr=0.01),
-    ]
-    return tiny(phases=phases, transform="mine:shifted")
-
-
 def test_runs_of_one_and_two_processes_and_resumed_ones_see_the_same_images(
     tiny: Any, tiny_data: Path, tmp_path: Path, in_group: Any, mine: Any
 ) -> None:
     mine.shifted = shifted
-    recipe = augmented_recipe(tiny)
+    augmented = Phase(epochs=(0, 1), size=32, batch=8, lr=0.05, augment="trivial")
+    phases = [augmented, Phase(epochs=(1, 2), size=48, batch=8, lr=0.01)]
+    recipe = tiny(phases=phases, transform="mine:shifted")
 
     def run(group: ProcessGroup, name: str, state: Any = None) -> dict[int, Any]:
         trainer, decoder = open_trainer(recipe, tiny_data, tmp_path / f"{name}-{group.rank}", group)

@@ -180,11 +180,9 @@ def test_write_settings_and_session_end_in_the_run_folder(tmp_path: Path) -> Non
     assert values == settings and len(list(tmp_path.iterdir())) == 1, "they do not make a run of their own"
 
 
-COUNTS = np.array([[8, 2, 0, 0], [1, 5, 0, 4], [0, 0, 0, 0], [0, 0, 1, 9]])
-
-
 def test_from_counts_keeps_every_error_and_names_the_worst() -> None:
-    confusion = Confusion.from_counts(("cat", "dog", "fox", "wolf"), COUNTS)
+    counts = np.array([[8, 2, 0, 0], [1, 5, 0, 4], [0, 0, 0, 0], [0, 0, 1, 9]])
+    confusion = Confusion.from_counts(("cat", "dog", "fox", "wolf"), counts)
     pairs = ((1, 3, 4), (0, 1, 2), (1, 0, 1), (3, 2, 1))
     expected = Confusion(classes=("cat", "dog", "fox", "wolf"), images=(10, 10, 0, 10), right=(8, 5, 0, 9), pairs=pairs)
     assert confusion == expected == decode(Confusion, encode(confusion))

@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 from train.tools import files, sealed_files, text_files
 from train.tools.agent_protocol import newest_intact_checkpoint
 
-PAYLOAD = b"weights and such\n" + bytes(range(256))
-
 
 def file_names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
@@ -54,7 +52,7 @@ def test_failed_write_keeps_the_old_content_and_no_temporary_file(write: Any, tm
 
 
 def test_read_with_checksum_detects_any_flipped_bit_and_cut_or_added_bytes(tmp_path: Path) -> None:
-    sealed, path = sealed_files.with_checksum(PAYLOAD), tmp_path / "x"
+    sealed, path = sealed_files.with_checksum(b"weights and such\n" + bytes(range(256))), tmp_path / "x"
     flipped = (sealed[:at] + bytes([sealed[at] ^ 1 << at % 8]) + sealed[at + 1 :] for at in range(len(sealed)))
     cut = (sealed[:length] for length in range(len(sealed)))
     for data in (*flipped, *cut, sealed + b"\0", sealed + b"\n", b"\n" + sealed):
@@ -114,24 +112,20 @@ def test_parse_json_any_bytes_is_value_or_value_error(text: bytes) -> None:
         assert not text_files.is_valid_json(text)
 
 
-@pytest.fixture(params=["FIFO", "folder", "loop", "device"])
-def strange_file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+@pytest.mark.parametrize("kind", ["FIFO", "folder", "loop", "device"])
+def test_readers_of_what_is_no_file_raise_and_do_not_wait(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
-    if request.param == "FIFO":
+    if kind == "FIFO":
         os.mkfifo(path)
-    elif request.param == "folder":
+    elif kind == "folder":
         path.mkdir()
     else:
-        path.symlink_to(path if request.param == "loop" else "/dev/zero")
-    return path
-
-
-def test_readers_of_what_is_no_file_raise_and_do_not_wait(strange_file: Path) -> None:
-    assert text_files.read_json(strange_file) is None
+        path.symlink_to(path if kind == "loop" else "/dev/zero")
+    assert text_files.read_json(path) is None
     for read in (files.read_file, files.open_regular, lambda path: list(text_files.read_lines(path))):
-        with pytest.raises(OSError, match=str(strange_file)):
-            read(strange_file)
-    with pytest.raises(OSError), files.locked(strange_file, 0):
+        with pytest.raises(OSError, match=str(path)):
+            read(path)
+    with pytest.raises(OSError), files.locked(path, 0):
         pass
 
 

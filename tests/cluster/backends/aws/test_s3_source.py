@@ -31,14 +31,6 @@ def ignore_progress(done_bytes: int, total_bytes: int) -> None:
     pass
 
 
-@pytest.fixture
-def root(tmp_path: Path, front: AwsFrontend) -> Path:
-    """A packed set that was uploaded."""
-    folder = make_set(tmp_path / "set")
-    assert S3Source(SET_URL).upload(folder, ignore_progress) == (10, 0)
-    return folder
-
-
 def fetch(target: Path, url: str = SET_URL) -> FetchResult:
     return fetch_sets([SetToFetch(S3Source(url), target)], log=lambda _: None)
 
@@ -66,8 +58,10 @@ def test_upload_of_a_damaged_or_incomplete_set_is_refused(tmp_path: Path, front:
 
 
 def test_fetch_goes_on_after_a_lasting_error_and_an_upload_skips_what_is_there(
-    root: Path, front: AwsFrontend, tmp_path: Path
+    front: AwsFrontend, tmp_path: Path
 ) -> None:
+    root = make_set(tmp_path / "set")
+    assert S3Source(SET_URL).upload(root, ignore_progress) == (10, 0)
     front.fault(action="GetObject", service="s3", code="AccessDenied", status=403, skip=4, times=99)
     with pytest.raises(ClusterError, match=r"s3://imgnet-sets/data/set/\S+: not permitted; .* --data s3://imgnet-sets"):
         fetch(tmp_path / "t")

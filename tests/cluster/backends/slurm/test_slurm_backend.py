@@ -46,9 +46,6 @@ def backend(hand_made: Any) -> SlurmBackend:
     return SlurmBackend(Run(run.spec, run.run_folder))
 
 
-JOB = SlurmJob(id="7", name=UID, state="RUNNING", reason="None", elapsed=300.0, seconds_left=None, nodes="n[1-2]")
-
-
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [("0:05", 5), ("12:00", 720), ("1:02:03", 3723), ("2-00:00:01", 172801), ("UNLIMITED", None), ("", None)],
@@ -101,9 +98,6 @@ def test_partition_that_slurm_hides_is_used_as_any_other(program: Any, backend: 
     assert "--all --steps" in batch_script(backend.run.spec, SlurmOptions(), backend.run.folder, ["0"], 0.0)
 
 
-PARTITIONS = "echo 'cpu|4|(null)|cpu*'; echo 'gpu|2|gpu:a100:8|gpu'"
-
-
 @pytest.mark.parametrize(
     ("options", "nodes", "message"),
     [
@@ -118,7 +112,7 @@ PARTITIONS = "echo 'cpu|4|(null)|cpu*'; echo 'gpu|2|gpu:a100:8|gpu'"
 def test_partition_that_cannot_run_the_job_is_refused_and_no_other(
     program: Any, options: dict[str, Any], nodes: int, message: str
 ) -> None:
-    program("sinfo", PARTITIONS)
+    program("sinfo", "echo 'cpu|4|(null)|cpu*'; echo 'gpu|2|gpu:a100:8|gpu'")
     with pytest.raises(BadInput, match=message) as failure:
         check_partition(SlurmOptions(**options), nodes)
     assert "\n" not in str(failure.value)
@@ -176,7 +170,8 @@ def test_may_run_agent(
     job: dict[str, Any], elapsed: list[float], silence: float, has_ended: bool, expected: bool
 ) -> None:
     steps = [SlurmStep(id="7.0", job_id="7", name="machine-0", node="n1", elapsed=seconds) for seconds in elapsed]
-    assert may_run_agent(replace(JOB, **job), steps, silence, has_ended) == expected
+    running = SlurmJob(id="7", name=UID, state="RUNNING", reason="", elapsed=300.0, seconds_left=None, nodes="n[1-2]")
+    assert may_run_agent(replace(running, **job), steps, silence, has_ended) == expected
 
 
 @pytest.mark.parametrize("home_is_ahead", [60.0, -3600.0])

@@ -138,9 +138,6 @@ def test_record_spot_costs_uses_the_price_history_once(bed: GangTestbed) -> None
     assert len(bed.journal.events(SpotCostKnown)) == 2 and bed.front.count("DescribeSpotPriceHistory") == 1
 
 
-ADDRESS_PER_SECOND = prices.ADDRESS_PER_HOUR / 3600
-
-
 def test_dollars_of_the_jump_hosts_address_and_of_the_nat_gateway_count_each_launch(tmp_path: Path) -> None:
     path = tmp_path / "cloud.jsonl"
     write_journal(
@@ -156,7 +153,7 @@ def test_dollars_of_the_jump_hosts_address_and_of_the_nat_gateway_count_each_lau
     seconds = {50: 0, 150: 50, 500: 100, 1500: 600, 99_999: 3800}
     nat_hours = {50: 0, 150: 1, 500: 1, 1500: 2, 99_999: 3}  # begun
     for now, cost in costs.items():
-        address_dollars = seconds[now] * ADDRESS_PER_SECOND
+        address_dollars = seconds[now] / 3600 * prices.ADDRESS_PER_HOUR
         assert cost.shared_address_dollars == pytest.approx(address_dollars)
         assert cost.nat_dollars == pytest.approx(nat_hours[now] * prices.NAT_PER_HOUR + address_dollars)
 

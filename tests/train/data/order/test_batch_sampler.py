@@ -22,7 +22,6 @@ CASES = [  # images, batch, gpus
     (7, 8, 5),  # not one full chunk
     *((random.Random(n).randint(1, 300), random.Random(-n).randint(1, 40), n % 6 + 1) for n in range(1, 7)),
 ]
-WORLDS = range(1, 6)
 
 
 def make_schedule(images: int, batch: int, gpus: int, epochs: int = 2, rect_train: bool = False) -> Schedule:
@@ -83,7 +82,7 @@ def test_train_requests_weigh_each_image_once_in_the_same_chunks_at_any_world_si
         ]
 
     steps = chunks(1)
-    assert all(chunks(world) == steps for world in WORLDS)
+    assert all(chunks(world) == steps for world in range(1, 6))
     for step, step_chunks in enumerate(steps):
         assert len({image_id for _, *ids in step_chunks for image_id in ids}) == epoch.images_in_step(step)
         assert all(2 <= len(ids) <= max(2, case[1]) for _, *ids in step_chunks)  # batch norm needs two at least

@@ -25,18 +25,11 @@ def test_subset_has_expected_count_and_is_sorted(images: int, scale: float, coun
     assert count in (1, images) or (ids != subset(4, images, scale)).any()
 
 
-def random_sizes(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return widths and heights from one pixel to a panorama."""
-    rng = np.random.default_rng(seed)
-    sides = [1, 2, 3, 31, 200, 375, 500, 3000]
-    return rng.choice(sides, 400), rng.choice(sides, 400)
-
-
 @pytest.mark.parametrize("draw_boxes", [random_boxes, random_position_boxes])
 @pytest.mark.parametrize("scale_or_aspect", [0.001, 0.08, 0.5, 2 / 3, 1.0])
 def test_boxes_lie_inside_image(draw_boxes: Any, scale_or_aspect: float) -> None:
     for seed in range(5):
-        widths, heights = random_sizes(seed)
+        widths, heights = np.random.default_rng(seed).choice([1, 2, 3, 31, 200, 375, 500, 3000], (2, 400))
         boxes, _ = draw_boxes(seed, 1, IDS, widths, heights, scale_or_aspect)
         top, left, height, width = boxes.T
         assert (top >= 0).all() and (left >= 0).all() and (height >= 1).all() and (width >= 1).all()

@@ -22,8 +22,6 @@ from train.data.index.open import DataError, Index, check_same_images, load_inde
 from train.data.packing.pack import PackResult, copy_targets, pack_set
 from train.data.packing.synthetic import draw_image
 
-IMAGES_BY_SPLIT = {"train": 4, "val": 2}
-
 
 @pytest.fixture(scope="module")
 def drawn_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -80,7 +78,7 @@ def test_pack_set_copies_keep_order_and_content(shard_bytes: int, source: Path, 
     result = resize(source, tmp_path / "copies", [64, 96], shard_bytes=shard_bytes)
     assert (result.written, result.kept, result.skipped_files, result.messages) == (12, 0, [], [])
     for size in (64, 96):
-        for split, count in IMAGES_BY_SPLIT.items():
+        for split, count in (("train", 4), ("val", 2)):
             full, copy = load_index(source, split), load_index(tmp_path / f"copies/{size}", split)
             check_same_images(full, copy)
             assert len(copy) == count and copy.names() == full.names() and copy.classes == full.classes
