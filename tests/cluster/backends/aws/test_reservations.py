@@ -87,6 +87,7 @@ def test_plan_of_a_group_is_in_the_region_of_the_group(front: AwsFrontend) -> No
         ({"types": ["p4d.24xlarge"]}, "{id}: it has machines of type p5.48xlarge, not p4d.24xlarge"),
         ({"zones": ("us-east-1a",)}, "{id}: it is in us-east-1b"),
         ({"regions": ("us-west-2",)}, "{id}: this account has no such reservation in us-west-2"),
+        ({"spares": 1, "late_spares": True}, "--late-spares needs spot machines, and --reservation has none"),
         ({"market": "on-demand"}, "{id}: its machines are of the market capacity-block; leave out --on-demand"),
         ({"max_dollars": 0.001}, "--max-price-total 0.001: the machines need 240 s to boot"),
         ({"offline": True}, "--reservation {id}: only AWS knows its type and zone"),
