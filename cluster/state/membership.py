@@ -410,14 +410,13 @@ def next_attempt(
         return Attempt(end_state=MachineState.FAILED, reason=reason)
     lost_ids = [member for member in attempt.members if member not in responsive_ids]
     reasons = [failure_reason] if failure_reason else []
-    for machine_ids, verb in (
-        (lost_ids, "lost"),
-        ([status.id for status in leaving], "left"),
-        (left_out_ids, "left out"),
-        (joining_ids, "joined"),
-    ):
+    left_ids = [status.id for status in leaving]
+    changes = ((lost_ids, "lost"), (left_ids, "left"), (left_out_ids, "left out"), (joining_ids, "joined"))
+    for machine_ids, verb in changes:
         if machine_ids:
             reasons.append(f"{_describe_machines(machine_ids)} {verb}")
+    told = [status for status in statuses.values() if status.phase == AgentPhase.SAVED and status.reason]
+    reasons += [_describe_failures(told[:1], rules)] if told else []
     return Attempt(
         members=members,
         reason="; ".join(reasons) or first_failure_reason,

@@ -227,12 +227,12 @@ def test_agent_waits_asks_or_fails(statuses: list[MachineStatus], seen: dict[str
         pytest.param(THREE_READY[:2], {"attempt": None, "seconds_in_phase": 60.1}, {"members": ("0.a", "1.b")},
                      id="fewer machines start when no other has come for a minute"),
         # planned changes
-        pytest.param([*SAVED_PAIR, *ready("3.d", "0.a")],
+        pytest.param([replace(SAVED_PAIR[0], reason="deaf"), SAVED_PAIR[1], *ready("3.d", "0.a")],
                      {"own_id": "1.b", "rules": FOUR,
                       "attempt": Attempt(number=2, members=("1.b", "2.c"), fault_counts={"1": 1}, crash_step=8,
                                          crash_count=2)},
-                     {"members": ("1.b", "2.c", "0.a"), "reason": "machine 0 joined", "fault_counts": {"1": 1},
-                      "crash_count": 0}, id="spares join up to the target size"),
+                     {"members": ("1.b", "2.c", "0.a"), "reason": "machine 0 joined; machine 1: deaf",
+                      "fault_counts": {"1": 1}, "crash_count": 0}, id="spares join up to the target size"),
         pytest.param(ALL_LEFT, {}, {"members": (), "end_state": "stopped", "reason": "notice of 0.a"}, id="all leave"),
         # after a loss
         pytest.param([*TWO_FAILED, *ready("2.new")], {"attempt": replace(FIRST, crash_count=2, crash_step=8)},
