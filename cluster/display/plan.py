@@ -114,7 +114,7 @@ def _summary_line(plan: Plan) -> str:
     own_price = "" if spec.backend == UNKNOWN_MACHINES else ", $0.00"
     price = ", price above" if plan.rental_plan else own_price
     if command := spec.own_command:
-        training = f"{command.name}: {command.text}"
+        training = f"{command.name}: {command.short_text}"
     else:
         training = f"{spec.recipe.name}: {spec.recipe.model.name} on {spec.recipe.data.name}"
     return f"{training}; {machines}, {processes}{price}"

@@ -75,7 +75,7 @@ def collect_facts(job: Job) -> JobFacts:
     return JobFacts(
         status=job.status(),
         result=result,
-        model=command.text if command else spec.recipe.model.name,
+        model=command.short_text if command else spec.recipe.model.name,
         place=job.backend.description,
         data="" if command else spec.recipe.data.name,
         settings=comparable_settings(job),
@@ -118,7 +118,7 @@ def _provenance(job: Job, clock: WorkClock) -> dict[str, str]:
     if command := spec.own_command:
         project = spec.user_project.folder if spec.user_project else ""
         rows = {
-            "command": command.text,
+            "command": command.short_text,
             "project": project,
             "commit of the program": commit,
             "data": spec.train.data,

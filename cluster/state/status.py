@@ -203,7 +203,7 @@ def job_status(run: Run, result: JobResult | None) -> JobStatus:
         job=run.spec.name,
         recipe=run.spec.workload.name,
         work=run.spec.work_kind,
-        command=run.spec.own_command.text if run.spec.own_command else "",
+        command=run.spec.own_command.short_text if run.spec.own_command else "",
         backend=run.spec.backend,
         machines=run.spec.machines,
         procs=run.spec.procs,

@@ -26,6 +26,7 @@ RESERVED_VARIABLES = (
 )
 INTERPRETERS = re.compile(r"(python[0-9.]*|bash|sh)")
 LONG_FLAGS_WITH_VALUE = ("--rcfile", "--init-file", "--check-hash-based-pycs")  # of bash and Python
+MAX_SHOWN_CHARACTERS = 500  # of a command, whose whole text is in job.json
 MAX_PROCS = 1000
 
 
@@ -152,6 +153,12 @@ class Command:
     def text(self) -> str:
         """The command as it is typed in a shell."""
         return shlex.join(self.argv)
+
+    @property
+    def short_text(self) -> str:
+        """The command in one line, as it is shown. The end of a long one is left out."""
+        line = " ".join(self.text.split())
+        return line if len(line) <= MAX_SHOWN_CHARACTERS else f"{line[: MAX_SHOWN_CHARACTERS - 3]}..."
 
     def for_machines(self, machines: int) -> Self:
         """Return the command for a number of machines: itself, as it has no schedule."""

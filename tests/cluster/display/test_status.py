@@ -72,11 +72,12 @@ def test_command_is_not_called_a_recipe(hand_made: Any, capsys: Any) -> None:
 
 def test_show_timeline_of_many_attempts_prints_the_last_with_their_day(capsys: Any) -> None:
     attempts = [
-        AttemptRow(attempt=number, at=1e9 + 7200 * number, machines=("0",), first_step=number, reason="lost")
+        AttemptRow(attempt=number, at=1e9 + 7200 * number, machines=("0",), first_step=number - 32, reason="lost")
         for number in range(1, 51)
     ]
     status.show_timeline(attempts)
     first_line, _, _, *rows = capsys.readouterr().out.splitlines()
     assert first_line == "the last 20 of 50 attempts; all: imgnet-cluster status JOB -o json"
     assert [int(row.split()[0]) for row in rows] == [*range(31, 51)]
+    assert [row.split()[5] for row in rows[:3]] == ["0", "0", "1"], "no step -1"
     assert rows[0].split()[1] == time.strftime("%m-%d", time.localtime(1e9 + 7200 * 31))

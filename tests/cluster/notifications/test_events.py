@@ -17,6 +17,7 @@ from cluster.notifications.targets import chosen_targets, describe_target
 from cluster.planning.launch_options import LaunchOptions, make_launch_options
 from cluster.planning.resolve import plan
 from cluster.state.run_folder import Run
+from train.recipe import Command
 from train.tools.option_fields import OptionError
 
 
@@ -37,9 +38,9 @@ class Teller:
 
 
 @pytest.fixture
-def run(hand_made: Any) -> Any:
-    """A job of two machines in its first attempt."""
-    run = hand_made(machines=2)
+def run(hand_made: Any, request: pytest.FixtureRequest) -> Any:
+    """A job of two machines in its first attempt, of a recipe or of the test's own workload."""
+    run = hand_made(machines=2, **getattr(request, "param", {}))
     run.run_folder.launch_path.write_text("one")
     for machine in "01":
         run.write_status("training", machine, launch="one", attempt=1, phase="running")
@@ -73,6 +74,7 @@ def test_events_of_an_earlier_launch_are_not_told_again(run: Any) -> None:
     assert Teller(run).new() == []
 
 
+@pytest.mark.parametrize("run", [{}, {"workload": Command(argv=("python", "train.py"))}], indirect=True)
 def test_limit_of_time_is_told_when_it_is_near_and_when_it_is_reached(run: Any) -> None:
     teller = Teller(run)
     limit = "the limit of 2 hours (--max-hours)"

@@ -45,6 +45,8 @@ def test_command_survives_json() -> None:
     )
     assert Command.from_json(json.loads(json.dumps(command.to_json()))) == command
     assert (command.save_signal, command.text) == ("USR1", "python train.py 'a b'")
+    long = Command(argv=["echo", "a\nb", "x" * 1000])
+    assert long.short_text == f"echo 'a b' {'x' * 486}..." and len(long.text) > 1000
 
 
 @pytest.mark.parametrize(("fields", "problem"), [
