@@ -18,7 +18,7 @@ ffcv="ffcv==1.0.2"
 torchvision="torchvision==0.28.0"
 tested="mlperf-logging==4.1.68 safetensors timm==1.0.31"
 # What the training scripts of others import that tests/end_to_end/test_third_party_scripts.py runs.
-script_libraries="accelerate==1.15.0 datasets==5.2.0 evaluate==0.4.6 lightning==2.6.6 mlflow-skinny==3.17.2 transformers==5.23.0 wandb==0.31.0"
+script_libraries="accelerate==1.15.0 datasets==5.2.0 evaluate==0.4.6 lightning==2.6.6 mlflow-skinny==3.17.2 transformers==5.23.0 trl==1.16.0 wandb==0.31.0"
 check='import cv2, numba, ffcv, torch, train; from ffcv.loader import Loader; from ffcv.fields import decoders'
 
 here=$(cd "$(dirname "$0")" && pwd)

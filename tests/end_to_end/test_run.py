@@ -137,7 +137,9 @@ def runner(sandbox: Sandbox) -> Runner:
 def test_script_gets_the_variables_of_torchrun_and_continues_after_a_loss(runner: Runner) -> None:
     """The machine of rank 0 is lost: the others have a copy of what it has saved."""
     progress = ("--progress", r"\[(?P<step>\d+)/(?P<steps>\d+)\]")
-    job = runner.run("--local", "--machines", "3", "--procs", "2", "--env", "OWN=1", *progress)
+    told = runner.sandbox.path / "told"
+    notify = ("--notify", f'echo "$IMGNET_EVENT $IMGNET_EVENT_TEXT" >> {told}')
+    job = runner.run("--local", "--machines", "3", "--procs", "2", "--env", "OWN=1", *progress, *notify)
     for rank in range(6):
         runner.wait_for_log(job, 1, "MASTER_PORT", rank)
     line = runner.log(job, 1, 3)
@@ -153,6 +155,10 @@ def test_script_gets_the_variables_of_torchrun_and_continues_after_a_loss(runner
     assert "machine 0 lost" in job.timeline()[-1].reason
     wait_for(lambda: job.timeline()[-1].pause)  # until the attempt has told a step
     runner.end(job)
+    wait_for(lambda: "\ndone " in told.read_text())
+    lost, *_, done = told.read_text().splitlines()
+    assert lost == "machine_lost job-1 (train, local): machine 0 was lost; 2 of 3 machines are left", told.read_text()
+    assert done.startswith("done job-1 (train, local): done: "), told.read_text()
     assert job.result and job.result.attempts == number and job.result.timeline[-1].machines == ()
     assert job.result.goodput and 0 < job.result.goodput < 1 and (job.result.timeline[number - 1].pause or 0) > 0
     assert "rank 3 is done" in runner.log(job, number, 3) and (job.path / "events/events.out.tfevents.1").exists()

@@ -189,6 +189,43 @@ def test_accelerate_example_continues_from_its_checkpoint(sandbox: Sandbox) -> N
     assert "epoch 2: {'accuracy'" in log
 
 
+def test_timm_continues_from_its_checkpoint(sandbox: Sandbox) -> None:
+    python = peer_python("timm", "torchvision")
+    project = make_project(sandbox.path / "project", "train.py")
+    make_inputs(python, "images", sandbox.path / "drawn")
+    options = "--model test_resnet --num-classes 2 --epochs 20 -b 4 -j 0 --device cpu --no-prefetcher --val-split val"
+    command = (
+        'last=$(ls "$IMGNET_CHECKPOINTS"/run/last.pth.tar); '
+        f'exec {python} on_cpu.py train.py --data-dir "$IMGNET_DATA" {options} --checkpoint-hist 1 '
+        '--output "$IMGNET_CHECKPOINTS" --experiment run ${last:+--resume "$last"}'
+    )
+    data = ("--data", str(sandbox.path / "drawn"))
+    job = train_through_a_loss(sandbox, project, command, *data, when=lambda job: has_copy(job, "run/last.pth.tar"))
+    log = last_log(job)
+    assert re.search(r"Loaded checkpoint '.*/run/last.pth.tar' \(epoch \d+\)", log), describe(job)
+    assert "Train: 0 " not in log and "Train: 19 " in log and "total 2, device cpu" in log
+
+
+def test_trl_script_continues_from_the_checkpoint_of_its_trainer(sandbox: Sandbox) -> None:
+    """The script comes with TRL, and its trainer is one of Hugging Face's `Trainer`s."""
+    python = peer_python("trl", "transformers", "datasets")
+    project = make_project(sandbox.path / "project")
+    shutil.copy(next(python.parents[1].glob("lib/*/site-packages/trl/scripts/sft.py")), project)
+    make_inputs(python, "chat", project)
+    command = (
+        'last=$(ls -td "$IMGNET_CHECKPOINTS"/checkpoint-* | head -1); '
+        f"exec {python} on_cpu.py sft.py --model_name_or_path gpt2 --dataset_name texts --report_to none --use_cpu "
+        "--bf16 false --num_train_epochs 40 --save_steps 200 --save_total_limit 2 "
+        '--output_dir "$IMGNET_CHECKPOINTS" ${last:+--resume_from_checkpoint "$last"}'
+    )
+    offline = ("--env", "HF_HUB_OFFLINE=1")
+    job = train_through_a_loss(
+        sandbox, project, command, *offline, when=lambda job: has_copy(job, "checkpoint-*/trainer_state.json")
+    )
+    epochs = [float(epoch) for epoch in re.findall(r"'epoch': '([\d.]+)'", last_log(job))]
+    assert epochs[0] > 6 and epochs[-1] == 40, describe(job)  # 200 steps are 6.7 epochs of two machines
+
+
 def test_lightning_example_ends_with_fewer_machines(sandbox: Sandbox) -> None:
     """The script calls `Trainer.fit` without a checkpoint, so it begins again."""
     python = peer_python("lightning")

@@ -41,6 +41,7 @@ class ThirdPartyFile:
 EXAMPLES = ("pytorch/examples", "77f55b912142e11fcfdf5b530231fb9c52f181e8")
 ACCELERATE = ("huggingface/accelerate", "16cb6eb80dd9aa8b4df1a63ef57863e455d53b83")
 LIGHTNING = ("Lightning-AI/pytorch-lightning", "7f0c3436cd3f6ad3753125672024fc415cbcb414")
+TIMM = ("huggingface/pytorch-image-models", "aa4b5850c1543fa488abf260f18390eda46cf85d")
 FILES = {  # by name
     path.rpartition("/")[2]: ThirdPartyFile(*project, path, sha256)
     for project, path, sha256 in (
@@ -53,6 +54,7 @@ FILES = {  # by name
          "5e76c87dd371004accde3b544f27ea0c55be8efd1e6ac5e904b9e063a948d1e5"),
         (LIGHTNING, "examples/pytorch/basics/transformer.py",
          "417e7ceb2e0611d7656ea6ea72927c18a04dcf4fda824e3baca2645a9e464367"),
+        (TIMM, "train.py", "f0bb70b9e1c8c576eb1f7beba9cb46953d01ec1308d68c59ec055a6266f76388"),
     )
 }  # fmt: skip
 

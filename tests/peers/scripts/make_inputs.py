@@ -1,6 +1,7 @@
 """Make what example scripts would download, small and drawn at random, in the folder in which they run.
 
 make_inputs.py nlp FOLDER     a BERT of two small layers, sentence pairs in the place of MRPC, and its metric
+make_inputs.py chat FOLDER    a GPT-2 of two small layers, and texts for it
 make_inputs.py text FOLDER    a text in the place of WikiText-2
 make_inputs.py images FOLDER  an image folder of two classes, with train/ and val/
 
@@ -35,16 +36,23 @@ def sentence(draw):
     return " ".join(draw.choices(WORDS, k=8))
 
 
-def make_nlp(folder, pairs=9600):
-    import without_operators  # noqa: F401
-    from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
+def save_tokenizer(network, **special_tokens):
+    from transformers import BertTokenizerFast
 
-    draw = random.Random(0)
-    network = folder / "bert-base-cased"
     network.mkdir()
     vocabulary = network / "vocab.txt"
     vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]) + "\n")
-    BertTokenizerFast(vocab_file=str(vocabulary), vocab=str(vocabulary), do_lower_case=False).save_pretrained(network)
+    files = {"vocab_file": str(vocabulary), "vocab": str(vocabulary)}
+    BertTokenizerFast(**files, do_lower_case=False, **special_tokens).save_pretrained(network)
+
+
+def make_nlp(folder, pairs=9600):
+    import without_operators  # noqa: F401
+    from transformers import BertConfig, BertForSequenceClassification
+
+    draw = random.Random(0)
+    network = folder / "bert-base-cased"
+    save_tokenizer(network)
     size = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     BertForSequenceClassification(BertConfig(vocab_size=len(WORDS) + 5, **size)).save_pretrained(network)
     data = folder / "nyu-mll" / "glue"
@@ -62,6 +70,21 @@ def make_nlp(folder, pairs=9600):
     metric = folder / "glue"
     metric.mkdir()
     (metric / "glue.py").write_text(METRIC)
+
+
+def make_chat(folder, texts=480):
+    import without_operators  # noqa: F401
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    draw = random.Random(0)
+    network = folder / "gpt2"
+    save_tokenizer(network, eos_token="[SEP]", pad_token="[PAD]")
+    size = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64}
+    config = GPT2Config(vocab_size=len(WORDS) + 5, bos_token_id=2, eos_token_id=3, **size)
+    GPT2LMHeadModel(config).save_pretrained(network)
+    (folder / "texts").mkdir()
+    lines = [json.dumps({"text": sentence(draw)}) for _ in range(texts)]
+    (folder / "texts" / "train.jsonl").write_text("\n".join(lines) + "\n")
 
 
 def make_text(folder, blocks=4300):
@@ -86,4 +109,4 @@ def make_images(folder, images=24):
 
 
 if __name__ == "__main__":
-    {"nlp": make_nlp, "text": make_text, "images": make_images}[sys.argv[1]](Path(sys.argv[2]))
+    {"nlp": make_nlp, "chat": make_chat, "text": make_text, "images": make_images}[sys.argv[1]](Path(sys.argv[2]))

@@ -22,17 +22,21 @@ def is_index(*to):
     return bool(to) and isinstance(to[0], int) and not isinstance(to[0], bool)
 
 
+class ParallelOnCpu(torch.nn.parallel.DistributedDataParallel):
+    def __init__(self, module, device_ids=None, **options):
+        super().__init__(module, **options)
+
+
 if not torch.cuda.is_available():
     tensor_to, module_to, load = torch.Tensor.to, torch.nn.Module.to, torch.load
     init_process_group = torch.distributed.init_process_group
-    DistributedDataParallel = torch.nn.parallel.DistributedDataParallel
 
     torch.cuda.set_device = lambda device: None
     torch.Tensor.to = lambda self, *to, **options: self if is_index(*to) else tensor_to(self, *to, **options)
     torch.nn.Module.to = lambda self, *to, **options: self if is_index(*to) else module_to(self, *to, **options)
     torch.load = lambda path, **options: load(path, **{**options, "map_location": "cpu"})
     torch.distributed.init_process_group = lambda backend=None, **options: init_process_group("gloo", **options)
-    torch.nn.parallel.DistributedDataParallel = lambda module, device_ids=None: DistributedDataParallel(module)
+    torch.nn.parallel.DistributedDataParallel = ParallelOnCpu
     if importlib.util.find_spec("torchvision"):
         import without_operators  # noqa: F401
 
