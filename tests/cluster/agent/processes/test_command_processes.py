@@ -170,6 +170,8 @@ frame #6: clone + 0x43 (0x7f4b in libc.so.6)
     [
         ("echo ValueError: bad >&2; exit 3", "ended with code 3: ValueError: bad", Fault.OWN),
         ("kill -9 $$", "was killed by SIGKILL", Fault.OWN),
+        ("exit 137", "ended with code 137 (128 + SIGKILL)", Fault.OWN),
+        ("exit 255", "ended with code 255", Fault.OWN),
         ("printf 'bad\\033[1m\\001 end'; exit 1", "ended with code 1: bad [1m end", Fault.OWN),
         ("head -c 9000 /dev/zero | tr '\\0' x; exit 1", f"ended with code 1: {'x' * (MAX_REASON_CHARACTERS - 3)}...",
          Fault.OWN),
