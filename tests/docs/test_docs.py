@@ -33,7 +33,9 @@ FOREIGN_OPTIONS = {
     *("--query", "--name", "--instance-id", "--logs"),  # of aws and cloud-init
     *("--lr", "--epochs", "--small"),  # of published programs, in the page of papers
     *("--dist-url", "--dist-backend", "--no-accel", "--cpu"),  # of training scripts of other projects
-    *("--output_dir", "--checkpointing_steps", "--resume_from_checkpoint"),
+    *("--output_dir", "--checkpointing_steps", "--resume_from_checkpoint", "--save_steps", "--use_cpu", "--bf16"),
+    *("--data-dir", "--val-split", "--experiment", "--device", "--no-prefetcher"),
+    *("--model_name_or_path", "--dataset_name"),
 }
 # A file that a reader writes, those that `make peers` makes and fetches, and one that a script of others writes.
 FOREIGN_FILES = {
