@@ -8,6 +8,7 @@ import os
 import sys
 
 from train.engine.main import main
+from train.tools.files import use_utf8_names
 
 # libgomp reads this variable when torch is loaded. By default its threads spin 300,000 times at a barrier. Where
 # another process wants the same processors, they spin while the thread that they wait for cannot run: steps took 4
@@ -17,4 +18,5 @@ if "OMP_WAIT_POLICY" not in os.environ:
 
 
 if __name__ == "__main__":
+    use_utf8_names()
     sys.exit(main())

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from cluster.state.run_folder import AGENT_LOCK
-from train.tools.files import locked
+from train.tools.files import locked, use_utf8_names
 
 from .agent import Agent
 
@@ -14,6 +14,7 @@ LOCK_TIMEOUT_SECONDS = 2.0  # another process may hold the lock for a moment, to
 
 def main() -> int:
     """Run the agent of a machine and return its exit code; 1 when another agent uses the same work folder."""
+    use_utf8_names()
     parser = argparse.ArgumentParser(prog="python -m cluster.agent", description=__doc__)
     parser.add_argument("shared", type=Path, help="the job's folder that all its machines share")
     parser.add_argument("work", type=Path, help="a folder that only this machine uses")

@@ -13,6 +13,7 @@ import click
 
 from cluster.display.terminal import prepare_standard_streams
 from cluster.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE
+from train.tools.files import use_utf8_names
 
 from . import checks, cloud, completion, data, data_fetch, evaluate, inspect, launch, plan, record, run
 from .options import CommandGroup, exit_with_error
@@ -89,6 +90,7 @@ def prepare_environment() -> None:
 
 def main() -> None:
     """Run the command line and exit. Usage errors that click finds are one line too."""
+    use_utf8_names()
     prepare_standard_streams()
     prepare_environment()
     try:

@@ -8,12 +8,15 @@ through the console of `cluster/display/tables.py`, which cleans each piece of t
 import codecs
 import contextlib
 import io
+import locale
 import logging
 import os
 import re
 import sys
 from collections.abc import Iterator
 from typing import Any, TextIO, cast
+
+from train.tools.files import FORMER_UTF8_VARIABLE
 
 MAX_MESSAGE_CHARACTERS = 2000
 
@@ -112,7 +115,9 @@ def prepare_standard_streams() -> None:
             os.set_inheritable(null, True)
             setattr(sys, name, os.fdopen(null, "r" if descriptor == 0 else "w"))
         elif isinstance(stream, io.TextIOWrapper) and descriptor > 0:
-            encoding = "utf-8" if codecs.lookup(stream.encoding).name == "ascii" else None
+            is_forced = FORMER_UTF8_VARIABLE in os.environ and not os.environ.get("PYTHONIOENCODING")
+            encoding = locale.getencoding() if is_forced else stream.encoding
+            encoding = "utf-8" if codecs.lookup(encoding).name == "ascii" else encoding
             stream.reconfigure(encoding=encoding, errors="replace", line_buffering=True)
 
 

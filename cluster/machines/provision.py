@@ -189,7 +189,7 @@ class Provisioner:
         `variables` are added to the module's environment. The exit code is printed, because that of a pipe is tee's.
         """
         row = self.setup_progress.rows[name]
-        env = {"PYTHONPATH": row.code, "PYTHONSAFEPATH": "1", **variables}
+        env = {"PYTHONPATH": row.code, "PYTHONSAFEPATH": "1", "PYTHONUTF8": "1", **variables}
         words = ["env", *(f"{variable}={value}" for variable, value in env.items()), *argv]
         log = shlex.quote(f"{row.work}/{SETUP_LOG}")
         return f'{{ {shlex.join(words)} 2>&1; echo "exit code $?"; }} | tee -a {log}'

@@ -22,6 +22,7 @@ from train.weights.safetensors_file import read_safetensors
 
 EPOCHS = 16
 PACE = (12, 1.0)  # for `Sandbox.write_recipe`: a job does not end before its faults
+POSIX_LOCALE = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}  # of the machines
 OPTIONS = ("--procs", "1", "--log-ids", *exact_jobs.OPTIONS)
 
 
@@ -31,6 +32,9 @@ class SshUser:
     def __init__(self, sandbox: Sandbox, bed: Testbed, epochs: int = EPOCHS) -> None:
         self.sandbox = sandbox
         self.bed = bed
+        sandbox.data = shutil.copytree(sandbox.data, sandbox.path / "data")
+        for split in ("train", "val"):
+            (sandbox.data / split / "disc").rename(sandbox.data / split / "k\u00e4fer")
         self.hosts_file = bed.write_hosts_toml(sandbox.path / "hosts.toml")
         self.recipe = exact_jobs.write_recipe(sandbox, len(bed.machines), epochs, None if epochs == ENDLESS else PACE)
 
@@ -46,7 +50,7 @@ class SshUser:
 
 @pytest.fixture
 def make_user(sandbox: Sandbox, testbed: Callable[..., Testbed]) -> Callable[..., SshUser]:
-    return lambda count, epochs=EPOCHS: SshUser(sandbox, testbed(count), epochs)
+    return lambda count, epochs=EPOCHS: SshUser(sandbox, testbed(count, POSIX_LOCALE), epochs)
 
 
 def test_job_survives_a_power_cut_and_a_freeze_and_its_network_comes_home(make_user: Callable[..., SshUser]) -> None:
@@ -74,6 +78,7 @@ def test_job_survives_a_power_cut_and_a_freeze_and_its_network_comes_home(make_u
     network = read_safetensors(job.run_folder.network_folder / "model.safetensors")  # it came home
     assert len(network) > 30 and all(tensor.equal(trained[name]) for name, tensor in network.items())
 
+    assert user.sandbox.cli("eval").code == 0, "its classes have the same names in both locales"
     longer = user.sandbox.cli("resume", "job-1", "--epochs", "+1")
     assert longer.code == 0, longer
     assert len(known(job.result).epochs) == EPOCHS + 1

@@ -1,4 +1,4 @@
-"""Files: atomic replacement, exclusive creation, safe opening, locks, folders in which others write too."""
+"""Files: names in UTF-8, atomic replacement, exclusive creation, opening, locks, folders in which others write too."""
 
 import contextlib
 import errno
@@ -6,6 +6,7 @@ import fcntl
 import math
 import os
 import stat
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,6 +21,20 @@ FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 LOCK_POLL_SECONDS = 0.02
 SHARED_LOCK = 0o666  # permissions of a lock in a folder that a group may share
 MAX_FILE_BYTES = 64_000_000  # of a file that is read as a whole
+UTF8_VARIABLE = "PYTHONUTF8"  # of Python: 1 for file names and text in UTF-8
+FORMER_UTF8_VARIABLE = "IMGNET_FORMER_PYTHONUTF8"  # what it was before `use_utf8_names` has set it
+
+
+def use_utf8_names() -> None:
+    """Begin this process anew in Python's UTF-8 mode where the locale has another encoding. To be called first.
+
+    The names of class folders, and so the classes of a network, are then the same in every locale. The process keeps
+    its id and command line; the processes that it starts inherit the mode.
+    """
+    former = os.environ.get(UTF8_VARIABLE, "")
+    if sys.getfilesystemencoding() != "utf-8" and former != "1":  # with it, Python was told to ignore the variable
+        os.environ |= {UTF8_VARIABLE: "1", FORMER_UTF8_VARIABLE: former}
+        os.execv(sys.executable, sys.orig_argv)
 
 
 @contextlib.contextmanager

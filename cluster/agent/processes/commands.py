@@ -38,7 +38,7 @@ from train.recipe.command import Command
 from train.tools import host, process
 from train.tools.agent_protocol import EVENTS_FOLDER, Fault, TrainerProgress, TrainerState, metrics_file, rank_log_file
 from train.tools.errors import PEER_FAILURE_MARKERS, find_gpu_failure, last_line
-from train.tools.files import open_regular, write_atomic
+from train.tools.files import FORMER_UTF8_VARIABLE, UTF8_VARIABLE, open_regular, write_atomic
 
 from . import guard
 from .base import OWNER_VARIABLE, AttemptProcesses, ProcessesExit, kill_process_groups, write_heading
@@ -59,8 +59,9 @@ LAST_COPY_SECONDS = 5.0  # for the last copy of a checkpoint folder whose proces
 GROUP_SECONDS = 60.0  # after which a script of several ranks that has made no process group is told of
 COLLATERAL_SECONDS = 0.5  # for the rank that failed first to end, when another one has lost its connection to it
 ACTIVE_ENVIRONMENTS = ("VIRTUAL_ENV", "CONDA_PREFIX")  # set in a shell in which a Python environment is active
-# Of the agent's own environment: with them Python would find modules of this program before those of the user.
-AGENT_VARIABLES = ("PYTHONSAFEPATH", "PYTHONPATH")
+# Of the agent's own environment: with them Python would find modules of this program before those of the user, and
+# would not follow the user's locale.
+AGENT_VARIABLES = ("PYTHONSAFEPATH", "PYTHONPATH", UTF8_VARIABLE, FORMER_UTF8_VARIABLE)
 
 
 class CommandProcesses(AttemptProcesses):
@@ -115,6 +116,8 @@ class CommandProcesses(AttemptProcesses):
         paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
         if own_paths := [path for path in paths if Path(path) != PROJECT_ROOT]:
             variables["PYTHONPATH"] = os.pathsep.join(own_paths)
+        if utf8 := os.environ.get(FORMER_UTF8_VARIABLE, os.environ.get(UTF8_VARIABLE)):
+            variables[UTF8_VARIABLE] = utf8
         # This computer and Slurm's nodes have the variables of the user's shell, other machines have not.
         if self.spec.has_own_folders or not any(name in os.environ for name in ACTIVE_ENVIRONMENTS):
             programs = Path(sys.executable).parent

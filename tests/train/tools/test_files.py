@@ -3,6 +3,8 @@
 import json
 import os
 import resource
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +20,21 @@ from train.tools.agent_protocol import newest_intact_checkpoint
 
 def file_names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
+
+
+def test_names_of_files_are_utf8_in_every_locale(tmp_path: Path) -> None:
+    (tmp_path / "k\u00e4fer").touch()
+    script = (
+        "import os, sys; from train.tools.files import FORMER_UTF8_VARIABLE, use_utf8_names; use_utf8_names()\n"
+        "print(ascii(os.listdir(sys.argv[1])), os.getenv(FORMER_UTF8_VARIABLE))"
+    )
+    environment = os.environ | {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for flags, shown in (
+        ((), "['k\\xe4fer'] 0"),
+        (("-X", "utf8=0"), "['k\\udcc3\\udca4fer'] 0"),
+    ):  # what Python was told counts
+        argv = [sys.executable, *flags, "-c", script, str(tmp_path)]
+        assert subprocess.check_output(argv, text=True, env=environment, timeout=60).strip() == shown
 
 
 def test_create_once_has_one_winner_among_concurrent_writers(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from train.metrics.records import StepRow, read_metrics_file
 from train.recipe import Command
 from train.tools import process
 from train.tools.agent_protocol import Fault, metrics_file
+from train.tools.files import FORMER_UTF8_VARIABLE
 
 ATTEMPT = Attempt(number=2, members=("0.a", "1.b"), master_port=1234, reason="machine 2 lost")
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(1000)"
@@ -84,6 +85,8 @@ def log(processes: CommandProcesses, rank: int = 1) -> str:
 def test_ranks_get_the_variables_of_torchrun(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(PROJECT_ROOT), "/own"]))
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    monkeypatch.setenv("PYTHONUTF8", "1")  # as `use_utf8_names` sets it
+    monkeypatch.setenv(FORMER_UTF8_VARIABLE, "")
     monkeypatch.delenv("VIRTUAL_ENV", raising=False)
     monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
     processes = make("env", procs=2, env={"OWN": "a b", "OMP_NUM_THREADS": "7", "NCCL_SOCKET_IFNAME": "ib0"})
@@ -99,6 +102,7 @@ def test_ranks_get_the_variables_of_torchrun(make: Any, monkeypatch: pytest.Monk
         **{"TORCHELASTIC_RESTART_COUNT": "1", "OMP_NUM_THREADS": "7", "PYTHONPATH": "/own"},
         **{"NCCL_SOCKET_IFNAME": "ib0", "PYTHONUNBUFFERED": "of a file"},
         "IMGNET_EVENTS": str(processes.work / "events"),
+        **{"PYTHONUTF8": None, FORMER_UTF8_VARIABLE: None},
         "PYTHONSAFEPATH": None,  # Python would not search modules beside the script
     }
     assert {name: variables.get(name) for name in expected} == expected
