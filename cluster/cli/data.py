@@ -169,11 +169,12 @@ def check(folder: Path, val_fraction: float | None, output: str) -> None:
 
     Every problem is listed: broken files, folders inside a class folder, images and broken links beside the class
     folders, classes without training images, classes of val/ that train/ lacks. Exit code 1 if there is any. A class
-    without validation images, and an archive beside the class folders, is a warning. The second line says how many
+    without validation images is a warning, as is what hinders no training: an archive beside the class folders, a
+    class folder that is a link to another one, names that differ in case or spaces only. The second line says how many
     images the smallest and the largest class have, and how many times larger the largest one is.
     Packed data sets are compared with their checksums, as `data verify` does.
     """
-    from train.data.index.open import archives, check_layout, images_by_class, layout_problems, load_index
+    from train.data.index.open import check_layout, doubtful_entries, images_by_class, layout_problems, load_index
 
     if not folder.is_dir():
         check_layout(folder)
@@ -196,11 +197,11 @@ def check(folder: Path, val_fraction: float | None, output: str) -> None:
     ]
     if output == "json":
         counts = {"train": len(train), "val": len(val), "classes": list(train.classes)}
-        faults = {"bad": dict(misplaced + untrained + broken), "archives": [str(path) for path in archives(folder)]}
+        faults = {"bad": dict(misplaced + untrained + broken), "doubtful": dict(doubtful_entries(folder))}
         print_json({**counts, "images_by_class": counts_by_split, **faults, "without_validation": unvalidated})
     else:
-        for archive in archives(folder):
-            click.echo(f"warning: {archive}: an archive beside the class folders; unpack or remove it", err=True)
+        for place, doubt in doubtful_entries(folder):
+            click.echo(f"warning: {place}: {doubt}", err=True)
         for label, problems in (("misplaced", misplaced), ("missing", untrained), ("broken", broken)):
             for path, reason in problems:
                 click.echo(f"{label}: {path}: {reason}", err=True)

@@ -75,7 +75,34 @@ def test_data_check_lists_all_problems_in_one_run(sandbox: Any, small_set: Path)
     )
     as_json = json.loads(sandbox.cli("data", "check", "set", "-o", "json").out)
     assert len(as_json["bad"]) == 6 and as_json["without_validation"] == unvalidated
-    assert as_json["archives"] == ["set/train/unpacked-never.tar.part"]
+    assert list(as_json["doubtful"]) == ["set/train/unpacked-never.tar.part"]
+
+
+def test_data_check_names_classes_that_look_alike_or_are_links_to_each_other(sandbox: Fixture, small_set: Path) -> None:
+    train, val = (shutil.copytree(small_set / split, sandbox.path / "set" / split) for split in ("train", "val"))
+    for split in (train, val):
+        for name in ("Disc", "disc ", " star", "k\u00e4fer", "ka\u0308fer"):
+            shutil.copytree(split / "disc", split / name)
+    (train / "a-link").symlink_to("ring")
+    (val / "a-link").symlink_to("../train/ring")
+    ran = sandbox.cli("data", "check", "set")
+    doubts = [line for line in ran.err.splitlines() if line.startswith("warning")]
+    alike = "differs from {!r} in case, spaces or Unicode form only"
+    same_names = [(" star", "its name begins or ends with a space"), ("disc", alike.format("Disc"))]
+    same_names += [
+        ("disc ", alike.format("Disc")),
+        ("k\u00e4fer", alike.format("ka\u0308fer")),
+        ("star", alike.format(" star")),
+    ]
+    assert (ran.code, doubts) == (0, [
+        *(f"warning: set/train/{name}: {doubt}" for name, doubt in same_names),
+        "warning: set/train/a-link: the same folder as set/train/ring",
+        *(f"warning: set/val/{name}: {doubt}" for name, doubt in same_names),
+        "warning: set/val/a-link: the same folder as set/train/ring",
+    ])  # fmt: skip
+    shutil.rmtree(val)
+    val.symlink_to("train")
+    assert "warning: set/val: the same folder as set/train\n" in sandbox.cli("data", "check", "set").err
 
 
 def test_data_pack_with_a_file_that_is_no_image_fails_or_leaves_it_out(sandbox: Any, small_set: Path) -> None:

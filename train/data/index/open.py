@@ -6,7 +6,7 @@ splits are indexes of the same folder.
 """
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,10 +68,27 @@ def layout_problems(root: Path, val_fraction: float = 0.0) -> list[tuple[str, st
     return strays + _unknown_classes(root, classes.get("val", ()), classes["train"])
 
 
-def archives(root: Path) -> list[Path]:
-    """Return the archives beside the class folders of a data set: each may be a class that was not unpacked."""
-    paths = (path for split in SPLITS if (root / split).is_dir() for path in sorted((root / split).iterdir()))
-    return [path for path in paths if ARCHIVE_SUFFIXES & {*Path(path.name.lower()).suffixes} and path.is_file()]
+def doubtful_entries(root: Path) -> Iterator[tuple[str, str]]:
+    """Yield (place, doubt) for what hinders no training: archives beside the class folders, which may be classes that
+    were not unpacked, folders that count twice through a link, and classes whose names look alike.
+    """
+    places: dict[Path, Path] = {}
+    for folder in (root / split for split in SPLITS if (root / split).is_dir()):
+        if (first := places.setdefault(folder.resolve(), folder)) != folder:
+            yield str(folder), f"the same folder as {first}"
+            continue
+        names: dict[str, str] = {}
+        for path in sorted(folder.iterdir(), key=lambda path: (path.is_symlink(), path)):
+            if path.is_dir() and not path.name.startswith("."):
+                name = unicodedata.normalize("NFC", path.name).casefold().strip()
+                if (first := places.setdefault(path.resolve(), path)) != path:
+                    yield str(path), f"the same folder as {first}"
+                elif (other := names.setdefault(name, path.name)) != path.name:
+                    yield str(path), f"differs from {other!r} in case, spaces or Unicode form only"
+                elif path.name != path.name.strip():
+                    yield str(path), "its name begins or ends with a space"
+            elif ARCHIVE_SUFFIXES & {*Path(path.name.lower()).suffixes} and path.is_file():
+                yield str(path), "an archive beside the class folders; unpack or remove it"
 
 
 def _unknown_classes(root: Path, val_classes: Sequence[str], train_classes: Sequence[str]) -> list[tuple[str, str]]:
