@@ -25,7 +25,9 @@ from train.tools.text_files import parse_json, to_json_bytes
 
 DESCRIPTION_KEY = "imgnet-cluster"  # in the metadata of a file of weights
 RECIPE_KEY = "recipe"
-MAX_SIDE_PIXELS = 10_000  # the file may come from a machine that somebody else controls
+# The file may come from a machine that somebody else controls.
+MAX_SIDE_PIXELS = 10_000
+MAX_CLASSES = 5_000_000
 
 
 class Crop(StrEnum):
@@ -65,8 +67,8 @@ class NetworkDescription:
             raise ValueError(
                 f"no image can be made its input: sizes {sides} (at most {MAX_SIDE_PIXELS}), std {self.std}"
             )
-        if not self.classes:
-            raise ValueError("it has no classes")
+        if not 0 < len(self.classes) <= MAX_CLASSES:
+            raise ValueError(f"it has {len(self.classes)} classes, at most {MAX_CLASSES} can be")
 
     @classmethod
     def of_run(

@@ -22,6 +22,7 @@ from train.recipe import Phase
 from train.tools import checkpoint_io
 from train.tools.errors import TrainingError
 from train.tools.records import decode, encode
+from train.weights import network_description
 from train.weights.safetensors_file import write_safetensors
 
 PHASES = [Phase(epochs=(0, 2), size=32, batch=8, lr=0.05, min_scale=0.5, rect_val=True)]
@@ -179,7 +180,10 @@ def test_evaluation_nan_weights_are_an_error(checkpoint: Path, tiny_data: Path, 
         evaluate(path, data=str(tiny_data), crops=("center",))
 
 
-def test_open_trained_names_an_unusable_file(finished_run: Path, checkpoint: Path, tmp_path: Path) -> None:
+def test_open_trained_names_an_unusable_file(
+    finished_run: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network_description, "MAX_CLASSES", 20)
     (tmp_path / "cut.pt").write_bytes(checkpoint.read_bytes()[:-1])
     (tmp_path / "text.pt").write_text("hello")
     (tmp_path / "cut.safetensors").write_bytes((finished_run / "network/model.safetensors").read_bytes()[:-1])
@@ -187,6 +191,8 @@ def test_open_trained_names_an_unusable_file(finished_run: Path, checkpoint: Pat
     identity = checkpoint_io.load_checkpoint(checkpoint)["identity"]
     other = {"recipe": {**identity["recipe"], "model": {**identity["recipe"]["model"], "name": "resnet18"}}}
     old = save_changed(checkpoint, tmp_path / "old", identity={"recipe": {"a": 1}})
+    network = checkpoint_io.load_checkpoint(checkpoint)["network"]
+    crowded = save_changed(checkpoint, tmp_path / "crowded", network={**network, "classes": ["x"] * 21})
     weights = checkpoint_io.load_checkpoint(checkpoint)["model"]
     claims = {  # tensors that a few bytes of a file may hold
         kind: save_changed(checkpoint, tmp_path / kind, model={**weights, "stem.0.weight": tensor})
@@ -200,6 +206,7 @@ def test_open_trained_names_an_unusable_file(finished_run: Path, checkpoint: Pat
         (tmp_path / "cut.safetensors", "has .* bytes of values"),
         (tmp_path / "foreign.safetensors", "describe no network of this program"),
         (old, "was written by another version of imgnet-cluster"),
+        (crowded, "it has 21 classes, at most 20 can be"),
         (claims["repeated"], "no tensor with values of its own"),
         (claims["sparse"], "no tensor with values of its own"),
         (save_changed(checkpoint, tmp_path / "other", identity=other), "its weights do not fit resnet18"),
