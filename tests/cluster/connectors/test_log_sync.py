@@ -3,6 +3,8 @@
 import os
 import random
 import shutil
+import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 from support.small_disk import enlarge
 
-from cluster.connectors import untrusted
+from cluster.connectors import log_sync, untrusted
 from cluster.connectors.log_sync import LogShipper, pull_logs
 
 
@@ -78,9 +80,15 @@ def test_pull_logs_goes_on_beside_a_file_that_was_a_folder_before(shared: Path, 
 
 
 def test_pull_logs_concurrent_processes_copy_each_line_once(
-    shared: Path, run_folder: Path, run_in_processes: Callable[..., list[Any]]
+    shared: Path, run_folder: Path, run_in_processes: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = [b"line %d\n" % number for number in range(10_000)]
+
+    def slow_view(data: bytes) -> memoryview:
+        time.sleep(0.002)  # between the look at the file's size and the write
+        return memoryview(data)
+
+    monkeypatch.setattr(untrusted, "memoryview", slow_view, raising=False)
 
     def write_or_pull(number: int) -> None:
         if number == 0:
@@ -93,6 +101,22 @@ def test_pull_logs_concurrent_processes_copy_each_line_once(
 
     run_in_processes(4, write_or_pull)
     assert (run_folder / "logs/a").read_bytes() == b"".join(lines)
+
+
+def test_copy_holds_a_part_in_memory_and_ends_at_the_largest_size(
+    work_folder: Path, shared: Path, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content, path = os.urandom(1 << 22), "logs/000001/rank-0.log"
+    append(work_folder / path, content)
+    monkeypatch.setattr(log_sync, "PART_BYTES", 1 << 16)
+    monkeypatch.setattr(log_sync, "MAX_FILE_BYTES", 1 << 21)
+    tracemalloc.start()
+    LogShipper(work_folder, shared).ship_new_bytes()
+    pull_logs(shared, run_folder)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 1 << 20
+    assert (shared / path).read_bytes() == content and (run_folder / path).read_bytes() == content[: 1 << 21]
 
 
 @pytest.mark.parametrize("by_shipper", [False, True])
