@@ -168,9 +168,10 @@ def test_log_shipper_replaced_by_another_ships_each_byte_of_synced_folders_once(
     rng, shipper = random.Random(0), LogShipper(work_folder, shared)
     synced_names = ("logs/000001/rank-0.log", "metrics/000001.jsonl", "events/e.1", "ids/000001-rank-0.jsonl")
     for _ in range(60):
-        for name in (*synced_names, "progress.json", "000001/ask"):
+        for name in (*synced_names, "progress.json", "000001/ask", "logs/.temp"):
             (work_folder / name).parent.mkdir(parents=True, exist_ok=True)
             append(work_folder / name, rng.randbytes(rng.choice([0, 1, 100, 5000])))
         shipper = rng.choice([shipper, LogShipper(work_folder, shared)])  # that of a new agent knows no offsets
         shipper.ship_new_bytes()
         assert copied_files(shared) == {name: (work_folder / name).read_bytes() for name in synced_names}
+    assert not (shared / "logs/.temp").exists()

@@ -226,9 +226,10 @@ def stream_batches(
     try:
         worker_items = iter(loader)
     except OSError as error:
-        if error.errno == errno.ENOSPC:  # the semaphores of the workers' queues are files in /dev/shm
+        # The semaphores of the workers' queues are files in /dev/shm, which a container may lack.
+        if error.errno in (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.ENOENT, errno.ENOSYS):
             raise DataError(
-                "/dev/shm: is full; the data-loading workers need 64 kB there: make room, or pass --workers 0"
+                f"/dev/shm: {error.strerror}; the data-loading workers need 64 kB there: make room, or pass --workers 0"
             ) from error
         raise
     if threading.current_thread() is threading.main_thread():

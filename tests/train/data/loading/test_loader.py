@@ -20,7 +20,8 @@ import torch
 from PIL import Image
 from support.waiting import wait_for
 
-from train.data.index.open import DataError, load_index
+from train.data.index.open import DataError, Index, load_index
+from train.data.loading import loader
 from train.data.loading.augment import trivial_augment
 from train.data.loading.batch_buffers import BatchBuffers
 from train.data.loading.loader import PREFETCH_BYTES_PER_WORKER, Batch, BatchDecoder, WorkerBatch, stream_batches
@@ -219,6 +220,15 @@ def test_stream_batches_needs_no_dev_shm_and_no_short_tempdir(
         return len(list(stream_batches(decoder, mixed_requests(), 1, CPU, LARGEST_BATCH_BYTES)))
 
     assert in_group(1, count_batches) == [len(mixed_requests())]
+
+
+def test_dev_shm_that_cannot_be_used_is_named(decoder: BatchDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make_semaphore(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(loader.DataLoader, "__iter__", make_semaphore)
+    with pytest.raises(DataError, match=r"^/dev/shm: Read-only file system; .* or pass --workers 0$"):
+        stream_batches(decoder, mixed_requests(), 1, CPU, LARGEST_BATCH_BYTES)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
