@@ -78,7 +78,7 @@ def test_data_check_lists_all_problems_in_one_run(sandbox: Any, small_set: Path)
     assert list(as_json["doubtful"]) == ["set/train/unpacked-never.tar.part"]
 
 
-def test_data_check_names_classes_that_look_alike_or_are_links_to_each_other(sandbox: Fixture, small_set: Path) -> None:
+def test_data_check_names_classes_that_look_alike_or_are_links_to_each_other(sandbox: Any, small_set: Path) -> None:
     train, val = (shutil.copytree(small_set / split, sandbox.path / "set" / split) for split in ("train", "val"))
     for split in (train, val):
         for name in ("Disc", "disc ", " star", "k\u00e4fer", "ka\u0308fer"):

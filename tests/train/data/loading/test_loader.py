@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 from support.waiting import wait_for
 
-from train.data.index.open import DataError, Index, load_index
+from train.data.index.open import DataError, load_index
 from train.data.loading import loader
 from train.data.loading.augment import trivial_augment
 from train.data.loading.batch_buffers import BatchBuffers
