@@ -62,7 +62,7 @@ def open_source(job_or_file: str | None, is_best: bool, model: str | None) -> Tr
     from cluster.jobs import checkpoints, evaluation, store
 
     path = Path(job_or_file or "")
-    if job_or_file is None or (store.is_job_name(job_or_file) and not path.is_file()):
+    if job_or_file is None or (store.is_job(job_or_file) and not path.is_file()):
         if model:
             raise BadInput("--model is for a file; the network of a job is known")
         job = store.find(job_or_file)
@@ -361,7 +361,7 @@ def predict(job_or_file_and_images: tuple[str, ...], best: bool, model: str | No
     from train.inference.protocol import PredictOptions
 
     first, path = job_or_file_and_images[0], Path(job_or_file_and_images[0])
-    has_source = path.suffix in WEIGHTS_SUFFIXES or (store.is_job_name(first) and not path.is_file())
+    has_source = path.suffix in WEIGHTS_SUFFIXES or (store.is_job(first) and not path.is_file())
     job_or_file, images = first if has_source else None, job_or_file_and_images[has_source:]
     if not images:
         raise BadInput(f"{job_or_file}: name the images after it: imgnet-cluster predict {job_or_file} IMAGE...")

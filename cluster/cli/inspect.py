@@ -353,7 +353,7 @@ def ssh(job_and_command: tuple[str, ...], machine: int | None) -> None:
     """
     from cluster.jobs import store
 
-    has_job = bool(job_and_command) and store.is_job_name(job_and_command[0])
+    has_job = bool(job_and_command) and store.is_job(job_and_command[0])
     found_job = store.find(job_and_command[0] if has_job else None)
     command = job_and_command[has_job:]
     argv = found_job.backend.shell_command(found_job.resolve_machine(machine), command, tty=sys.stdin.isatty())

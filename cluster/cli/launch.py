@@ -178,7 +178,7 @@ def carry_out(
         if requests and plan.rental_plan:
             display_cloud.show_aws_requests(plan.rental_plan.requests)
         if not (dry_run and backend_class.is_billed):  # a dry run shows the price from any computer
-            backend_class.check(plan.spec, store.runs_folder())
+            submit.check(plan.spec)
     if dry_run:
         largest_spec = max((plan.spec for plan in plans), key=lambda spec: len(spec.machine_names))
         show_machine_checks(backend_class.check_machines(largest_spec), largest_spec.machines)
@@ -204,7 +204,7 @@ def carry_out(
     if job.name in existing_names:
         click.echo(f"resuming interrupted {job.name}, run folder {job.path} (run again to launch a new job)")
     else:
-        click.echo(f"{job.name} launched, run folder {job.path}")
+        click.echo(f"{job.spec.title} launched, run folder {job.path}")
     progress.print_next_commands(job)
     sys.exit(EXIT_OK if detach else _follow(job))
 

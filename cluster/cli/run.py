@@ -21,7 +21,7 @@ from .options import (
 
 # The options that are fields of a `Command`.
 COMMAND_OPTIONS = (
-    *("procs", "name", "progress", "requirements", "image", "stall_seconds", "retries", "save_signal", "elastic"),
+    *("procs", "progress", "requirements", "image", "stall_seconds", "retries", "save_signal", "elastic"),
 )
 
 
@@ -40,7 +40,7 @@ def parse_procs(ctx: click.Context, param: click.Parameter, value: str) -> int |
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @deferred_options(backend_choices)
 @launch_options(  # those that make sense without a recipe
-    *("max_hours", "notify", "spares", "max_exchanges"),
+    *("name", "max_hours", "notify", "spares", "max_exchanges"),
     machines="Number of machines.  [default: 1; --ssh: all that the file lists, without --spares]",
     data="Folder of images or other data that the processes find as $IMGNET_DATA. It must be on the machines.",
     min_machines="Run the command with at least this many machines; pause with fewer.  [default: 1]",
@@ -54,7 +54,6 @@ def parse_procs(ctx: click.Context, param: click.Parameter, value: str) -> int |
     callback=parse_procs,
     help="Processes of each machine: a number, or gpu for one per GPU.  [default: gpu; without GPUs, 1]",
 )
-@grouped_option("Command", "--name", default="", metavar="NAME", help="Name of the work.  [default: the script's]")
 @grouped_option(
     "Command",
     "--workdir",

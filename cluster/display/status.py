@@ -33,9 +33,11 @@ STATUS_LABELS = {
 def show_jobs(job_statuses: Mapping[str, JobStatus | None]) -> None:
     """Print a row for each job, by name. None: a file of its run folder is damaged."""
     work = work_title(status.work for status in job_statuses.values() if status)
+    has_names = any(status.name for status in job_statuses.values() if status)
     rows: list[dict[str, object]] = [
         {
             "job": name,
+            **({"name": status.name} if has_names else {}),
             work: status.recipe,
             "state": status.state,
             "machines": status.machines,
@@ -72,7 +74,7 @@ def show_status(
         if name == "state":
             print_state(f"{name:19}", status.state)
         elif name not in ("where", "work") and value not in (None, ""):
-            label = "name" if name == "recipe" and status.command else STATUS_LABELS.get(name, name)
+            label = "script" if name == "recipe" and status.command else STATUS_LABELS.get(name, name)
             print(f"{label:18} {format_cell(value)}")
     if len(machines) > 1 or any(machine.host for machine in machines.values()):
         print()

@@ -26,8 +26,8 @@ REFRESH_SECONDS = 1.0  # between two copies of new event files from the machines
 def serve(find_jobs: Callable[[], Sequence[Job]], port: int, title: str) -> int:
     """Serve the curves of the jobs that `find_jobs` returns until Ctrl-C, and copy their new events while they run.
 
-    TensorBoard names a run after its folder, so each job gets a link of its name in a temporary folder. Returns an exit
-    code.
+    TensorBoard names a run after its folder, so each job gets a link of its title in a temporary folder. Returns an
+    exit code.
     """
     with tempfile.TemporaryDirectory(prefix="imgnet-tensorboard-") as folder:
 
@@ -49,16 +49,23 @@ def serve(find_jobs: Callable[[], Sequence[Job]], port: int, title: str) -> int:
 
 
 def link_event_folders(links_folder: Path, job_list: Sequence[Job]) -> None:
-    """Make `links_folder` contain exactly one link per job with events, from the job's name to its event folder."""
+    """Make `links_folder` contain exactly one link per job with events, from the job's title to its event folder."""
+    titles = {_title(job): job for job in job_list}
     for path in links_folder.iterdir():
-        if not path.exists() or path.name not in {job.name for job in job_list}:
+        if not path.exists() or path.name not in titles:
             path.unlink(missing_ok=True)
-    for job in job_list:
+    for title, job in titles.items():
         if (job.path / EVENTS_FOLDER).is_dir():
             with contextlib.suppress(FileExistsError):
-                (links_folder / job.name).symlink_to(job.path / EVENTS_FOLDER)
+                (links_folder / title).symlink_to(job.path / EVENTS_FOLDER)
             with contextlib.suppress(ClusterError, OSError):  # a damaged job and a full disk hide no curves
                 write_settings(job)
+
+
+def _title(job: Job) -> str:
+    with contextlib.suppress(ClusterError):  # a damaged job
+        return job.spec.title
+    return job.name
 
 
 def write_settings(job: Job) -> None:
@@ -75,7 +82,7 @@ def write_settings(job: Job) -> None:
 
     writer = EventFileWriter(str(folder), filename_suffix=SETTINGS_SUFFIX)
     try:
-        summary = hparams_pb(job.hparams, trial_id=job.name, start_time_secs=job.spec.created)
+        summary = hparams_pb(job.hparams, trial_id=job.spec.title, start_time_secs=job.spec.created)
         writer.add_event(Event(wall_time=job.spec.created, summary=summary))
     finally:
         writer.close()

@@ -37,6 +37,7 @@ ADOPTED_FIELDS = (
     "copies_source",
     "generate_data",
     "uid",
+    "given_name",
     "machines",
     "procs",
     "max_hours",

@@ -17,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
-from cluster.backends import registry
 from cluster.backends.planner import Plan
 from cluster.errors import BadInput, ClusterError
 from cluster.notifications.events import SupervisorView
@@ -42,8 +41,10 @@ def resolve_parallel(plans: Sequence[Plan], parallel: int | None = None) -> int:
     """Return how many of these jobs run at a time.
 
     Without `parallel`, one on this computer, and as many as there are machines for in the hosts file. Raises `BadInput`
-    when there are too few machines for `parallel` jobs, or when they would share GPUs.
+    when there are too few machines for `parallel` jobs, when they would share GPUs, and for several jobs of one name.
     """
+    if len(plans) > 1 and (name := plans[0].spec.given_name):
+        raise BadInput(f"--name {name}: names one job, and these are {len(plans)}; leave it out, or pass --only")
     largest_spec = max((plan.spec for plan in plans), key=lambda spec: (len(spec.machine_names), spec.procs))
     if parallel is None:
         listed_count = len(largest_spec.host_list)
@@ -65,7 +66,7 @@ def enqueue(plans: Sequence[Plan], parallel: int | None = None) -> list[Job]:
     parallel = resolve_parallel(plans, parallel)
     queue_id = uuid4().hex[:8]
     for plan in plans:
-        registry.backend_class(plan.spec.backend).check(plan.spec, store.runs_folder())
+        submit.check(plan.spec)
     jobs: list[Job] = []
     try:
         for plan in plans:

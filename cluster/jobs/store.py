@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cluster.connectors import tmux
 from cluster.connectors.hosts_file import Host
-from cluster.errors import ClusterError, NoSuchJob
+from cluster.errors import BadInput, ClusterError, NoSuchJob
 from cluster.state.run_folder import run_folders
 
 from .job import Job
@@ -30,7 +30,7 @@ def busy_runs_folders() -> list[Path]:
     with contextlib.suppress(ClusterError):  # no tmux, or its server does not answer
         paths = {Path(owner) for name in tmux.session_names() if (owner := tmux.session_owner(name))}
     # The session of a queue belongs to the runs folder itself.
-    folders = {path.parent if is_job_name(path.name) else path for path in paths}
+    folders = {path.parent if is_job_id(path.name) else path for path in paths}
     return sorted(folder for folder in folders - {runs_folder()} if folder.is_dir())
 
 
@@ -60,19 +60,34 @@ def jobs_on_machines(hosts: Collection[Host]) -> list[Job]:
     ]
 
 
-def is_job_name(text: str) -> bool:
-    """Whether a text has the form of a job's name, "job-3" or "3". The job need not exist."""
+def is_job_id(text: str) -> bool:
+    """Whether a text has the form of a job's ID, "job-3" or "3". The job need not exist."""
     return bool(re.fullmatch(r"(job-)?[0-9]+", text))
 
 
+def is_job(text: str) -> bool:
+    """Whether a text has the form of a job's ID, or is the name that its user gave a job of this folder."""
+    return is_job_id(text) or bool(_named_jobs(text))
+
+
+def _named_jobs(name: str | None) -> list[Job]:
+    """Return the jobs to which their users gave a name: several when one was adopted from another folder."""
+    return [job for job in intact_jobs() if name and job.spec.given_name == name]
+
+
 def find(name: str | None = None) -> Job:
-    """Return the job called "job-3" or "3"; without a name the newest job. Raises `NoSuchJob`."""
+    """Return the job with the ID "job-3" or "3", or with this name; without one the newest job.
+
+    Raises `NoSuchJob`, and `BadInput` when several jobs have the name.
+    """
     jobs = all_jobs()
     if name is None and jobs:
         return jobs[-1]
-    for job in jobs:
-        if name in (job.name, job.name.removeprefix("job-")):
-            return job
+    found = [job for job in jobs if name in (job.name, job.name.removeprefix("job-"))] or _named_jobs(name)
+    if len(found) > 1:
+        raise BadInput(f"{name}: is the name of {' and '.join(job.name for job in found)}; type one of these instead")
+    if found:
+        return found[0]
     what = f"{name}: there is no such job" if name else "there is no job"
     existing = f" ({_describe_existing(jobs)})" if jobs else ""
     raise NoSuchJob(

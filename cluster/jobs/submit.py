@@ -27,12 +27,12 @@ from train.tools.text_files import json_roundtrip
 from .billing import rented_jobs
 from .job import Job
 from .queue_state import with_free_machines
-from .store import all_jobs, create_run_folder, find, runs_folder
+from .store import all_jobs, create_run_folder, find, intact_jobs, runs_folder
 
 __all__ = ["Job", "Plan", "all_jobs", "find", "launch", "load_recipes", "plan", "run", "runs_folder"]
 
-# The fields of a command that are no options of a launch, which has machines and types.
-COMMAND_KEYWORDS = {each.name for each in fields(Command)} - {"argv", "machines", "types"}
+# The fields of a command that are no options of a launch, which has machines and types, and names the job.
+COMMAND_KEYWORDS = {each.name for each in fields(Command)} - {"argv", "name", "machines", "types"}
 # The fields of a spec that differ between two launches of the same command.
 FIELDS_NEW_WITH_EACH_LAUNCH = ("name", "uid", "created", "command", "git_commit", "cloud", "hosts", "forecast")
 
@@ -76,13 +76,25 @@ def run(
 def launch_plan(job_plan: Plan) -> Job:
     """Start the job of a plan, and return it as soon as its agent is at work. Raises `ClusterError`."""
     job_plan.require_no_obstacle()
-    backend_class = registry.backend_class(job_plan.spec.backend)
     if interrupted_job := find_interrupted_duplicate(job_plan.spec):
         return interrupted_job
-    backend_class.check(job_plan.spec, runs_folder())
+    check(job_plan.spec)
     job = create_job(job_plan.spec)
     job.start()
     return job
+
+
+def check(spec: JobSpec) -> None:
+    """Check that a job can start here, and that no other has its name. Raises `ClusterError`.
+
+    A name belongs to one job for good: else `down NAME` could end a job that the user does not mean. The same launch,
+    interrupted and typed again, goes on with its job, so it may have the name.
+    """
+    for job in intact_jobs() if spec.given_name else []:
+        is_again = not job.has_ended and request_fingerprint(job.spec) == request_fingerprint(spec)
+        if job.spec.given_name == spec.given_name and not (spec.cloud and is_again and not job.is_alive):
+            raise BadInput(f"--name {spec.given_name}: {job.name} has this name already; choose another")
+    registry.backend_class(spec.backend).check(spec, runs_folder())
 
 
 def find_interrupted_duplicate(spec: JobSpec) -> Job | None:

@@ -90,7 +90,7 @@ def describe(event: Event, run: Run, notification_id: str, now: float, dollars: 
     numbers = TrainingNumbers()
     with contextlib.suppress(DamagedRecord):
         numbers = status.best_informed_status(run) or numbers
-    text = one_line(f"{spec.name} ({spec.workload.name}, {spec.backend}): {event.text}", MAX_TEXT_CHARACTERS)
+    text = one_line(f"{spec.title} ({spec.workload.name}, {spec.backend}): {event.text}", MAX_TEXT_CHARACTERS)
     return Notification(
         id=notification_id,
         event=event.kind,

@@ -102,6 +102,7 @@ def plan_command(
         train=replace(options.train, data=data, gpus=machines * procs),
         recovery=replace(options.recovery, standby=False),
         user_project=project,
+        given_name=options.name,
         backend=options.backend,
         is_one_computer=planner.is_this_computer,
         backend_options=encode(options.backend_options),

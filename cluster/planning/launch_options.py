@@ -8,6 +8,7 @@ from cluster.backends.catalog import UNKNOWN_MACHINES
 from cluster.backends.options import BackendOptions
 from cluster.errors import BadInput
 from cluster.notifications.targets import describe_target, parse_target
+from cluster.state.job_names import check_name
 from cluster.state.recovery_options import RecoveryOptions
 from train.engine.options import TrainOptions
 from train.tools.option_fields import OptionError, OptionSet, option_field
@@ -54,6 +55,14 @@ class LaunchOptions(OptionSet):
         group="Data",
         help="Copy the packed data set to this folder on each machine's own disk before training.",
         default_text="no copy; for s3:// on rented machines: ~/.imgnet/data",
+    )
+    name: str = option_field(
+        "",
+        metavar="NAME",
+        parse=check_name,
+        is_fixed=True,
+        group="Output",
+        help="Name for the job, beside its ID such as job-3. All commands that take a job accept it.",
     )
     max_hours: float | None = option_field(
         None,

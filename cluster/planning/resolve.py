@@ -104,6 +104,7 @@ def plan(recipe: Recipe, options: LaunchOptions | None = None, *, recipe_file: s
         data_source=remote_dataset.source if remote_dataset else "",
         copies_source=remote_dataset.copies_source if remote_dataset else "",
         generate_data=is_synthetic,
+        given_name=options.name,
         backend=options.backend,
         is_one_computer=planner.is_this_computer,
         backend_options=encode(options.backend_options),

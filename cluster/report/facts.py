@@ -58,8 +58,8 @@ class JobFacts:
 
     @property
     def job(self) -> str:
-        """The name of the job."""
-        return self.status.job
+        """The ID of the job, and the name that its user gave it."""
+        return f"{self.status.job} {self.status.name}".rstrip()
 
 
 def collect_facts(job: Job) -> JobFacts:

@@ -19,6 +19,7 @@ from train.tools.host import usable_cpu_count
 from train.tools.records import MALFORMED_DATA_ERRORS, DamagedRecord, damaged, decode, require_unix_time
 from train.tools.text_files import parse_json
 
+from .job_names import check_name
 from .membership import MAX_CRASHES, MembershipRules
 from .recovery_options import RecoveryOptions
 from .states import WorkKind
@@ -77,9 +78,10 @@ class UserProject:
 class JobSpec:
     """One recipe, or one command of the user, on one set of machines. Paths are absolute.
 
-    `procs` is the number of trainer processes of each machine. Names that end with `seconds` are in seconds. `notify`
-    are the targets of notifications. They are secret, so they are in no JSON (`RunFolder.write_spec`). Neither are
-    `secret_values`, of a command's secret variables: the launch keeps them elsewhere (cluster/script/secret_values.py).
+    `name` is the job's ID, such as job-3, `given_name` what its user called it, "" for none. `procs` is the number of
+    trainer processes of each machine. Names that end with `seconds` are in seconds. `notify` are the targets of
+    notifications. They are secret, so they are in no JSON (`RunFolder.write_spec`). Neither are `secret_values`, of a
+    command's secret variables: the launch keeps them elsewhere (cluster/script/secret_values.py).
     """
 
     name: str
@@ -97,6 +99,7 @@ class JobSpec:
     # each machine has its own.
     gpus_of_computer: tuple[str, ...] | None = None
     uid: str = ""
+    given_name: str = ""
     hosts: Hosts | None = None
     cloud: dict[str, Any] | None = None  # the rented machines. Any: as their backend describes them
     backend_options: dict[str, object] | None = None  # options of the launch that exist for its backend only
@@ -125,6 +128,8 @@ class JobSpec:
         for name in ("procs", "parallel"):
             if not 1 <= getattr(self, name) <= MAX_MACHINES:
                 raise ValueError(f"{name}: must be from 1 to {MAX_MACHINES}")
+        if self.given_name:  # it names files, and may come from a machine
+            check_name(self.given_name)
         require_unix_time(self.created, "created")
 
     @property
@@ -141,6 +146,11 @@ class JobSpec:
     def own_command(self) -> Command | None:
         """The command of the user that the job runs, None for a job that trains a recipe."""
         return self.workload if isinstance(self.workload, Command) else None
+
+    @property
+    def title(self) -> str:
+        """The job's ID and the name that its user gave it."""
+        return f"{self.name} {self.given_name}".rstrip()
 
     @property
     def settings(self) -> dict[str, HParamValue]:

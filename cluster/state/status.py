@@ -42,8 +42,8 @@ FULL_DISK_BYTES = 1e6  # a disk with less free space than this is full
 class JobStatus:
     """The state of a job and its numbers; None for what is not known.
 
-    `warning` says what is wrong with the job's supervisor, "" when nothing is. `notifications` says which notifications
-    could not be delivered.
+    `job` is the job's ID, `name` what its user called it. `warning` says what is wrong with the job's supervisor, ""
+    when nothing is. `notifications` says which notifications could not be delivered.
     `recipe` is the name of the recipe or, by `work`, of the command; `command` the command as it is typed in a shell,
     "" for a recipe.
     `doing` says what the job does in its state, `progress` how far that is. `attempt` is the last one that has members,
@@ -53,6 +53,7 @@ class JobStatus:
     """
 
     job: str
+    name: str = ""
     recipe: str
     work: WorkKind = WorkKind.RECIPE
     command: str = ""
@@ -201,6 +202,7 @@ def job_status(run: Run, result: JobResult | None) -> JobStatus:
     where = reported_time_table(agent_status) if result is None else None
     status = JobStatus(
         job=run.spec.name,
+        name=run.spec.given_name,
         recipe=run.spec.workload.name,
         work=run.spec.work_kind,
         command=run.spec.own_command.short_text if run.spec.own_command else "",

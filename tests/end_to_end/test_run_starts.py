@@ -61,7 +61,7 @@ def test_run_from_python_beside_a_train_py_returns_a_job(sandbox: Sandbox, proje
     refused, ended = completed.stdout.splitlines()
     assert "wrong" in refused and ended == "job-1 done"
     spec = sandbox.job().spec
-    assert (spec.machines, spec.procs, spec.workload.name) == (2, 2, "mine")
+    assert (spec.machines, spec.procs, spec.title) == (2, 2, "job-1 mine")
     assert "RANK=3 WORLD_SIZE=4 TORCHELASTIC_RESTART_COUNT=1 OWN=a b TOKEN=hunter2 --lr 0.1" in log(sandbox, 1, 3, 2)
     assert "hunter2" not in sandbox.job().run_folder.spec_path.read_text()
 

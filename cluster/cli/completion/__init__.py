@@ -10,6 +10,7 @@ import io
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import click
 from click.shell_completion import (
@@ -82,7 +83,7 @@ def _complete_value(param: click.Parameter, args: list[str], incomplete: str) ->
 
         values = catalog.backend_names()
     elif "JOB" in kinds:
-        values = _job_names()
+        values = list(_job_ids())
     elif "RECIPE" in kinds:
         values = _recipe_names(incomplete)
     elif kinds & {"TYPE", "REGION", "ZONE"}:
@@ -97,21 +98,28 @@ def _complete_value(param: click.Parameter, args: list[str], incomplete: str) ->
     return items
 
 
-def _job_names() -> list[str]:
-    """Return the names of the jobs of this folder, the newest first."""
+def _job_ids() -> dict[str, str]:
+    """Return the ID of each job of this folder by its ID, the newest first, then by the name that its user gave it."""
     from cluster.jobs.store import runs_folder
 
-    names = [path.parent.name.removeprefix("job-") for path in runs_folder().glob("job-*/job.json")]
-    return [f"job-{number}" for number in sorted((int(name) for name in names if name.isdecimal()), reverse=True)]
+    numbers = [path.parent.name.removeprefix("job-") for path in runs_folder().glob("job-*/job.json")]
+    ids = [f"job-{number}" for number in sorted((int(text) for text in numbers if text.isdecimal()), reverse=True)]
+    names = {job: _read_spec(job).get("given_name") for job in ids}
+    return {job: job for job in ids} | {name: job for job, name in names.items() if name}
+
+
+def _read_spec(job: str) -> dict[str, Any]:  # Any: JSON of any shape
+    from cluster.jobs.store import runs_folder
+
+    with contextlib.suppress(OSError, ValueError):
+        return dict(json.loads((runs_folder() / job / "job.json").read_text()))
+    return {}
 
 
 def _machine_numbers(args: list[str]) -> list[str]:
     """Return the machine numbers of the job in a command line, by default of the newest job."""
-    from cluster.jobs.store import runs_folder
-
-    jobs = _job_names()
-    job = next((name for name in args if name in jobs), jobs[0])
-    spec = json.loads((runs_folder() / job / "job.json").read_text())
+    jobs = _job_ids()
+    spec = _read_spec(jobs[next(name for name in (*args, *jobs) if name in jobs)])
     return [str(number) for number in range(spec["machines"] + spec["recovery"]["spares"])]
 
 

@@ -26,27 +26,28 @@ def complete(sandbox: Any) -> Callable[..., list[str]]:
     return run
 
 
-def write_job(folder: Path, number: int, machines: int = 1, spares: int = 0) -> None:
+def write_job(folder: Path, number: int, machines: int = 1, spares: int = 0, name: str = "") -> None:
     path = folder / "runs" / f"job-{number}" / "job.json"
     path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"machines": machines, "recovery": {"spares": spares}}))
+    path.write_text(json.dumps({"machines": machines, "recovery": {"spares": spares}, "given_name": name}))
 
 
 def test_jobs_are_completed_newest_first(sandbox: Any, complete: Any) -> None:
     for number in (2, 9, 10):
-        write_job(sandbox.path, number)
+        write_job(sandbox.path, number, name="wide" if number == 9 else "")
     (sandbox.path / "runs" / "job-11").mkdir()  # a launch that was killed
     for command in ("stop", "resume", "status", "logs", "attach", "eval", "report", "predict"):
-        assert complete(command, "") == ["job-10", "job-9", "job-2"], command
-    assert complete("report", "job-2", "job-1") == ["job-10"]
+        assert complete(command, "") == ["job-10", "job-9", "job-2", "wide"], command
+    assert complete("report", "job-2", "job-1") == ["job-10"] and complete("attach", "w") == ["wide"]
     assert complete("plan", "--from", "job-") == ["job-10", "job-9", "job-2"]
     assert complete("eval", "net") == ["file:net"]
 
 
 def test_machines_are_those_of_the_job(sandbox: Any, complete: Any) -> None:
-    write_job(sandbox.path, 1, machines=2, spares=1)
+    write_job(sandbox.path, 1, machines=2, spares=1, name="wide")
     write_job(sandbox.path, 2)
-    assert complete("rehearse-loss", "job-1", "--machine", "") == ["0", "1", "2"]
+    for job in ("job-1", "wide"):
+        assert complete("rehearse-loss", job, "--machine", "") == ["0", "1", "2"]
     assert complete("logs", "--machine", "") == ["0"]
     (sandbox.path / "runs" / "job-2" / "job.json").write_text("{")
     assert complete("logs", "--machine", "") == []

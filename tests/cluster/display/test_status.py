@@ -7,6 +7,8 @@ from typing import Any
 from support.train_records import EPOCH_FIELDS, make_epoch
 
 from cluster.display import progress, status
+from cluster.jobs import store
+from cluster.report.facts import collect_facts
 from cluster.report.tables import format_cell
 from cluster.state.states import JobState
 from cluster.state.status import JobStatus
@@ -64,10 +66,22 @@ def test_command_is_not_called_a_recipe(hand_made: Any, capsys: Any) -> None:
     trained = hand_made("job-2").job.status()
     status.show_status(own, {}, [])
     lines = capsys.readouterr().out.splitlines()
-    assert "name               mine" in lines and not [line for line in lines if line.startswith(("recipe", "work"))]
+    assert "script             mine" in lines and not [line for line in lines if line.startswith(("recipe", "work"))]
     for jobs, title in (([own], "command"), ([trained], "recipe"), ([own, trained], "recipe/command")):
         status.show_jobs({job.job: job for job in jobs})
         assert capsys.readouterr().out.split()[1] == title
+
+
+def test_names_that_users_gave_their_jobs_are_shown(hand_made: Any, capsys: Any) -> None:
+    hand_made("job-1", given_name="wide.2")
+    statuses = {job.name: job.status() for job in [hand_made("job-2").job, *store.all_jobs()[:1]]}
+    status.show_jobs(statuses)
+    heading, _, unnamed, named = capsys.readouterr().out.splitlines()
+    assert heading.split()[:3] == ["job", "name", "recipe"]
+    assert unnamed.split()[:2] == ["job-2", "tiny"] and named.split()[:3] == ["job-1", "wide.2", "tiny"]
+    status.show_status(statuses["job-1"], {}, [])
+    assert capsys.readouterr().out.splitlines()[:2] == ["job                job-1", "name               wide.2"]
+    assert collect_facts(store.find("wide.2")).job == "job-1 wide.2"
 
 
 def test_show_timeline_of_many_attempts_prints_the_last_with_their_day(capsys: Any) -> None:

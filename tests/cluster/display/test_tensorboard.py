@@ -121,13 +121,13 @@ def test_arguments_of_a_command_are_written_once_beside_its_events(hand_made: An
 
 
 def test_damaged_job_hides_no_curves(hand_made: Any, tmp_path: Path) -> None:
-    runs = [hand_made(name) for name in ("job-1", "job-2")]
+    runs = [hand_made("job-1"), hand_made("job-2", given_name="wide")]
     for run in runs:
         (run.run_folder.path / "events").mkdir()
     runs[0].run_folder.spec_path.write_text("{torn")
     (tmp_path / "links").mkdir()
     tensorboard.link_event_folders(tmp_path / "links", [run.job for run in runs])
-    assert sorted(path.name for path in (tmp_path / "links").iterdir()) == ["job-1", "job-2"]
+    assert sorted(path.name for path in (tmp_path / "links").iterdir()) == ["job-1", "job-2 wide"]
 
 
 def test_tensorboard_server_ends_when_the_command_is_killed(place_with_job: Any) -> None:

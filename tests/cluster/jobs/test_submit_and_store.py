@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.specs import TINY, make_spec
 
 from cluster import launch
 from cluster.errors import BadInput, ClusterError, NoSuchJob
 from cluster.jobs import store, submit
+from cluster.jobs.queue import enqueue
 from cluster.planning.launch_options import make_launch_options
 
 
@@ -56,7 +58,42 @@ def test_find_unknown_name_lists_existing_jobs(hand_made: Any, name: str) -> Non
     assert caught.value.exit_code == 102 and "\n" not in str(caught.value)
 
 
-def test_runs_folder_is_taken_from_the_environment(sandbox: Any, spec: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_is_found_by_the_name_that_its_user_gave_it(sandbox: Any, hand_made: Any) -> None:
+    for number, name in ((1, "base"), (2, "wide.2"), (3, ""), (4, "base")):
+        hand_made(f"job-{number}", given_name=name).write_shared("logs/000001/rank-0.log", "")
+    assert store.find("wide.2").name == "job-2" and store.is_job("wide.2") and not store.is_job("wide")
+    with pytest.raises(BadInput, match=r"^base: is the name of job-1 and job-4; type one of these instead$"):
+        store.find("base")
+    for command in ("logs", "attach", "stop", "resume", "tensorboard", "report", "ssh", "eval", "down", "cost"):
+        assert sandbox.cli(command, "wide.3").code in (1, 2, 102), command
+    refused = sandbox.cli("ssh", "wide.2", "--", "ls")
+    assert refused.err == "error: job-2 runs on this computer; there is nothing to log in to\n"
+    assert sandbox.cli("attach", "wide.2").err.startswith("error: job-2 is failed, so its session has ended")
+    assert sandbox.cli("status", "wide.2").out.startswith("job                job-2\nname               wide.2\n")
+
+
+def test_name_belongs_to_one_job(sandbox: Any, spec: Any, hand_made: Any) -> None:
+    hand_made("job-1", given_name="base").job.fail("")
+    with pytest.raises(BadInput, match=r"^--name base: job-1 has this name already; choose another$"):
+        submit.launch(sandbox.write_recipe(), data=sandbox.data, name="base")
+    with pytest.raises(BadInput, match=r"^--name wide: names one job, and these are 2; leave it out, or pass --only$"):
+        enqueue(2 * [submit.plan(spec.recipe, make_launch_options(data=sandbox.data, name="wide"))])
+    assert [job.name for job in store.all_jobs()] == ["job-1"] and not sandbox.pids()
+
+
+@pytest.mark.parametrize(
+    "name", ["a b", "-x", "../x", "a/b", "é", "x" * 64, "a\n", "7", "007", "job-7", "JOB-7", "job7", "job-7-9073e811"]
+)
+def test_name_that_could_be_an_id_or_a_path_is_refused(name: str) -> None:
+    with pytest.raises(BadInput, match=r"^Invalid value for '--name': .* (is no name: 1 to|looks like the ID)"):
+        make_launch_options(name=name)
+    with pytest.raises(ValueError, match=r"is no name|looks like"):
+        make_spec(name="job-1", recipe=TINY, given_name=name)  # as one that a machine sends
+
+
+def test_runs_folder_is_taken_from_the_environment(
+    sandbox: Any, spec: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("IMGNET_RUNS", "some/where")
     assert submit.create_job(spec).path == sandbox.path / "some/where/job-1"
     monkeypatch.delenv("IMGNET_RUNS")
