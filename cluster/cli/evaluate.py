@@ -215,7 +215,7 @@ def _print_results(result: "Evaluation") -> None:
             "size": row.size,
             "views": row.views,
             "top-1": f"{row.top1:.3f}",
-            "top-5": f"{row.top5:.3f}",
+            **({} if row.top5 is None else {"top-5": f"{row.top5:.3f}"}),
             "loss": f"{row.loss:.4f}",
             "seconds": f"{row.seconds:.2f}",
             "read from": f"copy of {row.copy}" if row.copy else "full size",
@@ -242,8 +242,13 @@ def _print_gain(rect: "EvaluationRow", center: "EvaluationRow") -> None:
     ratios = ["-".join(dict.fromkeys((f"{each.lowest:.2f}", f"{each.highest:.2f}"))) for each in rect.buckets]
     table = []
     for name, new, old in zip((*ratios, "all"), (*rect.buckets, rect), (*center.buckets, center), strict=True):
-        top1, top5 = (f"{round(gain, 1) + 0.0:+5.1f}" for gain in (new.top1 - old.top1, new.top5 - old.top5))  # no -0.0
-        table.append({"w/h": name, "images": new.images, "top-1": top1, "top-5": top5})
+        pairs = {"top-1": (new.top1, old.top1), "top-5": (new.top5, old.top5)}
+        gains = {
+            title: f"{round(now - before, 1) + 0.0:+5.1f}"  # no -0.0
+            for title, (now, before) in pairs.items()
+            if now is not None and before is not None
+        }
+        table.append({"w/h": name, "images": new.images, **gains})
     click.echo(f"\nrect at {rect.size} above center, in points, by width / height:")
     tables.print_table(table)
 

@@ -64,7 +64,7 @@ def link_event_folders(links_folder: Path, job_list: Sequence[Job]) -> None:
 
 def _title(job: Job) -> str:
     with contextlib.suppress(ClusterError):  # a damaged job
-        return job.spec.title
+        return f"{job.name} {job.spec.given_name}".rstrip()  # the name of a copied run folder counts
     return job.name
 
 
@@ -82,7 +82,7 @@ def write_settings(job: Job) -> None:
 
     writer = EventFileWriter(str(folder), filename_suffix=SETTINGS_SUFFIX)
     try:
-        summary = hparams_pb(job.hparams, trial_id=job.spec.title, start_time_secs=job.spec.created)
+        summary = hparams_pb(job.hparams, trial_id=_title(job), start_time_secs=job.spec.created)
         writer.add_event(Event(wall_time=job.spec.created, summary=summary))
     finally:
         writer.close()

@@ -15,7 +15,7 @@ from train.data.order.batch_sampler import DistributedBatchSampler
 from train.distributed import process_group
 from train.distributed.gpu import bind_to_numa_node, full_memory_explained
 from train.metrics import thumbnails
-from train.metrics.accuracy import TOP_GUESSES
+from train.metrics.accuracy import TOP_GUESSES, has_top5
 from train.metrics.confusion import PICTURED_PAIRS, Confusion
 from train.metrics.records import RunClock, TrainResult
 from train.metrics.rows import overall_images_per_second
@@ -96,7 +96,7 @@ def join_and_train(
     recipe = dataset.recipe
     if options.target:
         recipe = target.Target.parse(options.target).apply_to_recipe(recipe)
-        if options.target.startswith("top5") and len(dataset.train.classes) <= TOP_GUESSES:
+        if options.target.startswith("top5") and not has_top5(len(dataset.train.classes)):
             raise TrainingError(f"--target {options.target}: with at most {TOP_GUESSES} classes, give top1=...")
     gpus = options.gpus or (recipe.nominal_gpus if options.keep_batch else group.world_size)
     try:

@@ -42,11 +42,11 @@ class EvalOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class AccuracyPercents:
-    """The accuracy of some images, in percent."""
+    """The accuracy of some images, in percent. There is no top-5 with at most five classes."""
 
     images: int
     top1: float
-    top5: float
+    top5: float | None
 
 
 @dataclass(frozen=True, kw_only=True)

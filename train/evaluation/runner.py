@@ -21,6 +21,7 @@ from train.data.order.work import BatchRequest, IndexKey
 from train.distributed import process_group
 from train.distributed.process_group import ProcessGroup, sum_over_processes
 from train.engine.inputs import BatchPreprocessor, normalization_of
+from train.metrics.accuracy import has_top5, top_guesses
 from train.metrics.confusion import MAX_CLASSES, Confusion
 from train.metrics.thumbnails import shrink_to_jpeg
 from train.recipe.schema import Recipe
@@ -206,7 +207,7 @@ class Evaluator:
         if not (answers[:, COUNT] == 1).all():
             raise RuntimeError(f"{crop} at {size} did not count every image once")
         self.answers[crop, size] = answers
-        top1, top5 = percents(answers)
+        top1, top5 = self.percents(answers)
         return EvaluationRow(
             crop=crop,
             size=size,
@@ -232,7 +233,7 @@ class Evaluator:
         for batch in batches:
             scores, labels = self.predict(crop, size, batch.images, batch.labels)
             loss_sum += cross_entropy(scores, labels, reduction="sum")
-            best = scores.topk(min(5, scores.shape[1]), dim=1).indices
+            best = top_guesses(scores)
             is_hit = best == labels[:, None]
             probability = scores.softmax(1).gather(1, best[:, :1])[:, 0]
             columns = (torch.ones_like(labels), is_hit[:, 0], is_hit.any(1), best[:, 0], probability)
@@ -261,8 +262,13 @@ class Evaluator:
     def describe_bucket(self, ids: NDArray[np.int64], answers: NDArray[np.float64]) -> RatioBucket:
         """Return the accuracy in a bucket of images, whose IDs are sorted by their ratio."""
         lowest, highest = (float(self.val_index.widths[id] / self.val_index.heights[id]) for id in (ids[0], ids[-1]))
-        top1, top5 = percents(answers)
+        top1, top5 = self.percents(answers)
         return RatioBucket(lowest=lowest, highest=highest, images=len(ids), top1=top1, top5=top5)
+
+    def percents(self, answers: NDArray[np.float64]) -> tuple[float, float | None]:
+        """Return the top-1 and the top-5 accuracy of some images."""
+        top1, top5 = (100 * float(answers[:, column].sum()) / len(answers) for column in (IS_TOP1, IS_TOP5))
+        return top1, top5 if has_top5(len(self.val_index.classes)) else None
 
     def examples(self) -> tuple[ExampleImage, ...]:
         """Return example images, evenly spaced from the tallest to the widest, with the answers at the first size."""
@@ -283,12 +289,6 @@ class Evaluator:
             true = index.classes[index.labels[image_id]]
             examples.append(ExampleImage(true=true, answers=tuple(answers), jpeg=jpeg))
         return tuple(examples)
-
-
-def percents(answers: NDArray[np.float64]) -> tuple[float, float]:
-    """Return the top-1 and the top-5 accuracy of some images."""
-    top1, top5 = (100 * float(answers[:, column].sum()) / len(answers) for column in (IS_TOP1, IS_TOP5))
-    return top1, top5
 
 
 def ratio_buckets(index: Index) -> list[NDArray[np.int64]]:

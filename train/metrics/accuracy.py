@@ -19,6 +19,19 @@ class Accuracy:
     images: int
 
 
+def has_top5(classes: int) -> bool:
+    """Return whether a top-5 accuracy says anything: with at most five classes, all five guesses are right."""
+    return classes > TOP_GUESSES
+
+
+def top_guesses(scores: torch.Tensor) -> torch.Tensor:
+    """Return the classes of the five highest of scores [n, classes], the highest first: int64 [n, 5], or [n, classes].
+
+    Whoever takes the first column decides alike about equal scores.
+    """
+    return scores.topk(min(TOP_GUESSES, scores.shape[1]), dim=1).indices
+
+
 def count_correct(scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the number of top-1 and of top-5 hits, as int64 scalars, of scores [n, classes] for labels [n]."""
     top1, top5 = is_correct(scores, labels)
@@ -30,7 +43,7 @@ def is_correct(scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor
 
     With fewer than five classes, every label is a top-5 hit.
     """
-    best = scores.topk(min(5, scores.shape[1]), dim=1).indices == labels[:, None]
+    best = top_guesses(scores) == labels[:, None]
     return best[:, 0], best.any(1)
 
 
@@ -40,9 +53,5 @@ def zero_confusion(class_count: int, device: torch.device) -> torch.Tensor | Non
 
 
 def count_confusion(confusion: torch.Tensor, scores: torch.Tensor, labels: torch.Tensor) -> None:
-    """Count images by label [n], the row, and by the class of the highest of their scores [n, classes], the column.
-
-    Of equal scores, the one counts that `is_correct` takes.
-    """
-    predicted = scores.topk(min(5, scores.shape[1]), dim=1).indices[:, 0]
-    confusion.index_put_((labels, predicted), torch.ones_like(labels), accumulate=True)
+    """Count images by label [n], the row, and by the class of the highest of their scores [n, classes], the column."""
+    confusion.index_put_((labels, top_guesses(scores)[:, 0]), torch.ones_like(labels), accumulate=True)

@@ -6,7 +6,7 @@ from dataclasses import astuple, dataclass
 from train.recipe.history import EpochResult
 from train.recipe.schedule import Epoch
 
-from .accuracy import TOP_GUESSES, Accuracy
+from .accuracy import Accuracy, has_top5
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def epoch_result(
     """Return the result of an epoch, without its times by part and the time of its end.
 
     `accuracies` has the result of each view of the validation, the main view first; it is empty where the epoch was not
-    validated. With at most five classes there is no top-5: all five guesses are right.
+    validated. There is no top-5 where it says nothing (`has_top5`).
     """
     view, accuracy = next(iter(accuracies.items()), (None, None))
     square = accuracies.get("square")
@@ -66,9 +66,9 @@ def epoch_result(
         val_images=accuracy.images if accuracy else None,
         view=view,
         top1=accuracy.top1 if accuracy else None,
-        top5=accuracy.top5 if accuracy and classes > TOP_GUESSES else None,
+        top5=accuracy.top5 if accuracy and has_top5(classes) else None,
         top1_square=square.top1 if square else None,
-        top5_square=square.top5 if square and classes > TOP_GUESSES else None,
+        top5_square=square.top5 if square and has_top5(classes) else None,
         images_per_second=totals.images / totals.seconds,
     )
 

@@ -10,11 +10,17 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from cluster.cli.evaluate import _print_results
 from cluster.errors import ClusterError
 from cluster.jobs import evaluation
 from cluster.plots import crops
-from train.evaluation.protocol import CropAnswer, Evaluation, EvaluationRow, ExampleImage
+from train.evaluation.protocol import CropAnswer, Evaluation, EvaluationRow, ExampleImage, RatioBucket
 
+Fixture = Any
+FACTS: dict[str, Any] = {
+    "checkpoint": "x", "recipe": "x", "model": "x", "epoch": 3, "step": 691, "images": 1, "classes": 2, "data": "x",
+    "device": "cpu", "precision": "float32", "procs": 1,
+}  # fmt: skip
 
 def test_run_module_yields_messages_and_raises_errors(sandbox: Any) -> None:
     def run(program: str) -> Any:
@@ -94,6 +100,19 @@ def test_eval_bad_input_is_refused_in_one_line(
     assert ran.code == code and message in ran.err and ran.err.count("\n") == 1 and not ran.out, ran
 
 
+@pytest.mark.parametrize("top5", [None, 100.0])
+def test_printed_results_have_a_top5_only_where_it_says_something(top5: float | None, capsys: Any) -> None:
+    percents: dict[str, Any] = {"images": 1, "top1": 0.0, "top5": top5}
+    bucket = RatioBucket(lowest=1.0, highest=1.0, **percents)
+    rows = tuple(
+        EvaluationRow(
+            crop=crop, size=96, views=1, copy=None, loss=1.0, seconds=1.0, buckets=(bucket,), confusion=None, **percents
+        ) for crop in ("center", "rect")
+    )  # fmt: skip
+    _print_results(Evaluation(**FACTS, rows=rows, examples=()))
+    assert capsys.readouterr().out.count("top-5") == (0 if top5 is None else 2)
+
+
 def test_draw_crops_right_and_wrong_answers_have_colors(tmp_path: Path) -> None:
     stream = io.BytesIO()
     Image.new("RGB", (40, 40), "#808080").save(stream, "JPEG")
@@ -108,10 +127,7 @@ def test_draw_crops_right_and_wrong_answers_have_colors(tmp_path: Path) -> None:
             confusion=None,
         ) for crop in ("center", "rect")
     )  # fmt: skip
-    evaluation = Evaluation(
-        checkpoint="x", recipe="x", model="x", epoch=3, step=691, images=1, classes=2, data="x", device="cpu",
-        precision="float32", procs=1, rows=rows, examples=(cat,),
-    )  # fmt: skip
+    evaluation = Evaluation(**FACTS, rows=rows, examples=(cat,))
     crops.draw_crops(tmp_path / "x.png", evaluation)
     page = Image.open(tmp_path / "x.png").convert("RGB")
     top = crops.HEADER_HEIGHT + crops.CELL_PIXELS

@@ -135,6 +135,13 @@ def test_ratio_buckets_are_of_similar_size_and_keep_equal_ratios_together(
     assert ratios.tolist() == sorted(widths / heights)
 
 
+def test_top5_is_left_out_where_all_guesses_are_right() -> None:
+    answers = np.array([[1, 1, 1, 0, 0.5], [1, 0, 1, 2, 0.5]])
+    for classes, expected in ((5, (50.0, None)), (6, (50.0, 100.0))):
+        evaluator: Any = SimpleNamespace(val_index=SimpleNamespace(classes=["x"] * classes))
+        assert runner.Evaluator.percents(evaluator, answers) == expected
+
+
 def test_evaluation_same_on_one_and_two_processes(
     evaluation: Evaluation, checkpoint: Path, tiny_data: Path, evaluate: Any
 ) -> None:
