@@ -23,6 +23,7 @@ from .options import (
     output_option,
     pluralize,
     print_json,
+    warn,
 )
 
 MAX_COPY_PIXELS = 2048  # short side of a resized copy
@@ -62,6 +63,30 @@ def sample(folder: Path, seed: int, train: int, val: int) -> None:
     with ProgressBar(f"drawing {folder}") as progress:
         written = draw_sample_set(folder, seed=seed, train=train, val=val, progress=progress)
     click.echo(f"{folder}: {train} + {val} images of 10 classes, {written} drawn now")
+
+
+@data.command(cls=GroupedCommand)
+@click.argument("folder", type=click.Path(path_type=Path))
+@val_fraction_option
+@grouped_option(
+    "Data", "--out", type=click.Path(path_type=Path), metavar="DIR", help="New data set.  [default: FOLDER-split]"
+)
+@translate_data_errors
+def split(folder: Path, val_fraction: float | None, out: Path | None) -> None:
+    """Make a data set with train/ and val/ of FOLDER/<class>.
+
+    Each image stays where it is; the new set has a hard link to it, or a copy. A tenth of each class goes to val/,
+    unless --val-fraction says otherwise. Without this, launch --val-fraction divides FOLDER/train/<class> alike.
+    """
+    from train.data.packing.split import split_folder
+
+    fraction = 0.1 if val_fraction is None else val_fraction
+    target = out or folder.absolute().with_name(f"{folder.absolute().name}-split")
+    with ProgressBar(f"splitting {folder}") as progress:
+        trained, validated, notes = split_folder(folder, target, fraction, progress)
+    for note in notes:
+        warn(note)
+    click.echo(f"{target}: {trained} + {pluralize(validated, 'image')}; check it: imgnet-cluster data check {target}")
 
 
 def packing_options(command: CommandFunction) -> CommandFunction:

@@ -131,8 +131,9 @@ def class_names(root: Path, split: str) -> list[str]:
 def _split_classes(root: Path, split: str) -> list[str]:
     folder = root / split
     if not folder.is_dir():
-        hint = "; to hold out a part of train/: --val-fraction 0.1" if split == "val" else ""
-        raise DataError(f"{root}: has no {split}/; the layout is train/<class>/*.JPEG and val/<class>/*.JPEG{hint}")
+        divide = f"to divide {root}/<class> into both: imgnet-cluster data split {root}"
+        hint = "to hold out a part of train/: --val-fraction 0.1" if split == "val" else divide
+        raise DataError(f"{root}: has no {split}/; the layout is train/<class>/*.JPEG and val/<class>/*.JPEG; {hint}")
     if packed.is_packed(folder):
         return list(packed.read_manifest(folder).classes)
     if packed.is_unfinished(folder):

@@ -65,7 +65,7 @@ def open_source_splits(root: Path, val_fraction: float = 0.0) -> list[SourceImag
     classes = class_names(root, "train")
     if not has_held_out_val(root, val_fraction):
         return [_open_split(root, split, classes) for split in SPLITS]
-    all_images = replace(_open_folder(root, "train", classes), val_fraction=val_fraction)
+    all_images = replace(open_folder(root, "train", classes), val_fraction=val_fraction)
     held_out = held_out_names(all_images.names, val_fraction)
     numbers: dict[str, list[int]] = {split: [] for split in SPLITS}
     for number, name in enumerate(all_images.names):
@@ -77,7 +77,7 @@ def open_source_splits(root: Path, val_fraction: float = 0.0) -> list[SourceImag
 
 def _open_split(root: Path, split: str, classes: list[str]) -> SourceImages:
     folder = root / split
-    return _open_packed(root, split, classes) if packed.is_packed(folder) else _open_folder(root, split, classes)
+    return _open_packed(root, split, classes) if packed.is_packed(folder) else open_folder(root, split, classes)
 
 
 def _open_packed(root: Path, split: str, classes: list[str]) -> SourceImages:
@@ -98,7 +98,8 @@ def _open_packed(root: Path, split: str, classes: list[str]) -> SourceImages:
     )
 
 
-def _open_folder(root: Path, split: str, classes: list[str]) -> SourceImages:
+def open_folder(root: Path, split: str, classes: list[str]) -> SourceImages:
+    """Return the images of a split of files, whose class folders are `classes` or some of them. Raises `DataError`."""
     folder = root / split
     names, sizes_and_mtimes = index_folder.scan_class_folders(folder, class_names(root, split))
     if not names:
