@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cluster.jobs.job import Job
     from train.engine.options import TrainOptions
     from train.evaluation.protocol import Evaluation, EvaluationRow
-    from train.inference.protocol import FileFormat, ParameterNames, Prediction
+    from train.inference.protocol import Prediction
 
 MIN_SIZE_PIXELS, MAX_SIZE_PIXELS = 16, 4096
 PLOTTED_IMAGES = 6  # images that --plot shows
@@ -257,14 +257,6 @@ def _print_gain(rect: "EvaluationRow", center: "EvaluationRow") -> None:
 @click.argument("job_or_file", metavar="[JOB|FILE]", required=False)
 @grouped_option(
     "Output",
-    "--names",
-    type=click.Choice(["plain", "torchvision", "timm"]),
-    default="plain",
-    show_default=True,
-    help="Names of the parameters: those of the network's own modules, or those of a library's ResNet.",
-)
-@grouped_option(
-    "Output",
     "--format",
     "file_format",
     type=click.Choice(["safetensors", "torch", "onnx"]),
@@ -282,35 +274,28 @@ def _print_gain(rect: "EvaluationRow", center: "EvaluationRow") -> None:
 )
 @best_option
 @model_option
-def export(
-    job_or_file: str | None, names: str, file_format: str, output: Path | None, best: bool, model: str | None
-) -> None:
+def export(job_or_file: str | None, file_format: str, output: Path | None, best: bool, model: str | None) -> None:
     """Write the trained network of JOB for other programs.
 
     Without JOB, the newest job is taken. FILE is a checkpoint or a file of weights. Beside the file of weights, a file
     .classes.json gets the names of the classes in the order of the scores, and the image size, crop, mean and deviation
-    of the input.
+    of the input. The built-in ResNets have torchvision's and timm's names of parameters.
 
     \b
-    imgnet-cluster export job-3 --names torchvision
+    imgnet-cluster export job-3 --format onnx
     imgnet-cluster export job-3 --best --format torch -o birds.pt
     """
     from cluster.jobs import evaluation
-    from train.inference.protocol import FORMAT_SUFFIXES, ExportOptions, FileFormat, ParameterNames
+    from train.inference.protocol import FORMAT_SUFFIXES, ExportOptions, FileFormat
 
     chosen_format = FileFormat(file_format)
-    if chosen_format is FileFormat.ONNX and names != "plain":
-        raise BadInput("--names is for files of weights; leave it out with --format onnx")
     source = open_source(job_or_file, best, model)
     file = output or Path(f"{source.title}{'-best' if best else ''}{FORMAT_SUFFIXES[chosen_format]}")
     if not file.absolute().parent.is_dir():
         raise BadInput(f"-o {file}: there is no folder {file.parent}")
     if file.exists():
         raise BadInput(f"{file}: exists already; remove it, or name another file: -o FILE")
-    parameter_names = ParameterNames(names)
-    options = ExportOptions(
-        source=str(source.path), file=str(file), names=parameter_names, format=chosen_format, model=source.model
-    )
+    options = ExportOptions(source=str(source.path), file=str(file), format=chosen_format, model=source.model)
     exported = evaluation.export(options, source.module_folders)
     number = exported["parameters"]
     values = f"{number / 1e6:.1f} million values" if number >= 1_000_000 else pluralize(number, "value")
@@ -320,35 +305,8 @@ def export(
         f"{values} in {pluralize(exported['tensors'], 'tensor')}"
     )
     click.echo(f"{exported['classes_file']}: {exported['classes']} classes, images of {exported['image_size']} pixels")
-    if load_line := _load_line(exported["model"], file, exported["classes"], chosen_format, parameter_names):
-        click.echo(f"load it: {load_line}")
-
-
-def _load_line(model: str, file: Path, classes: int, file_format: "FileFormat", names: "ParameterNames") -> str:
-    """Return Python that loads an exported network, and what to install; "" where only the user knows its builder."""
-    from train.inference.protocol import FileFormat, ParameterNames
-
-    if file_format is FileFormat.ONNX:
-        return f"import onnxruntime; net = onnxruntime.InferenceSession({str(file)!r})    (pip install onnxruntime)"
-    library, colon, name = model.rpartition(":")
-    if names is not ParameterNames.PLAIN:
-        library, colon = names, ":"
-    builders = {
-        "": f"train.models.registry.MODEL_BUILDERS[{model!r}]({classes})",
-        "torchvision": f"torchvision.models.get_model({name!r}, num_classes={classes})",
-        "timm": f"timm.create_model({name!r}, num_classes={classes})",
-    }
-    if library not in builders:
-        return ""
-    reader, state = "torch", f"torch.load({str(file)!r}, weights_only=True)"
-    if colon and file_format is FileFormat.SAFETENSORS:
-        reader, state = "safetensors.torch", f"safetensors.torch.load_file({str(file)!r})"
-    elif file_format is FileFormat.SAFETENSORS:  # this project reads the format itself
-        reader = "pathlib, train.weights.safetensors_file as weights"
-        state = f"weights.read_safetensors(pathlib.Path({str(file)!r}))"
-    packages = f"    (pip install {'safetensors ' if 'safetensors' in reader else ''}{library})" if colon else ""
-    imports = f"import {reader}, {library or 'train.models.registry'}"
-    return f"{imports}; net = {builders[library]}; net.load_state_dict({state}){packages}"
+    if exported["load_line"]:
+        click.echo(f"load it: {exported['load_line']}")
 
 
 @click.command(cls=GroupedCommand)

@@ -9,7 +9,7 @@ from support.peers import peer_python, run_script
 
 from train.data.packing.synthetic import draw_sample_set
 from train.inference import export, predict
-from train.inference.protocol import ExportOptions, ParameterNames, PredictOptions
+from train.inference.protocol import ExportOptions, PredictOptions
 from train.models import resnet
 from train.models.registry import MODEL_BUILDERS
 from train.recipe import SAMPLE, Model, Phase, Recipe
@@ -62,7 +62,7 @@ def test_exported_network_answers_each_image_alike_without_this_project(
     peer_python("torch", library)  # before any work
     source, images = request.getfixturevalue("trained")
     exported = tmp_path / "exported.safetensors"
-    export.export_network(ExportOptions(source=str(source), file=str(exported), names=ParameterNames(library)))
+    export.export_network(ExportOptions(source=str(source), file=str(exported)))
     theirs = run_script("classify_exported.py", library, exported, *images, module=library)
     capfd.readouterr()
     predict.predict_images(PredictOptions(source=str(source), images=tuple(map(str, images))))

@@ -24,8 +24,7 @@ def test_tensors_have_torchvisions_names_shapes_and_order() -> None:
     shapes = run_script("torchvision_resnet.py", "shapes", *names, module="torchvision")
     for name in names:
         with torch.device("meta"):
-            net = resnet.RESNET_BUILDERS[name](1000)
-        ours = resnet.to_torchvision_keys(net.state_dict(), net.block_counts)
+            ours = resnet.RESNET_BUILDERS[name](1000).state_dict()
         assert [(key, list(value.shape)) for key, value in ours.items()] == list(shapes[name].items())
 
 
@@ -38,7 +37,7 @@ def test_scores_gradients_and_statistics_equal_torchvisions(name: str, tmp_path:
     run_script("torchvision_resnet.py", *arguments, module="torchvision")
     theirs = torch.load(tmp_path / "theirs.pt", weights_only=True)
     net = resnet.RESNET_BUILDERS[name](1000)
-    net.load_state_dict(resnet.from_torchvision_keys(theirs["weights"], net))
+    net.load_state_dict(theirs["weights"])
     net.eval()
     with torch.no_grad():
         for batch, scores in zip(images, theirs["eval_scores"], strict=True):
@@ -48,10 +47,9 @@ def test_scores_gradients_and_statistics_equal_torchvisions(name: str, tmp_path:
     torch.testing.assert_close(train_scores.detach(), theirs["train_scores"])
     train_scores.logsumexp(1).sum().backward()
     for ours, key in ((dict(net.named_parameters()), "gradients"), (dict(net.named_buffers()), "buffers")):
-        expected = resnet.from_torchvision_keys({**theirs["weights"], **theirs[key]}, net)
         for name_of_tensor, tensor in ours.items():
             actual = tensor.grad if key == "gradients" else tensor
-            torch.testing.assert_close(actual, expected[name_of_tensor], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(actual, theirs[key][name_of_tensor], rtol=1e-4, atol=1e-5)
 
 
 def test_blurpool_equals_timms_with_padding_by_zeros(tmp_path: Path) -> None:

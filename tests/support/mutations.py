@@ -193,7 +193,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("zero gamma: not set", MODELS, "if model.zero_gamma and", "if not model.zero_gamma and"),
     ],
     "test_networks.py::test_classifier_starts_at_std_0_01_and_other_norms_at_one": [
-        ("zero gamma: in another norm", "train/models/resnet.py", "return self.norm3", "return self.norm2"),
+        ("zero gamma: in another norm", "train/models/resnet.py", "return self.bn3", "return self.bn2"),
         ("classifier: twice the standard deviation", MODELS,
          "std=model.fc_std or 0.0", "std=2 * (model.fc_std or 0.0)"),
     ],

@@ -1,21 +1,21 @@
-"""Writes a trained network for other programs: its weights under the names that they expect, and its classes."""
+"""Writes a trained network for other programs: its weights, its classes, and the line of Python that loads it."""
 
 import importlib.util
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
 from train.evaluation.protocol import emit_json_line, reserve_stdout
 from train.evaluation.trained_network import TrainedNetwork, open_trained
-from train.models import resnet
+from train.models.resnet import PUBLISHED_RESNETS
+from train.recipe.components import Model
 from train.tools.errors import TrainingError, first_line
 from train.tools.files import write_atomic, write_atomic_with
 from train.tools.records import encode
 from train.tools.text_files import to_json_bytes
 from train.weights.safetensors_file import write_safetensors
 
-from .protocol import Exported, ExportOptions, FileFormat, ParameterNames
+from .protocol import Exported, ExportOptions, FileFormat
 
 ONNX_PACKAGES = ("onnx", "onnxscript")  # that torch.onnx needs
 
@@ -30,7 +30,7 @@ def export_network(options: ExportOptions) -> None:
     file = Path(options.file)
     trained = open_trained(Path(options.source), options.model)
     description = trained.description
-    weights = named_weights(trained, options.names)
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in trained.weights.items()}
     classes_file = file.with_suffix(".classes.json")
     classes_json = to_json_bytes(encode(description))
     if classes_file.exists() and classes_file.read_bytes() != classes_json:
@@ -42,11 +42,8 @@ def export_network(options: ExportOptions) -> None:
     elif options.format is FileFormat.TORCH:
         write_atomic_with(file, lambda stream: torch.save(weights, stream))
     else:
-        # Under the names of others, this program could not read the file again.
-        is_plain = options.names is ParameterNames.PLAIN
-        metadata = description.metadata(trained.recipe) if is_plain else {"format": "pt"}
         try:
-            write_safetensors(file, weights, metadata)
+            write_safetensors(file, weights, description.metadata(trained.recipe))
         except ValueError as error:
             raise TrainingError(f"{file}: {error}; export it with --format torch") from error
     write_atomic(classes_file, classes_json)
@@ -62,32 +59,35 @@ def export_network(options: ExportOptions) -> None:
             epoch=description.epoch,
             top1=description.top1,
             image_size=description.image_size,
+            load_line=load_line(trained.recipe.model, file, len(description.classes), options.format),
         )
     )
 
 
-def named_weights(trained: TrainedNetwork, names: ParameterNames) -> dict[str, torch.Tensor]:
-    """Return the weights under the names of a library. Raises `TrainingError` when it has no such network."""
-    model_name = trained.description.model
-    if names is ParameterNames.PLAIN or model_name.startswith(f"{names}:"):  # a library's own network has its names
-        return _contiguous(trained.weights)
-    if model_name not in resnet.PUBLISHED_RESNETS:
-        raise TrainingError(
-            f"--names {names}: {names} has no {model_name}; leave the option out: the names are then those of the "
-            "network's own modules"
-        )
-    if trained.recipe.model.blurpool:
-        raise TrainingError(
-            f"--names {names}: the {model_name} of {names} has no blur (blurpool=True), so these weights would give "
-            "other scores there; leave the option out"
-        )
-    network = trained.build()
-    assert isinstance(network, resnet.ResNet)
-    return resnet.to_torchvision_keys(_contiguous(trained.weights), network.block_counts)
-
-
-def _contiguous(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+def load_line(model: Model, file: Path, classes: int, file_format: FileFormat) -> str:
+    """Return Python that loads an exported network, and what to install; "" where only the user knows its builder."""
+    if file_format is FileFormat.ONNX:
+        return f"import onnxruntime; net = onnxruntime.InferenceSession({str(file)!r})    (pip install onnxruntime)"
+    library, _, name = model.name.rpartition(":")
+    if not library and name in PUBLISHED_RESNETS and not model.blurpool:  # theirs has no blur, so other scores
+        library = "torchvision"
+    own_model = f"train.recipe.Model(name={name!r}, blurpool={model.blurpool})"
+    builders = {
+        "": f"train.models.registry.build_model({own_model}, {classes}, seed=0)",
+        "torchvision": f"torchvision.models.get_model({name!r}, num_classes={classes})",
+        "timm": f"timm.create_model({name!r}, num_classes={classes})",
+    }
+    if library not in builders:
+        return ""
+    reader, state = "torch", f"torch.load({str(file)!r}, weights_only=True)"
+    if library and file_format is FileFormat.SAFETENSORS:
+        reader, state = "safetensors.torch", f"safetensors.torch.load_file({str(file)!r})"
+    elif file_format is FileFormat.SAFETENSORS:  # this project reads the format itself
+        reader = "pathlib, train.weights.safetensors_file as weights"
+        state = f"weights.read_safetensors(pathlib.Path({str(file)!r}))"
+    packages = f"    (pip install {'safetensors ' if 'safetensors' in reader else ''}{library})" if library else ""
+    imports = f"import {reader}, {library or 'train.models.registry'}"
+    return f"{imports}; net = {builders[library]}; net.load_state_dict({state}){packages}"
 
 
 def write_onnx(trained: TrainedNetwork, file: Path) -> None:

@@ -7,14 +7,6 @@ from typing import Literal, TypedDict
 TOP_ANSWERS = 5  # for each image
 
 
-class ParameterNames(StrEnum):
-    """Whose names the tensors of an exported network have."""
-
-    PLAIN = "plain"  # those of the network's own modules
-    TORCHVISION = "torchvision"
-    TIMM = "timm"
-
-
 class FileFormat(StrEnum):
     """The format of an exported network."""
 
@@ -32,7 +24,6 @@ class ExportOptions:
 
     source: str
     file: str
-    names: ParameterNames = ParameterNames.PLAIN
     format: FileFormat = FileFormat.SAFETENSORS
     model: str | None = None
 
@@ -47,7 +38,7 @@ class PredictOptions:
 
 
 class Exported(TypedDict):
-    """The message of an export: the files that were written, and what the network is."""
+    """The message of an export: the files that were written, what the network is, and Python that loads it, or ""."""
 
     kind: Literal["exported"]
     file: str
@@ -59,6 +50,7 @@ class Exported(TypedDict):
     epoch: int
     top1: float | None
     image_size: int
+    load_line: str
 
 
 # One of the most likely classes of an image.

@@ -12,7 +12,7 @@ from train.tools import checkpoint_io, errors, sealed_files
 from train.tools.errors import TrainingError
 from train.weights.safetensors_file import read_safetensors
 
-from . import registry, resnet
+from . import registry
 
 MAX_NESTING = 5  # dicts within dicts; a dict that contains itself would have no end
 # As in our checkpoints, timm's and Lightning's. Where a file of ours or of timm has averaged weights, they are meant.
@@ -30,11 +30,7 @@ def load_pretrained(net: nn.Module, file: str, log: Callable[[str], object] = la
     """
     path = Path(file).expanduser()
     own = net.state_dict()
-    loaded = read_state_dict(path)
-    if isinstance(net, resnet.ResNet):
-        loaded = resnet.from_torchvision_keys(strip_wrapper_prefix(loaded, {"layer1.0.conv1.weight", *own}), net)
-    else:
-        loaded = strip_wrapper_prefix(loaded, own)
+    loaded = strip_wrapper_prefix(read_state_dict(path), own)
 
     wrong_kind = [name for name in own if name in loaded and not _can_be_copied(loaded[name], own[name])]
     if wrong_kind:

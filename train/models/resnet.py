@@ -4,13 +4,13 @@
 al. 2017, section 5.1; Gross and Wilber 2016). `resnet10_tiny` and `resnet10_cifar` have a quarter of ResNet-10's width,
 for computers without a GPU. The stem of `resnet10_tiny` halves the image; that of `resnet10_cifar` keeps its size,
 because its images have only 32 pixels.
+
+The modules have torchvision's names, which are timm's too, and its order. Their ResNets have had the v1.5 form since
+2017, so the weights fit.
 """
 
-import re
-from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import accumulate
 
 import torch
 from torch import nn
@@ -28,19 +28,19 @@ class BasicBlock(nn.Module):
 
     def __init__(self, in_channels: int, width: int, stride: int) -> None:
         super().__init__()
-        self.conv1, self.norm1 = convolution(in_channels, width, 3, stride), nn.BatchNorm2d(width)
-        self.conv2, self.norm2 = convolution(width, width, 3), nn.BatchNorm2d(width)
-        self.shortcut = _shortcut(in_channels, width, stride)
+        self.conv1, self.bn1 = convolution(in_channels, width, 3, stride), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = convolution(width, width, 3), nn.BatchNorm2d(width)
+        self.downsample = _shortcut(in_channels, width, stride)
 
     @property
     def last_norm(self) -> nn.Module:
         """The norm at the end of the residual branch. With its gamma at 0 the block is the identity."""
-        return self.norm2
+        return self.bn2
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return relu(branch(x) + shortcut(x))."""
-        y = torch.relu_(self.norm1(self.conv1(x)))
-        return torch.relu_(self.norm2(self.conv2(y)) + self.shortcut(x))
+        y = torch.relu_(self.bn1(self.conv1(x)))
+        return torch.relu_(self.bn2(self.conv2(y)) + self.downsample(x))
 
 
 class Bottleneck(nn.Module):
@@ -53,21 +53,21 @@ class Bottleneck(nn.Module):
 
     def __init__(self, in_channels: int, width: int, stride: int) -> None:
         super().__init__()
-        self.conv1, self.norm1 = convolution(in_channels, width, 1), nn.BatchNorm2d(width)
-        self.conv2, self.norm2 = convolution(width, width, 3, stride), nn.BatchNorm2d(width)
-        self.conv3, self.norm3 = convolution(width, 4 * width, 1), nn.BatchNorm2d(4 * width)
-        self.shortcut = _shortcut(in_channels, 4 * width, stride)
+        self.conv1, self.bn1 = convolution(in_channels, width, 1), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = convolution(width, width, 3, stride), nn.BatchNorm2d(width)
+        self.conv3, self.bn3 = convolution(width, 4 * width, 1), nn.BatchNorm2d(4 * width)
+        self.downsample = _shortcut(in_channels, 4 * width, stride)
 
     @property
     def last_norm(self) -> nn.Module:
         """The norm at the end of the residual branch. With its gamma at 0 the block is the identity."""
-        return self.norm3
+        return self.bn3
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return relu(branch(x) + shortcut(x))."""
-        y = torch.relu_(self.norm1(self.conv1(x)))
-        y = torch.relu_(self.norm2(self.conv2(y)))
-        return torch.relu_(self.norm3(self.conv3(y)) + self.shortcut(x))
+        y = torch.relu_(self.bn1(self.conv1(x)))
+        y = torch.relu_(self.bn2(self.conv2(y)))
+        return torch.relu_(self.bn3(self.conv3(y)) + self.downsample(x))
 
 
 Block = type[BasicBlock] | type[Bottleneck]
@@ -82,7 +82,8 @@ def _shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Module:
 class ResNet(nn.Module):
     """Maps images [n, 3, h, w] to scores [n, classes]. h and w must be at least 16.
 
-    `block_counts` and `widths` have one entry per stage. Each stage but the first halves height and width.
+    `block_counts` and `widths` have one entry for each of the four stages. Each stage but the first halves height and
+    width.
     """
 
     def __init__(
@@ -90,41 +91,39 @@ class ResNet(nn.Module):
         block: Block,
         block_counts: Sequence[int],
         widths: Sequence[int],
-        stem: nn.Module,
+        conv1: nn.Conv2d,
+        maxpool: nn.Module,
         classes: int,
     ) -> None:
         super().__init__()
-        self.block_counts = tuple(block_counts)
-        self.stem = stem
-        blocks: list[nn.Module] = []
+        self.conv1, self.bn1, self.maxpool = conv1, nn.BatchNorm2d(widths[0]), maxpool
         channels = widths[0]
-        for stage, (block_count, width) in enumerate(zip(block_counts, widths, strict=True)):
+        stages = []
+        for number, (block_count, width) in enumerate(zip(block_counts, widths, strict=True)):
+            blocks = []
             for position in range(block_count):
-                stride = 2 if stage and not position else 1
-                blocks.append(block(channels, width, stride))
+                blocks.append(block(channels, width, stride=2 if number and not position else 1))
                 channels = width * block.expansion
-        self.stages = nn.Sequential(*blocks)
-        self.pool = nn.AdaptiveAvgPool2d(1)
+            stages.append(nn.Sequential(*blocks))
+        self.layer1, self.layer2, self.layer3, self.layer4 = stages
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(channels, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the scores [n, classes]."""
-        return self.fc(self.pool(self.stages(self.stem(x))).flatten(1))  # type: ignore[no-any-return]
+        x = self.maxpool(torch.relu_(self.bn1(self.conv1(x))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.fc(self.avgpool(x).flatten(1))  # type: ignore[no-any-return]
 
 
 def _imagenet_resnet(block: Block, block_counts: Sequence[int], classes: int) -> ResNet:
-    stem = nn.Sequential(
-        convolution(3, 64, 7, 2),
-        nn.BatchNorm2d(64),
-        nn.ReLU(inplace=True),
-        nn.MaxPool2d(3, 2, padding=1),
-    )
-    return ResNet(block, block_counts, (64, 128, 256, 512), stem, classes)
+    stem = convolution(3, 64, 7, 2), nn.MaxPool2d(3, 2, padding=1)
+    return ResNet(block, block_counts, (64, 128, 256, 512), *stem, classes)
 
 
 def _small_resnet(stem_stride: int, classes: int) -> ResNet:
-    stem = nn.Sequential(convolution(3, 16, 3, stem_stride), nn.BatchNorm2d(16), nn.ReLU(inplace=True))
-    return ResNet(BasicBlock, (1, 1, 1, 1), (16, 32, 64, 128), stem, classes)
+    stem = convolution(3, 16, 3, stem_stride), nn.Identity()
+    return ResNet(BasicBlock, (1, 1, 1, 1), (16, 32, 64, 128), *stem, classes)
 
 
 RESNET_BUILDERS: dict[str, Callable[[int], ResNet]] = {
@@ -139,27 +138,3 @@ RESNET_BUILDERS: dict[str, Callable[[int], ResNet]] = {
 
 # Those that torchvision and timm have too, under the same names.
 PUBLISHED_RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
-
-# The names of torchvision and timm beside ours. Their ResNets have had the v1.5 form since 2017, so the weights fit.
-BLOCK_KEY = re.compile(r"^stages\.(\d+)\.")
-
-
-def to_torchvision_keys(state: Mapping[str, torch.Tensor], block_counts: Sequence[int]) -> dict[str, torch.Tensor]:
-    """Return the state dict of a ResNet with `block_counts` blocks by stage under torchvision's names, also timm's."""
-    return {_torchvision_key(key, block_counts): tensor for key, tensor in state.items()}
-
-
-def from_torchvision_keys(state: Mapping[str, torch.Tensor], net: ResNet) -> dict[str, torch.Tensor]:
-    """Return a state dict with torchvision's names for a network under its own names. Other names stay."""
-    own_keys = {_torchvision_key(key, net.block_counts): key for key in net.state_dict()}
-    return {own_keys.get(key, key): tensor for key, tensor in state.items()}
-
-
-def _torchvision_key(key: str, block_counts: Sequence[int]) -> str:
-    match = BLOCK_KEY.match(key)
-    if not match:
-        return key.replace("stem.0.", "conv1.").replace("stem.1.", "bn1.")
-    first_blocks = list(accumulate(block_counts, initial=0))  # of each stage
-    stage = bisect_right(first_blocks, int(match[1]))  # counted from 1
-    rest = key[match.end() :].replace("norm", "bn").replace("shortcut.", "downsample.")
-    return f"layer{stage}.{int(match[1]) - first_blocks[stage - 1]}.{rest}"

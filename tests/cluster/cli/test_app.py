@@ -85,8 +85,6 @@ RECIPES = {
         ),
         (["status"], 102, ["there is no job in", "IMGNET_RUNS"]),
         (["export", "nowhere.pt"], 2, ["nowhere.pt: there is no such file"]),
-        (["export", "x.pt", "--names", "keras"], 2, ["--names"]),
-        (["export", "job-1", "--format", "onnx", "--names", "timm"], 2, ["leave it out with --format onnx"]),
         (["predict", "job-1", "a.jpg", "--model", "a:b"], 2, ["--model is for a file; the network of a job is known"]),
     ],
 )

@@ -202,7 +202,7 @@ def test_open_trained_names_an_unusable_file(
     crowded = save_changed(checkpoint, tmp_path / "crowded", network={**network, "classes": ["x"] * 21})
     weights = checkpoint_io.load_checkpoint(checkpoint)["model"]
     claims = {  # tensors that a few bytes of a file may hold
-        kind: save_changed(checkpoint, tmp_path / kind, model={**weights, "stem.0.weight": tensor})
+        kind: save_changed(checkpoint, tmp_path / kind, model={**weights, "conv1.weight": tensor})
         for kind, tensor in (("repeated", torch.zeros(1).expand(1 << 40)), ("sparse", torch.zeros(9).to_sparse()))
     }
     for path, reason in (

@@ -13,15 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from train.data.decode import NOT_AN_IMAGE
 from train.data.index.open import load_index
 from train.data.loading.loader import BatchDecoder
 from train.data.order.rect_val import plan_rect_validation, plan_square_validation
 from train.data.order.work import BatchRequest
-from train.evaluation.trained_network import TrainedNetwork, open_trained
+from train.evaluation.trained_network import open_trained
 from train.inference import __main__, export, predict
-from train.inference.protocol import ParameterNames
+from train.inference.protocol import FileFormat
 from train.models.registry import build_model
 from train.recipe import Model, Phase, Recipe
 from train.tools.errors import TrainingError
@@ -86,44 +87,38 @@ def test_export_writes_weights_and_classes(tiny: Any, write_trained: Any, run_ma
     assert (description["image_size"], description["crop"], description["resize_short_side"]) == (64, "rect", 72)
 
 
-@pytest.mark.parametrize("names", ["torchvision", "timm"])
-def test_export_names_of_a_library(names: str, tiny: Any, write_trained: Any, run_main: Any, tmp_path: Path) -> None:
+def test_exported_resnet_has_torchvisions_names(tiny: Any, write_trained: Any, run_main: Any, tmp_path: Path) -> None:
     source = write_trained(tiny(model=Model(name="resnet18")))
-    code, (message,) = run_main("export", source, tmp_path / "out.safetensors", names=names)
-    assert code == 0 and message["model"] == "resnet18"
+    code, (message,) = run_main("export", source, tmp_path / "out.safetensors")
+    assert code == 0 and "torchvision.models.get_model('resnet18', num_classes=3)" in message["load_line"]
     exported = read_safetensors(tmp_path / "out.safetensors")
     assert list(exported)[:2] == ["conv1.weight", "bn1.weight"] and "layer4.1.bn2.running_var" in exported
-    own = open_trained(source).weights
-    assert all(torch.equal(tensor, other) for tensor, other in zip(exported.values(), own.values(), strict=True))
 
 
 @pytest.mark.parametrize(
-    ("model", "names", "is_plain"),
-    [("timm:resnet50", "timm", True), ("torchvision:vgg11", "torchvision", True), ("timm:vit", "torchvision", False)],
+    ("model", "expected"),
+    [
+        ("timm:resnet50", "import safetensors.torch, timm; net = timm.create_model('resnet50', num_classes=7)"),
+        ("torchvision:vgg11", "import safetensors.torch, torchvision; net = torchvision.models.get_model('vgg11', "),
+        ("mine.nets:small", ""),
+    ],
 )
-def test_named_weights_of_a_librarys_own_network(model: str, names: str, is_plain: bool, tiny: Any) -> None:
-    recipe = tiny(model=Model(name=model))
-    weights = {"blocks.0.weight": torch.ones(2)}
-    trained = TrainedNetwork(path=Path("w"), weights=weights, recipe=recipe, description=describe_network(recipe))
-    if is_plain:
-        assert list(export.named_weights(trained, ParameterNames(names))) == ["blocks.0.weight"]
-    else:
-        with pytest.raises(TrainingError, match=rf"--names {names}: {names} has no {model}; leave the option out"):
-            export.named_weights(trained, ParameterNames(names))
+def test_load_line_builds_a_librarys_own_network(model: str, expected: str) -> None:
+    line = export.load_line(Model(name=model), Path("x.safetensors"), 7, FileFormat.SAFETENSORS)
+    assert line.startswith(expected) and bool(line) == bool(expected)
 
 
-def test_export_of_a_blurred_network_computes_the_same_and_refuses_names_of_plain_ones(
+def test_export_of_a_blurred_network_computes_the_same(
     tiny: Any, write_trained: Any, run_main: Any, tmp_path: Path
 ) -> None:
     source = write_trained(tiny(model=Model(name="resnet18", blurpool=True)))
-    assert run_main("export", source, tmp_path / "again.safetensors")[0] == 0
-    assert open_trained(tmp_path / "again.safetensors").description == open_trained(source).description
-    images = torch.randn(2, 3, 64, 96)
+    code, (message,) = run_main("export", source, tmp_path / "again.safetensors")
+    assert code == 0 and open_trained(tmp_path / "again.safetensors").description == open_trained(source).description
+    images, loaded = torch.randn(2, 3, 64, 96), dict[str, nn.Module]()
+    exec(message["load_line"], {}, loaded)  # torchvision's class has no blur
     with torch.no_grad():
-        scores = [open_trained(path).build()(images) for path in (source, tmp_path / "again.safetensors")]
+        scores = [net.eval()(images) for net in (open_trained(source).build(), loaded["net"])]
     assert torch.equal(*scores)
-    with pytest.raises(TrainingError, match=r"--names timm: the resnet18 of timm has no blur"):
-        export.named_weights(open_trained(source), ParameterNames.TIMM)
 
 
 def test_exports_of_the_same_network_share_the_file_of_classes(

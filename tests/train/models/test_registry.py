@@ -12,6 +12,7 @@ from torch import nn
 from train.forecast import MODEL_COSTS
 from train.models.alexnet import AlexNet
 from train.models.registry import MODEL_BUILDERS, build_model, weights_crc32
+from train.models.resnet import Bottleneck
 from train.recipe import MODELS, Model
 
 PARAMETERS = {  # with 1000 classes, as in torchvision and the papers
@@ -43,7 +44,11 @@ def test_networks_accept_any_image_shape(name: str, shapes: list[tuple[int, int]
 def test_bottleneck_stride_is_in_the_3x3_convolution() -> None:
     with torch.device("meta"):
         net: Any = MODEL_BUILDERS["resnet50"](7)
-    strides = [(block.conv1.stride, block.conv2.stride, block.conv3.stride) for block in net.stages]
+    strides = [
+        (block.conv1.stride, block.conv2.stride, block.conv3.stride)
+        for block in net.modules()
+        if isinstance(block, Bottleneck)
+    ]
     assert len(strides) == 16
     for index, block_strides in enumerate(strides):
         assert block_strides == ((1, 1), (2, 2) if index in (3, 7, 13) else (1, 1), (1, 1))

@@ -21,7 +21,7 @@ def cached_network(name: str) -> Any:
 
 
 def residual_blocks(net: nn.Module) -> list[Any]:
-    return [module for module in net.modules() if hasattr(module, "shortcut")]
+    return [module for module in net.modules() if hasattr(module, "downsample")]
 
 
 @pytest.mark.parametrize("name", BLOCKS)
@@ -33,8 +33,8 @@ def test_zero_gamma_makes_every_block_its_shortcut(name: str) -> None:
     for block in found_blocks:
         first_convolution = next(module for module in block.modules() if isinstance(module, nn.Conv2d))
         x = torch.rand(2, first_convolution.in_channels, 4, 4)
-        assert torch.equal(block(x), torch.relu(block.shortcut(x)))
-        if isinstance(block.shortcut, nn.Identity):
+        assert torch.equal(block(x), torch.relu(block.downsample(x)))
+        if isinstance(block.downsample, nn.Identity):
             assert torch.equal(block(x), x)
 
 
