@@ -64,7 +64,7 @@ from .warmup import batch_shapes, compile_per_shape, image_sizes, warm_up
 
 MAX_STEPS_BETWEEN_SYNCS = 50  # also the capacity of the meter that keeps the steps' losses on the device
 SYNC_SECONDS = 1.0  # target interval between two calls of `sync_metrics`
-CHECKPOINT_FORMAT = 5  # version of `Trainer.state`; raise it when an older checkpoint can no longer be restored
+CHECKPOINT_FORMAT = 6  # version of `Trainer.state`; raise it when an older checkpoint can no longer be restored
 
 
 class Trainer:
