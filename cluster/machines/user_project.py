@@ -160,6 +160,7 @@ def copy_project(project: UserProject, target: Path) -> None:
         return
     new_copy = target.with_name(f".{target.name}.new")
     shutil.rmtree(new_copy, ignore_errors=True)
+    new_copy.mkdir(parents=True)  # also of a folder without files
     for name in list_files(folder):
         copied_file = new_copy / name
         link_target = _target_in_project(folder, name)

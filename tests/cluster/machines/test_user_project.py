@@ -448,3 +448,9 @@ def test_upload_code_broken_archive_leaves_nothing(checkout: Path, tmp_path: Pat
     with pytest.raises(ClusterError, match=r"^box-1: the code cannot be unpacked into .*[^\n]$"):
         code_archive.upload_code(LocalConnector("box-1"), str(tmp_path), archive_bytes[: len(archive_bytes) // 2], name)
     assert list((tmp_path / "code").iterdir()) == []
+
+
+def test_empty_folder_is_copied(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    user_project.copy_project(UserProject(folder=str(tmp_path / "mine")), tmp_path / "copy")
+    assert [*(tmp_path / "copy").iterdir()] == []
