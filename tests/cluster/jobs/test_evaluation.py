@@ -22,6 +22,7 @@ FACTS: dict[str, Any] = {
     "device": "cpu", "precision": "float32", "procs": 1,
 }  # fmt: skip
 
+
 def test_run_module_yields_messages_and_raises_errors(sandbox: Any) -> None:
     def run(program: str) -> Any:
         return evaluation.run_module([sys.executable, "-c", program])

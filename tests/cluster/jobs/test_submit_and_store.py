@@ -91,9 +91,7 @@ def test_name_that_could_be_an_id_or_a_path_is_refused(name: str) -> None:
         make_spec(name="job-1", recipe=TINY, given_name=name)  # as one that a machine sends
 
 
-def test_runs_folder_is_taken_from_the_environment(
-    sandbox: Any, spec: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_folder_is_taken_from_the_environment(sandbox: Any, spec: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IMGNET_RUNS", "some/where")
     assert submit.create_job(spec).path == sandbox.path / "some/where/job-1"
     monkeypatch.delenv("IMGNET_RUNS")
