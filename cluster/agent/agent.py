@@ -30,6 +30,7 @@ from train.distributed import network
 from train.tools import host, process
 from train.tools.agent_protocol import RESULT_FILE, Fault
 from train.tools.files import FULL_DISK_ERRORS, is_visible, read_file
+from train.tools.records import DamagedRecord
 
 from .data import DataPreparationError, count_fetch_requests, prepare_data, prepare_environment
 from .ending import EndConditions, JobFinished, broken_machine_end
@@ -66,7 +67,8 @@ class Agent:
         elapsed_seconds: float = 0.0,
         user_project: Path | None = None,
     ) -> None:
-        spec_path = shared / "job.json"
+        self.spec_path = spec_path = shared / "job.json"
+        self.spec_stamp = 0  # when the file was written that was read last
         self.shared = shared
         self.work = work
         self.machine = machine
@@ -255,9 +257,19 @@ class Agent:
             self.last_peer_poll_time = now
             if attempts.has_newer_launch(self.shared, self.launch_id):
                 raise JobFinished(MachineState.LEFT, "a later launch of the job has begun")
+            self.read_machines()
             self.peers.refresh(now)
             self.addresses = network.source_addresses(self.reached_at)
             self.current.note_peers(self.peers.statuses, self.id, now)
+
+    def read_machines(self) -> None:
+        """Take note of machines that were added to the job (`imgnet-cluster join`)."""
+        with contextlib.suppress(OSError, DamagedRecord):
+            if (stamp := self.spec_path.stat().st_mtime_ns) != self.spec_stamp:
+                spec, self.spec_stamp = JobSpec.parse(read_file(self.spec_path), self.spec_path), stamp
+                self.spec = replace(self.spec, machines=spec.machines, recovery=spec.recovery)
+                self.end_conditions.spec, self.rules = self.spec, self.spec.membership_rules
+                self.peers.machine_names = self.rules.machine_names
 
     def addresses_of(self, members: Sequence[str]) -> tuple[str, ...]:
         """Return the addresses from which the members of an attempt may connect; () unless those of all are known."""

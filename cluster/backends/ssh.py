@@ -113,6 +113,7 @@ class SshBackend(RemoteBackend):
     def poll(self) -> bool:
         """Set up machines that are not ready yet, push a stop request, and copy new files to the run folder."""
         self.fleet.set_up_machines()
+        self.fleet.join_machines()
         try:
             self.fleet.push_stop_request()
             self.fleet.pull_files()

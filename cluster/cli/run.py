@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from cluster.errors import BadInput
+from cluster.errors import BadInput, ClusterError
 
 from .launch import backend_choices, backend_options, carry_out, detach_option, plan_all, requests_option
 from .options import (
@@ -169,4 +169,28 @@ def run(
     carry_out(plans, unasked_reason, detach=detach, dry_run=dry_run, requests=requests, yes=yes)
 
 
-COMMANDS = (run,)
+@click.command()
+@click.argument("job_and_hosts", nargs=-1, required=True, metavar="[JOB] HOST...")
+def join(job_and_hosts: tuple[str, ...]) -> None:
+    """Let machines join JOB, which trains on machines of your own.
+
+    Without JOB, the newest job is taken. HOST is a machine that the job's hosts file lists, such as one that was added
+    to it, is free again, or was repaired. It is set up and checked as at the launch, and trains with the others as
+    soon as it is ready; in a job that is complete, it takes the place of the next machine that is lost. Ctrl-C stops
+    waiting; the machine joins nevertheless.
+    """
+    from cluster.jobs import join as joining
+    from cluster.jobs import store
+
+    has_job = store.is_job_name(job_and_hosts[0])
+    job = store.find(job_and_hosts[0] if has_job else None)
+    joined = joining.begin_join(job, job_and_hosts[has_job:])
+    for name, host in joined.items():
+        click.echo(f"{host} is being set up as machine {name}; its log: imgnet-cluster logs {job.name} --setup")
+    for name, reason in joining.wait_for_join(job, joined).items():
+        if reason:
+            raise ClusterError(f"{joined[name]} does not join {job.name}, which goes on without it: {reason}")
+        click.echo(f"machine {name} is ready and joins {job.name}; see: imgnet-cluster status {job.name}")
+
+
+COMMANDS = (run, join)

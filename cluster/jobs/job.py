@@ -367,6 +367,7 @@ class Job:
         self.run_folder.stop_path.unlink(missing_ok=True)
         for name in self.spec.machine_names:
             self.run_folder.disabled_marker(name).unlink(missing_ok=True)
+            self.run_folder.join_marker(name).unlink(missing_ok=True)
         previous_result = self.run_folder.result_path.read_bytes() if self.has_ended else b""
         self.run_folder.result_path.unlink(missing_ok=True)
         try:

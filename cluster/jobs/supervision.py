@@ -10,7 +10,7 @@ from pathlib import Path
 from cluster.backends.base import Backend
 from cluster.errors import ClusterError
 from cluster.state import supervisor_records
-from cluster.state.run_folder import SUPERVISOR_LOCK, RunFolder, lock_holder
+from cluster.state.run_folder import JOB_LOCK, SUPERVISOR_LOCK, RunFolder, lock_holder
 from cluster.state.supervisor_records import TROUBLE_FILE, SupervisorHeartbeat, SupervisorTrouble
 from infra.errors import AdoptedElsewhere, NoAnswer, NoCredentials
 from train.tools.files import locked
@@ -36,7 +36,7 @@ def job_lock(path: Path, timeout_seconds: float = 0) -> Iterator[None]:
     """Hold the lock of the job in a run folder. Raises `JobBusy` when another command still holds it at the end."""
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(locked(path / ".lock", timeout_seconds))
+            stack.enter_context(locked(path / JOB_LOCK, timeout_seconds))
         except BlockingIOError:
             raise JobBusy(f"{path.name}: another command is changing the job; try again in a moment") from None
         yield

@@ -24,7 +24,7 @@ from cluster.errors import ClusterError, SetupFailed
 from cluster.notifications.events import SupervisorView
 from cluster.notifications.notifier import Notifier
 from cluster.state import status, supervisor_records
-from cluster.state.run_folder import SUPERVISOR_LOCK, RunFolder
+from cluster.state.run_folder import SUPERVISOR_LOCK, Run, RunFolder
 from cluster.state.states import MachineState
 from cluster.state.supervisor_records import SupervisorTrouble
 from train.tools import host, process_log
@@ -49,6 +49,7 @@ REPEATED_ERROR_LOG_SECONDS = 60.0  # an error that repeats is logged once in thi
 # From the loss of a machine to its replacement. Doubled with each loss of the same machine, up to the maximum.
 FIRST_REPLACEMENT_DELAY_SECONDS = 1.0
 MAX_REPLACEMENT_DELAY_SECONDS = 60.0
+START_ANEW = 2  # result of `supervise`: the job has other machines now, so it has to be read again
 
 # Ctrl-C, Ctrl-\ and Ctrl-Z, which users press to leave the tmux session of the supervisor.
 KEYBOARD_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP)
@@ -130,6 +131,8 @@ def main() -> int:
     if exit_code == 0:  # without the lock, so that the job can be resumed meanwhile
         notifier.finish(SupervisorView())
         write_job_report(Job(path))
+    if exit_code == START_ANEW:
+        os.execv(sys.executable, sys.orig_argv)
     return exit_code
 
 
@@ -194,7 +197,7 @@ def write_job_report(job: Job) -> None:
 
 
 def supervise(job: Job, notifier: Notifier | None = None) -> int:
-    """Follow a job to its end. Returns 0, or 1 when this process cannot follow it any longer.
+    """Follow a job to its end. Returns 0, or 1 when this process cannot follow it any longer, or `START_ANEW`.
 
     A supervisor ends when it has had no access to the job's cloud since its start, because it must not keep out a
     supervisor with access, and when another computer has adopted the job.
@@ -240,6 +243,10 @@ def supervise(job: Job, notifier: Notifier | None = None) -> int:
             known_trouble = trouble
         if job.has_ended:
             return 0
+        with contextlib.suppress(OSError, DamagedRecord):
+            spec = Run.read(job.path).spec
+            if (spec.machines, spec.recovery) != (job.spec.machines, job.spec.recovery):
+                return START_ANEW  # `join` has added machines
         if unlogged_hangups:
             unlogged_hangups.clear()
             logger.info("SIGHUP: the supervisor's session was closed; the supervisor goes on")

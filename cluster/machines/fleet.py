@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
+from pathlib import Path
 
 from cluster.connectors import tmux, untrusted
 from cluster.connectors.hosts_file import Host
@@ -24,11 +25,14 @@ from cluster.connectors.ssh_config import write_ssh_config
 from cluster.connectors.ssh_scripts import quote_path
 from cluster.errors import ClusterError, SetupFailed
 from cluster.state.heartbeats import parse_status
-from cluster.state.run_folder import AGENT_LOCK, AGENT_OUTPUT, REHEARSED_NOTICE, Run, RunFolder
+from cluster.state.run_folder import AGENT_LOCK, AGENT_OUTPUT, JOB_LOCK, REHEARSED_NOTICE, Run, RunFolder
 from cluster.state.spec import JobSpec
 from cluster.state.states import MachineState
 from cluster.state.status import machine_statuses
+from cluster.state.supervisor_records import MachineSetup
 from train.tools import host
+from train.tools.files import locked
+from train.tools.text_files import to_json_bytes
 
 from .code_archive import PackedCode, pack_code
 from .mirror import Mirror
@@ -44,6 +48,7 @@ STATUS_STALE_SECONDS = 3.0  # without a change of its status, a machine is asked
 STOP_GRACE_SECONDS = 30.0
 STOP_MACHINES = 3  # to which a stop request is sent at once
 STOP_PUSH_SECONDS = 2.0  # for one of them to take it, before more are asked
+JOB_LOCK_SECONDS = 30.0  # for a command that changes the job, before a machine joins it
 STOPPED_PATIENCE_SECONDS = 10.0  # for the last files of a job that was to stop; its user waits
 # Whether a process holds the lock file $1.
 HAS_AGENT_SCRIPT = '[ -e "$1" ] && ! flock -n -s "$1" true'
@@ -95,7 +100,8 @@ class Fleet:
         )
         self.pool = ThreadPoolExecutor(max_workers=2 * len(self.hosts) + 4)
 
-        self.mirror = Mirror(folders, self.connectors, self.provisioner.job_folder, self.pool, self._report_bad_answer)
+        job_folder, usable = self.provisioner.job_folder, self._usable_machines
+        self.mirror = Mirror(folders, self.connectors, job_folder, usable, self.pool, self._report_bad_answer)
         self.bad_answers: dict[str, str] = {}  # by machine: how its answer broke a rule
         self.former_received_bytes = 0  # over connections that others have replaced
         self.last_pull_start: float | None = None  # when no agent was at work any more
@@ -105,6 +111,7 @@ class Fleet:
         self.liveness_queries: dict[str, Future[bool]] = {}
         self.unreachable_since: dict[str, float] = {}  # machines whose last liveness query failed
         self.restarting: dict[str, Future[None]] = {}
+        self.joining = {*spec.joining}  # machines that are to join the job, when the user asks for it
         self.stop_request_sent = False
         self.stop_seen_at = math.inf  # when the stop request was first seen here, in monotonic seconds
         self.stop_pushes: dict[str, Future[None]] = {}
@@ -196,8 +203,8 @@ class Fleet:
         return self.provisioner.prepare(name, code, with_checks)
 
     def _usable_machines(self) -> list[str]:
-        """Return the names of the machines whose set-up has not failed."""
-        return [name for name in self.hosts if name not in self.setup_progress.failure_reasons]
+        """Return the names of the machines whose set-up has not failed, without those that are to join the job."""
+        return [name for name in self.hosts if name not in {*self.setup_progress.failure_reasons, *self.joining}]
 
     @property
     def broken_machines(self) -> dict[str, str]:
@@ -392,6 +399,52 @@ class Fleet:
         self.setup_progress.update(name, lambda row: replace(row, seconds={}, restarted=time.time()))
         self._prepare_machine(name, self._pack_code, with_checks=False)
         self.provisioner.start_agent(name, self.elapsed_seconds)
+
+    def join_machines(self) -> None:
+        """Set up the machines that are to join the running job (`RunFolder.join_marker`), in the background."""
+        for name in self.hosts:
+            if name not in self.restarting and self.folders.join_marker(name).exists():
+                self.joining.add(name)
+                self.restarting[name] = self.pool.submit(self._join, name)
+
+    def _join(self, name: str) -> None:
+        row = MachineSetup(host=self.hosts[name].host, restarted=time.time())
+        self.setup_progress.update_record(lambda old: replace(old, machines={**old.machines, name: row}))
+        try:
+            self.provisioner.run_on_each([name], self._take_in)
+        finally:
+            self.folders.join_marker(name).unlink(missing_ok=True)
+            reason = self.setup_progress.rows[name].reason
+            logger.info("%s %s", self.connectors[name].name, reason or "was set up, and joins the job")
+
+    def _take_in(self, name: str) -> None:
+        """Set a machine up as a launch does, and start its agent if it fits the others. Raises `ClusterError`."""
+        self.write_ssh_config()
+        machine = self._prepare_machine(name, self._pack_code, with_checks=True)
+        assert machine
+        self.provisioner.check_machines({name: machine})
+        row, *others = (self.setup_progress.rows[each] for each in (name, *self._usable_machines()))
+        folder, connector = self.provisioner.job_folder(name), self.connectors[name]
+        if row.reason:
+            raise SetupFailed(row.reason)
+        for job in machine.facts.other_jobs:
+            raise SetupFailed(f"is busy with {job.uid} of the user {job.user}; wait for its end, or stop it")
+        if row.gpus and not any(other.gpus for other in others):
+            raise SetupFailed("has GPUs, and the other machines train on CPUs")
+        if Path(row.code).name not in {Path(other.code).name for other in others}:
+            raise SetupFailed("imgnet-cluster has changed here since the start of the job; stop the job, and resume it")
+        if connector.read_from(f"{folder}/launch", 0) != self.folders.launch_id.encode():
+            raise SetupFailed(f"does not see {folder}, as the others do; mount the same file system there")
+        self.provisioner.remove_markers(name)
+        with locked(self.folders.path / JOB_LOCK, JOB_LOCK_SECONDS):  # the job does not end meanwhile
+            if self.folders.end_reason() or self.folders.result_path.exists():
+                raise SetupFailed("the job is over, or ends")
+            spec = Run.read(self.folders.path).spec.with_joined(name)
+            connector.write(f"{folder}/job.json", to_json_bytes(replace(spec, queue="").to_json()))
+            self.provisioner.start_agent(name, self.elapsed_seconds)
+            self.joining.discard(name)
+            self.folders.join_marker(name).unlink(missing_ok=True)
+            self.folders.write_spec(spec)  # the supervisor starts anew
 
     def kill_machine(self, name: str, notice_seconds: float | None) -> None:
         """Kill a machine's agent, whose trainers end with it, or leave it a spot notice. Raises `ClusterError`."""

@@ -131,7 +131,7 @@ class HostCheck(Provisioner):
     def _marker_folder(self, name: str) -> str:
         return f"{self.shared_folder(name)}/probe"
 
-    def _remove_markers(self, name: str) -> None:
+    def remove_markers(self, name: str) -> None:
         """Do nothing: `_clean_up` removes the markers on each machine, which may have different shared folders."""
 
     def _clean_up(self) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,6 +105,8 @@ class AnswerUnderWay(Exception):
 class Mirror:
     """Keeps copies of one job's files. `connectors` may be replaced meanwhile; `job_folder(machine)` is their folder.
 
+    Only `usable_machines()` are asked: another one may not see the folder, and would have nothing new for ever.
+
     `report_bad_answer` is called with the name of a machine whose answer broke a rule, and the line that says so.
     """
 
@@ -113,12 +115,14 @@ class Mirror:
         folders: RunFolder,
         connectors: Mapping[str, SSHConnector],
         job_folder: Callable[[str], str],
+        usable_machines: Callable[[], Sequence[str]],
         pool: ThreadPoolExecutor,
         report_bad_answer: Callable[[str, str], None],
     ) -> None:
         self.folders = folders
         self.connectors = connectors
         self.job_folder = job_folder
+        self.usable_machines = usable_machines
         self.pool = pool
         self.report_bad_answer = report_bad_answer
         self.shared_path = str(folders.shared.relative_to(folders.path))
@@ -165,7 +169,7 @@ class Mirror:
             failed_recently = now - self.last_failure.get(name, -math.inf) < UNREACHABLE_RETRY_SECONDS
             return name != self.last_responder, failed_recently, int(name)
 
-        return sorted(self.connectors, key=rank)
+        return sorted(self.usable_machines(), key=rank)
 
     def note_failure(self, name: str) -> None:
         """Ask a machine last for a while."""

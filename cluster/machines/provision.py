@@ -214,7 +214,8 @@ class Provisioner:
 
     def check_machines(self, checked_machines: Mapping[str, CheckedMachine]) -> None:
         """Judge the facts of each machine. An error becomes its failure reason, a warning one of its notes."""
-        max_gpus = max((len(machine.facts.gpus) for machine in checked_machines.values()), default=0)
+        gpu_counts = [len(machine.facts.gpus) for machine in checked_machines.values()]
+        max_gpus = max([*gpu_counts, *(len(row.gpus) for row in self.setup_progress.rows.values())], default=0)
         has_gpus = max_gpus > 0 or self.spec.rental_facts.gpus_per_machine > 0
         required_gpus = self.spec.procs if has_gpus else 0
 
@@ -303,9 +304,10 @@ class Provisioner:
                 )
                 self.setup_progress.set_failure_reason(second, reason)
         # One machine removes all markers at the end. If each removed its own, another might still be looking for it.
-        threading.Thread(target=self._remove_markers, args=(names[0],), daemon=True).start()
+        threading.Thread(target=self.remove_markers, args=(names[0],), daemon=True).start()
 
-    def _remove_markers(self, name: str) -> None:
+    def remove_markers(self, name: str) -> None:
+        """Remove the files by which machines find that their folder is the same."""
         marker_prefix = f"{self.shared_folder(name)}/probe/{self.spec.uid}"
         with contextlib.suppress(ClusterError):  # markers that stay do no harm
             self.connectors[name].run(["sh", "-c", 'rm -f "$1"-*', "sh", marker_prefix], timeout=FILES_TIMEOUT_SECONDS)

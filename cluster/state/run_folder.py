@@ -29,6 +29,7 @@ from .spec import JobSpec, RequestedLimits
 AGENT_LOCK = "agent.lock"  # in an agent's work folder; while the agent lives, it has its process ID
 AGENT_OUTPUT = "agent.out"  # in an agent's work folder: what it prints
 SUPERVISOR_LOCK = ".supervisor.lock"  # in the run folder
+JOB_LOCK = ".lock"  # in the run folder; held by whoever changes the job
 MAX_LAUNCH_ID_BYTES = 1000
 MAX_STATE_LOG_BYTES = 2_000_000  # of one machine: 20,000 changes of state
 SHARED_FOLDER = ("machine", "shared")  # in the run folder
@@ -150,6 +151,10 @@ class RunFolder:
     def disabled_marker(self, machine: str) -> Path:
         """Return the file that exists when a machine was killed for good and must not be replaced."""
         return self.path / f".away-{machine}"
+
+    def join_marker(self, machine: str) -> Path:
+        """Return the file that exists while a machine is to join the running job, until its agent runs or it failed."""
+        return self.path / f".join-{machine}"
 
     def write_spec(self, spec: JobSpec) -> None:
         """Write the specification, its recipe, and the targets of notifications, which only this user may read.

@@ -104,6 +104,7 @@ class JobSpec:
     cloud: dict[str, Any] | None = None  # the rented machines. Any: as their backend describes them
     backend_options: dict[str, object] | None = None  # options of the launch that exist for its backend only
     machines: int = 1
+    joining: tuple[str, ...] = ()  # spares that `join` has added; when they are set up, they train if they have work
     procs: int = 1
     requested_procs: int | None = None  # None: as many as the backend finds best for its machines
     max_hours: float | None = None
@@ -169,6 +170,15 @@ class JobSpec:
     def machine_names(self) -> tuple[str, ...]:
         """The machines' names, spares included: "0", "1", ..."""
         return tuple(map(str, range(self.machines + self.recovery.spares)))
+
+    def with_joined(self, machine: str) -> Self:
+        """Return the specification after `machine` was set up for the running job: no spare any more if it has work."""
+        joining = tuple(name for name in self.joining if name != machine)
+        has_work = self.own_command.elastic if self.own_command else self.machines * self.procs < self.schedule_gpus
+        if joining == self.joining or not has_work:
+            return replace(self, joining=joining)
+        recovery = replace(self.recovery, spares=self.recovery.spares - 1)
+        return replace(self, joining=joining, machines=self.machines + 1, recovery=recovery)
 
     @property
     def host_list(self) -> tuple[Host, ...]:
