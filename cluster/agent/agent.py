@@ -67,15 +67,14 @@ class Agent:
         elapsed_seconds: float = 0.0,
         user_project: Path | None = None,
     ) -> None:
-        self.spec_path = spec_path = shared / "job.json"
-        self.spec_stamp = 0  # when the file was written that was read last
+        self.spec_path, self.spec_stamp = shared / "job.json", 0  # 0: not read by `read_machines` yet
         self.shared = shared
         self.work = work
         self.machine = machine
         self.address = address
         self.reached_at = network.resolve(address)  # the IP addresses at which other machines reach this one
         self.addresses: tuple[str, ...] = ()
-        self.spec = JobSpec.parse(read_file(spec_path), spec_path).resolved_on_machine(shared)
+        self.spec = JobSpec.parse(read_file(self.spec_path), self.spec_path).resolved_on_machine(shared)
         self.launch_id = RunFolder.read_launch_id(shared)
         self.id = f"{machine}.{uuid4().hex[:6]}"  # an agent that is started again counts as a new machine
         previous = read_previous_status(shared, machine)

@@ -174,10 +174,9 @@ def run(
 def join(job_and_hosts: tuple[str, ...]) -> None:
     """Let machines join JOB, which trains on machines of your own.
 
-    Without JOB, the newest job is taken. HOST is a machine that the job's hosts file lists, such as one that was added
-    to it, is free again, or was repaired. It is set up and checked as at the launch, and trains with the others as
-    soon as it is ready; in a job that is complete, it takes the place of the next machine that is lost. Ctrl-C stops
-    waiting; the machine joins nevertheless.
+    Without JOB, the newest job is taken. HOST is a machine of the job's hosts file: one that was added to it, is free
+    again or was repaired. It is set up as at the launch, and trains with the others as soon as it is ready; where all
+    are there, it waits to take the place of a lost one. After Ctrl-C it joins nevertheless.
     """
     from cluster.jobs import join as joining
     from cluster.jobs import store

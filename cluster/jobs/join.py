@@ -12,12 +12,10 @@ from cluster.state.run_folder import Run
 from cluster.state.spec import JobSpec
 from cluster.state.status import read_agent_status, read_setup_record
 
-from .job import WAIT_POLL_SECONDS, Job
+from .job import WAIT_POLL_SECONDS, WRITE_RESULT_LOCK_SECONDS, Job
 from .queue_state import host_address
 from .store import jobs_on_machines
 from .supervision import job_lock
-
-LOCK_SECONDS = 10.0  # for another command that changes the job
 
 
 def begin_join(job: Job, host_names: Sequence[str]) -> dict[str, str]:
@@ -28,30 +26,29 @@ def begin_join(job: Job, host_names: Sequence[str]) -> dict[str, str]:
     job.refresh()
     newest = job.run_folder.attempts.newest()
     if job.has_ended or not newest or job.run_folder.end_reason() or newest.launch_id != job.run_folder.launch_id:
-        raise ClusterError(f"{job.name} is {job.state}: a machine can join a job that trains")
+        raise ClusterError(f"{job.name} ({job.state}) does not train at present, so no machine can join it")
     job.supervision.require()
-    with job.report_damaged_files(), job_lock(job.path, LOCK_SECONDS):
+    with job.report_damaged_files(), job_lock(job.path, WRITE_RESULT_LOCK_SECONDS):
         run = Run.read(job.path)  # another command may have changed it
         spec, hosts = run.spec, _listed_hosts(run.spec, host_names)
-        numbers = {host_address(host): name for name, host in zip(spec.machine_names, spec.host_list, strict=False)}
+        machines = dict(zip(spec.machine_names, spec.host_list, strict=False))
+        numbers = {host_address(host): name for name, host in machines.items()}
         new = [host for host in hosts if host_address(host) not in numbers]
-        for wanted in new:
-            for other in jobs_on_machines([wanted]):
-                stop = f"wait for its end, or: imgnet-cluster stop {other.name}"
-                raise ClusterError(f"{wanted.host} is busy with {other.name}; {stop}")
+        for host in new:
+            for job_there in jobs_on_machines([host]):
+                raise ClusterError(f"{host.host} is busy with {job_there.name}; wait, or stop that job")
         _require_use(spec, spec.machines - len(newest.members), len(new))
-        numbers |= {host_address(host): str(len(numbers) + index) for index, host in enumerate(new)}
-        joined = {numbers[host_address(host)]: host.host for host in hosts}
-        for name in joined.keys() & set(spec.machine_names) - set(spec.joining):
+        joined = {}
+        for host in hosts:
+            name = numbers.get(host_address(host), str(len(machines)))
+            joined[name], machines[name] = host.host, host
             status = read_agent_status(run.folder, name)
-            if status and not status.ended and not run.folder.disabled_marker(name).exists():
-                raise ClusterError(
-                    f"{joined[name]} is machine {name} of {job.name}; when it is lost, it returns by itself"
-                )
-        if spec.hosts and new:
-            listed = replace(spec.hosts, machines=(*spec.host_list[: len(spec.machine_names)], *new))
+            if status and not (status.ended or name in spec.joining or run.folder.disabled_marker(name).exists()):
+                raise ClusterError(f"{host.host} is machine {name} of {job.name}; if it is lost, it returns by itself")
+        if spec.hosts:
             recovery = replace(spec.recovery, spares=spec.recovery.spares + len(new))
             joining = (*spec.joining, *(name for name in joined if name not in spec.machine_names))
+            listed = replace(spec.hosts, machines=tuple(machines.values()))
             run.folder.write_spec(replace(spec, hosts=listed, recovery=recovery, joining=joining))
         for name in joined:
             run.folder.disabled_marker(name).unlink(missing_ok=True)
@@ -65,7 +62,6 @@ def wait_for_join(job: Job, machines: Collection[str]) -> dict[str, str]:
         job.refresh()
         if job.has_ended:
             raise ClusterError(f"{job.name} has ended meanwhile")
-        job.supervision.require()
         time.sleep(WAIT_POLL_SECONDS)
     return {name: read_setup_record(job.run_folder).machines[name].reason for name in machines}
 
@@ -75,12 +71,8 @@ def _listed_hosts(spec: JobSpec, names: Sequence[str]) -> list[Host]:
     path = (spec.backend_options or {}).get("hosts")
     if not spec.hosts or not isinstance(path, str):
         raise BadInput(f"{spec.name} was not launched here on machines of a hosts file, so none can join it")
-    listed = read_hosts(Path(path).expanduser())
-    if not spec.hosts.shared or listed.shared != spec.hosts.shared:
-        raise BadInput(
-            f"{path}: the shared folder is {listed.shared}, that of {spec.name} {spec.hosts.shared or 'none'}"
-        )
-    hosts = {name: host for host in listed.machines for name in (host.host, f"{host.host}:{host_address(host)[1]}")}
+    machines = read_hosts(Path(path).expanduser()).machines
+    hosts = {f"{host.host}:{host_address(host)[1]}": host for host in machines} | {host.host: host for host in machines}
     if unknown := [name for name in names if name not in hosts]:
         raise BadInput(f"{path} does not list {', '.join(unknown)}; add it there first")
     return [hosts[name] for name in dict.fromkeys(names)]
@@ -88,14 +80,9 @@ def _listed_hosts(spec: JobSpec, names: Sequence[str]) -> list[Host]:
 
 def _require_use(spec: JobSpec, missing: int, count: int) -> None:
     """Raise `ClusterError` when `count` more machines would have nothing to do, while `missing` are lost."""
-    if count <= missing or (spec.own_command and spec.own_command.elastic):
-        return
-    if spec.own_command:
-        raise ClusterError(f"{spec.name} runs a command on exactly {spec.machines} machines; it can use no more")
-    total, gpus = spec.machines + count, spec.schedule_gpus
+    command, total, gpus = spec.own_command, spec.machines + count, spec.schedule_gpus
     before, after = (math.ceil(gpus / (machines * spec.procs)) for machines in (spec.machines, total))
-    if after == before:
-        raise ClusterError(
-            f"{spec.name} would be no faster: each step is cut into {gpus} batches, one for each GPU of its schedule, "
-            f"and takes as long on {total} machines as on {spec.machines}"
-        )
+    if count <= missing or (command.elastic if command else after < before):
+        return
+    limit = "its command is not elastic" if command else f"each step is cut into {gpus} batches, one for each GPU"
+    raise ClusterError(f"{spec.name} does not get faster on {total} machines than on {spec.machines}: {limit}")

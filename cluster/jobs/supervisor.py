@@ -245,7 +245,7 @@ def supervise(job: Job, notifier: Notifier | None = None) -> int:
             return 0
         with contextlib.suppress(OSError, DamagedRecord):
             spec = Run.read(job.path).spec
-            if (spec.machines, spec.recovery) != (job.spec.machines, job.spec.recovery):
+            if (spec.machines, spec.recovery) != (job.spec.machines, job.spec.recovery) or spec.hosts != job.spec.hosts:
                 return START_ANEW  # `join` has added machines
         if unlogged_hangups:
             unlogged_hangups.clear()

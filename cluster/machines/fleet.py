@@ -16,7 +16,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
-from pathlib import Path
 
 from cluster.connectors import tmux, untrusted
 from cluster.connectors.hosts_file import Host
@@ -414,8 +413,8 @@ class Fleet:
             self.provisioner.run_on_each([name], self._take_in)
         finally:
             self.folders.join_marker(name).unlink(missing_ok=True)
-            reason = self.setup_progress.rows[name].reason
-            logger.info("%s %s", self.connectors[name].name, reason or "was set up, and joins the job")
+            outcome = self.setup_progress.rows[name].reason or "was set up and joins the job"
+            logger.info("%s: %s", self.connectors[name].name, outcome)
 
     def _take_in(self, name: str) -> None:
         """Set a machine up as a launch does, and start its agent if it fits the others. Raises `ClusterError`."""
@@ -431,7 +430,7 @@ class Fleet:
             raise SetupFailed(f"is busy with {job.uid} of the user {job.user}; wait for its end, or stop it")
         if row.gpus and not any(other.gpus for other in others):
             raise SetupFailed("has GPUs, and the other machines train on CPUs")
-        if Path(row.code).name not in {Path(other.code).name for other in others}:
+        if row.code.rpartition("/")[2] not in {other.code.rpartition("/")[2] for other in others}:
             raise SetupFailed("imgnet-cluster has changed here since the start of the job; stop the job, and resume it")
         if connector.read_from(f"{folder}/launch", 0) != self.folders.launch_id.encode():
             raise SetupFailed(f"does not see {folder}, as the others do; mount the same file system there")

@@ -105,8 +105,6 @@ class AnswerUnderWay(Exception):
 class Mirror:
     """Keeps copies of one job's files. `connectors` may be replaced meanwhile; `job_folder(machine)` is their folder.
 
-    Only `usable_machines()` are asked: another one may not see the folder, and would have nothing new for ever.
-
     `report_bad_answer` is called with the name of a machine whose answer broke a rule, and the line that says so.
     """
 
@@ -122,7 +120,7 @@ class Mirror:
         self.folders = folders
         self.connectors = connectors
         self.job_folder = job_folder
-        self.usable_machines = usable_machines
+        self.usable_machines = usable_machines  # another one may not see the folder: it would have nothing new
         self.pool = pool
         self.report_bad_answer = report_bad_answer
         self.shared_path = str(folders.shared.relative_to(folders.path))

@@ -214,8 +214,8 @@ class Provisioner:
 
     def check_machines(self, checked_machines: Mapping[str, CheckedMachine]) -> None:
         """Judge the facts of each machine. An error becomes its failure reason, a warning one of its notes."""
-        gpu_counts = [len(machine.facts.gpus) for machine in checked_machines.values()]
-        max_gpus = max([*gpu_counts, *(len(row.gpus) for row in self.setup_progress.rows.values())], default=0)
+        counts = [len(row.gpus) for row in self.setup_progress.rows.values()]
+        max_gpus = max([*counts, *(len(machine.facts.gpus) for machine in checked_machines.values())], default=0)
         has_gpus = max_gpus > 0 or self.spec.rental_facts.gpus_per_machine > 0
         required_gpus = self.spec.procs if has_gpus else 0
 

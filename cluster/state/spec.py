@@ -175,10 +175,9 @@ class JobSpec:
         """Return the specification after `machine` was set up for the running job: no spare any more if it has work."""
         joining = tuple(name for name in self.joining if name != machine)
         has_work = self.own_command.elastic if self.own_command else self.machines * self.procs < self.schedule_gpus
-        if joining == self.joining or not has_work:
-            return replace(self, joining=joining)
-        recovery = replace(self.recovery, spares=self.recovery.spares - 1)
-        return replace(self, joining=joining, machines=self.machines + 1, recovery=recovery)
+        count = int(has_work and machine in self.joining)
+        recovery = replace(self.recovery, spares=self.recovery.spares - count)
+        return replace(self, joining=joining, machines=self.machines + count, recovery=recovery)
 
     @property
     def host_list(self) -> tuple[Host, ...]:

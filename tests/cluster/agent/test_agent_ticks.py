@@ -181,3 +181,14 @@ def test_machine_whose_processes_fail_alone_and_again_is_left_out(ticked: Ticked
     end = ticked.ends["1"]
     assert (end.state, end.fault) == (MachineState.FAILED, Fault.MACHINE) and "failed repeatedly" in str(end)
     assert ticked.processes[0].calls[-1] == "start 3 as 0"
+
+
+def test_machines_that_were_added_to_the_job_are_asked_to_join(ticked: TickedAgents) -> None:
+    ticked.start()
+    ticked.run.run_folder.write_spec(replace(ticked.run.spec, machines=3))
+
+    def are_asked() -> bool:
+        ticked.run.write_status("waiting", "2", id="2.a", phase="spare")
+        return all("save and exit" in processes.calls for processes in ticked.processes)
+
+    ticked.tick_until(are_asked)
