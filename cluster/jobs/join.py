@@ -85,4 +85,4 @@ def _require_use(spec: JobSpec, missing: int, count: int) -> None:
     if count <= missing or (command.elastic if command else after < before):
         return
     limit = "its command is not elastic" if command else f"each step is cut into {gpus} batches, one for each GPU"
-    raise ClusterError(f"{spec.name} does not get faster on {total} machines than on {spec.machines}: {limit}")
+    raise ClusterError(f"{spec.name} would be no faster on {total} machines than on {spec.machines}: {limit}")

@@ -139,31 +139,24 @@ def test_unreachable_machines_train_on_and_another_user_can_adopt_the_job(
 
 def test_machine_that_is_added_to_the_file_joins_the_running_job(make_user: Callable[..., SshUser]) -> None:
     user = make_user(3)
-    sandbox, machines = user.sandbox, user.bed.machines
+    sandbox, machine = user.sandbox, user.bed.machines[2]
     user.bed.write_hosts_toml(user.hosts_file, count=2)
-    job = user.launch("--lost-seconds", "3")
+    job = user.launch()
     wait_for_steps(job, 6, "0", "1")
-    host = machines[2].address
-    unlisted = sandbox.cli("join", host)
-    assert unlisted.code == 2 and f"does not list {host}" in unlisted.err, unlisted
     user.bed.write_hosts_toml(user.hosts_file)
-    machines[2].unplug()
-    silent = sandbox.cli("join", "job-1", host)
+    machine.unplug()
+    silent = sandbox.cli("join", "job-1", machine.address)
     assert silent.code == 1 and "goes on without it" in silent.err and len(silent.err.splitlines()) == 1, silent
     assert Job(job.path).machine_details()["2"].state == "failed" and Job(job.path).status().machines == 2
-    machines[2].plug()
-    joined = sandbox.cli("join", host)
+    machine.plug()
+    joined = sandbox.cli("join", machine.address)
     assert joined.code == 0 and "machine 2 is ready and joins job-1" in joined.out, joined
     job = Job(job.path)
     wait_for_steps(job, 6, "0", "1", "2")
-    again = sandbox.cli("join", host)
-    assert again.code == 1 and f"{host} is machine 2 of job-1" in again.err, again
-    machines[2].power_off()
-    wait_for_steps(job, 6, "0", "1", after_attempt=2)
-    machines[2].boot()
-    wait_for_steps(job, 6, "0", "1", "2", after_attempt=3)
+    again = sandbox.cli("join", machine.address)
+    assert again.code == 1 and f"{machine.address} is machine 2 of job-1" in again.err, again
     sandbox.train_fast()
     assert job.wait(120) == "done", describe(job)
     result = known(job.result)
     assert result.ids_wrong == [] and len(result.epochs) == EPOCHS and result.machines == 3
-    assert "machine 2 joined" in result.timeline[1].reason and result.setup["2"].keys() >= {"connecting", "agent"}
+    assert "machine 2 joined" in result.timeline[1].reason and result.setup["2"].keys() >= {"checks", "agent"}

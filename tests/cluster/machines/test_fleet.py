@@ -24,7 +24,8 @@ from cluster.connectors.ssh import Unreachable
 from cluster.connectors.untrusted import ArrivalFolder
 from cluster.machines import fleet as module
 from cluster.machines import mirror
-from cluster.machines.checks import OtherJob, WorkFolder
+from cluster.machines.checks import OtherJob
+from cluster.machines.provision import Provisioner
 from cluster.machines.setup_progress import SetupProgress
 from cluster.state.run_folder import Run
 from cluster.state.status import infer_end_state
@@ -288,70 +289,50 @@ def test_endless_drip_holds_up_neither_other_machines_nor_a_stop(
 # --- machines that join ----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def joiner(make_job: Callable[..., Job]) -> Job:
-    """A job on the first two machines of the testbed, which the third is to join."""
+def test_machine_joins_if_it_fits_also_when_the_supervisor_was_killed(
+    make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = make_job(3, machines=2, spares=1, joining=("2",), gpus=3)
     fleet = job.new_fleet()
     fleet.set_up_machines()
-    job.pull_until(lambda: job.status("1"))  # the agents of the stub wait for the third
+    job.pull_until(lambda: job.status("1"))
     assert fleet.mirror.machine_order() == ["0", "1"] and not job.agents("2") and fleet.dead_machines() == []
-    return job
+    folders, connector, spec = fleet.folders, fleet.connectors["2"], Run.read(fleet.folders.path).spec
+    read_from = connector.read_from
 
+    def join(fleet: module.Fleet = fleet, **facts: Any) -> str:
+        """Let the third machine join, with changed facts; return why it cannot."""
 
-def join(job: Job, fleet: module.Fleet) -> str:
-    """Let the third machine join; return why it cannot."""
-    marker = fleet.folders.join_marker("2")
-    marker.touch()
-    fleet.join_machines()
-    wait_for(lambda: not marker.exists() and fleet.agents_alive() and not fleet.restarting)
-    return fleet.setup_progress.rows["2"].reason
-
-
-def test_machine_joins_the_running_job_also_when_the_supervisor_was_killed(joiner: Job) -> None:
-    fleet = joiner.fleet
-    assert join(joiner, fleet) == ""
-    spec = Run.read(fleet.folders.path).spec
-    assert (spec.machines, spec.recovery.spares, spec.joining) == (3, 0, ())
-    assert json.loads((joiner.shared / "job.json").read_text())["machines"] == 3
-    joiner.pull_until(lambda: joiner.status("2").get("state") == "training")
-    assert sorted(fleet.mirror.machine_order()) == ["0", "1", "2"] and not list(
-        (joiner.shared.parent / "probe").iterdir()
-    )
-    second = module.Fleet(spec, fleet.folders)  # of a supervisor that finds the request of the one before
-    joiner.fleets.append(second)
-    pid = joiner.status("2")["pid"]
-    assert join(joiner, second) == "" and Run.read(fleet.folders.path).spec == spec
-    wait_for(lambda: joiner.agents("2") == [pid])
-
-
-def test_machine_that_does_not_fit_stays_out(joiner: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    fleet = joiner.fleet
-    spec, prepare = Run.read(fleet.folders.path).spec, fleet.provisioner.prepare
-
-    def found(reason: str, **facts: Any) -> None:
-        def prepare_with(*arguments: Any) -> Any:
-            machine = prepare(*arguments)
+        def find(*arguments: Any) -> Any:
+            machine = Provisioner.prepare(fleet.provisioner, *arguments)
             return machine and replace(machine, facts=replace(machine.facts, **facts))
 
-        monkeypatch.setattr(fleet.provisioner, "prepare", prepare_with)
-        assert reason in join(joiner, fleet)
-        assert Run.read(fleet.folders.path).spec == spec and not joiner.agents("2")
+        fleet.provisioner.prepare = find  # type: ignore[method-assign]
+        folders.join_marker("2").touch()
+        fleet.join_machines()
+        wait_for(lambda: not folders.join_marker("2").exists() and fleet.agents_alive() and not fleet.restarting)
+        return fleet.setup_progress.rows["2"].reason
 
-    found("has GPUs, and the other machines train on CPUs", gpus=("H100",))
-    found("is busy with job-9-1 of the user eve", other_jobs=(OtherJob(uid="job-9-1", user="eve", seconds=9.0),))
-    found("GB are needed", work=WorkFolder(path="/w", writable=True, free_gb=0.1))
-    for name in "01":
-        fleet.setup_progress.update(name, lambda row: replace(row, gpus=("H100",)))
-    found("no GPU: nvidia-smi is missing", gpus=())
-    for name in "01":
-        fleet.setup_progress.update(name, lambda row: replace(row, gpus=()))
-    with monkeypatch.context() as patch:
-        patch.setattr(fleet.connectors["2"], "read_from", lambda *_: b"another launch")
-        found(f"does not see {joiner.shared}, as the others do")
-    (fleet.folders.user_project / "x.py").parent.mkdir()
-    (fleet.folders.user_project / "x.py").write_text("changed = True\n")
-    found("imgnet-cluster has changed here since the start of the job")
-    fleet.folders.request_stop()
-    join(joiner, fleet)
-    assert Run.read(fleet.folders.path).spec == spec and not joiner.agents("2")
+    assert join(gpus=("H100",)) == "has GPUs, and the other machines train on CPUs"
+    assert "busy with job-9-1 of the user eve" in join(other_jobs=(OtherJob(uid="job-9-1", user="eve", seconds=9.0),))
+    fleet.setup_progress.update("0", lambda row: replace(row, gpus=("H100",)))
+    assert "no GPU: nvidia-smi is missing" in join()
+    fleet.setup_progress.update("0", lambda row: replace(row, gpus=()))
+    monkeypatch.setattr(connector, "read_from", lambda *_: b"another launch")
+    assert f"does not see {job.shared}, as the others do" in join()
+    monkeypatch.setattr(connector, "read_from", read_from)
+    folders.user_project.mkdir()
+    (folders.user_project / "x.py").touch()
+    assert "imgnet-cluster has changed here since the start of the job" in join()
+    (folders.user_project / "x.py").unlink()
+    assert Run.read(folders.path).spec == spec and not job.agents("2")
+
+    assert join() == ""
+    joined = Run.read(folders.path).spec
+    assert (joined.machines, joined.recovery.spares, joined.joining) == (3, 0, ())
+    assert json.loads((job.shared / "job.json").read_text())["machines"] == 3
+    job.pull_until(lambda: job.status("2").get("state") == "training")
+    assert len(fleet.mirror.machine_order()) == 3 and not list((job.shared.parent / "probe").iterdir())
+    job.fleets.append(module.Fleet(joined, folders))  # of a supervisor that finds the request of the one before
+    assert join(job.fleets[1]) == "" and Run.read(folders.path).spec == joined
+    wait_for(lambda: job.agents("2") == [job.status("2")["pid"]])
