@@ -286,25 +286,20 @@ def test_endless_drip_holds_up_neither_other_machines_nor_a_stop(
     assert fleet.pull_last_files(), "the user of a stopped job does not wait for all of it"
 
 
-# --- machines that join ----------------------------------------------------------------------------------------------
-
-
-def test_machine_joins_if_it_fits_also_when_the_supervisor_was_killed(
-    make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_machine_joins_if_it_fits_also_when_the_supervisor_was_killed(make_job: Callable[..., Job]) -> None:
     job = make_job(3, machines=2, spares=1, joining=("2",), gpus=3)
     fleet = job.new_fleet()
     fleet.set_up_machines()
     job.pull_until(lambda: job.status("1"))
     assert fleet.mirror.machine_order() == ["0", "1"] and not job.agents("2") and fleet.dead_machines() == []
-    folders, connector, spec = fleet.folders, fleet.connectors["2"], Run.read(fleet.folders.path).spec
-    read_from = connector.read_from
+    folders, spec, edited = fleet.folders, Run.read(fleet.folders.path).spec, fleet.folders.user_project / "x.py"
 
-    def join(fleet: module.Fleet = fleet, **facts: Any) -> str:
+    def join(fleet: module.Fleet = fleet, launch: str = "first", **facts: Any) -> str:
         """Let the third machine join, with changed facts; return why it cannot."""
 
         def find(*arguments: Any) -> Any:
             machine = Provisioner.prepare(fleet.provisioner, *arguments)
+            (job.shared / "launch").write_text(launch)
             return machine and replace(machine, facts=replace(machine.facts, **facts))
 
         fleet.provisioner.prepare = find  # type: ignore[method-assign]
@@ -315,24 +310,21 @@ def test_machine_joins_if_it_fits_also_when_the_supervisor_was_killed(
 
     assert join(gpus=("H100",)) == "has GPUs, and the other machines train on CPUs"
     assert "busy with job-9-1 of the user eve" in join(other_jobs=(OtherJob(uid="job-9-1", user="eve", seconds=9.0),))
+    assert f"does not see {job.shared}, as the others do" in join(launch="another")
+    edited.parent.mkdir()
+    edited.touch()
+    assert "imgnet-cluster has changed here since the start of the job" in join()
+    edited.unlink()
     fleet.setup_progress.update("0", lambda row: replace(row, gpus=("H100",)))
     assert "no GPU: nvidia-smi is missing" in join()
     fleet.setup_progress.update("0", lambda row: replace(row, gpus=()))
-    monkeypatch.setattr(connector, "read_from", lambda *_: b"another launch")
-    assert f"does not see {job.shared}, as the others do" in join()
-    monkeypatch.setattr(connector, "read_from", read_from)
-    folders.user_project.mkdir()
-    (folders.user_project / "x.py").touch()
-    assert "imgnet-cluster has changed here since the start of the job" in join()
-    (folders.user_project / "x.py").unlink()
     assert Run.read(folders.path).spec == spec and not job.agents("2")
 
     assert join() == ""
     joined = Run.read(folders.path).spec
-    assert (joined.machines, joined.recovery.spares, joined.joining) == (3, 0, ())
+    assert (joined.machines, joined.joining) == (3, ()) and len(fleet.mirror.machine_order()) == 3
     assert json.loads((job.shared / "job.json").read_text())["machines"] == 3
     job.pull_until(lambda: job.status("2").get("state") == "training")
-    assert len(fleet.mirror.machine_order()) == 3 and not list((job.shared.parent / "probe").iterdir())
     job.fleets.append(module.Fleet(joined, folders))  # of a supervisor that finds the request of the one before
     assert join(job.fleets[1]) == "" and Run.read(folders.path).spec == joined
     wait_for(lambda: job.agents("2") == [job.status("2")["pid"]])
