@@ -411,10 +411,11 @@ class Fleet:
         self.setup_progress.update_record(lambda old: replace(old, machines={**old.machines, name: row}))
         try:
             self.provisioner.run_on_each([name], self._take_in)
-        finally:
-            self.folders.join_marker(name).unlink(missing_ok=True)
-            outcome = self.setup_progress.rows[name].reason or "was set up and joins the job"
-            logger.info("%s: %s", self.connectors[name].name, outcome)
+        except SetupFailed as error:  # the job is to stop
+            self.setup_progress.set_failure_reason(name, str(error))
+        self.folders.join_marker(name).unlink(missing_ok=True)
+        outcome = self.setup_progress.rows[name].reason or "was set up and joins the job"
+        logger.info("%s: %s", self.connectors[name].name, outcome)
 
     def _take_in(self, name: str) -> None:
         """Set a machine up as a launch does, and start its agent if it fits the others. Raises `ClusterError`."""

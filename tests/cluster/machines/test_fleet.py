@@ -328,3 +328,5 @@ def test_machine_joins_if_it_fits_also_when_the_supervisor_was_killed(make_job: 
     job.fleets.append(module.Fleet(joined, folders))  # of a supervisor that finds the request of the one before
     assert join(job.fleets[1]) == "" and Run.read(folders.path).spec == joined
     wait_for(lambda: job.agents("2") == [job.status("2")["pid"]])
+    folders.request_stop()
+    assert join() == "stopped by the user"
