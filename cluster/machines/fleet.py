@@ -427,8 +427,6 @@ class Fleet:
         folder, connector = self.provisioner.job_folder(name), self.connectors[name]
         if row.reason:
             raise SetupFailed(row.reason)
-        for job in machine.facts.other_jobs:
-            raise SetupFailed(f"is busy with {job.uid} of the user {job.user}; wait for its end, or stop it")
         if row.gpus and not any(other.gpus for other in others):
             raise SetupFailed("has GPUs, and the other machines train on CPUs")
         if row.code.rpartition("/")[2] not in {other.code.rpartition("/")[2] for other in others}:
