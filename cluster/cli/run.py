@@ -181,7 +181,7 @@ def join(job_and_hosts: tuple[str, ...]) -> None:
     from cluster.jobs import join as joining
     from cluster.jobs import store
 
-    has_job = store.is_job_name(job_and_hosts[0])
+    has_job = store.is_job(job_and_hosts[0])
     job = store.find(job_and_hosts[0] if has_job else None)
     joined = joining.begin_join(job, job_and_hosts[has_job:])
     for name, host in joined.items():

@@ -207,6 +207,7 @@ def supervise(job: Job, notifier: Notifier | None = None) -> int:
     last_error = ""
     last_error_time = 0.0
     has_worked = False
+    spec_stamp = 0
     known_trouble: SupervisorTrouble | None = None
     supervisor_records.write_trouble(job.path, None)
     while True:
@@ -244,9 +245,10 @@ def supervise(job: Job, notifier: Notifier | None = None) -> int:
         if job.has_ended:
             return 0
         with contextlib.suppress(OSError, DamagedRecord):
-            spec = Run.read(job.path).spec
-            if (spec.machines, spec.recovery) != (job.spec.machines, job.spec.recovery) or spec.hosts != job.spec.hosts:
-                return START_ANEW  # `join` has added machines
+            if (stamp := job.run_folder.spec_path.stat().st_mtime_ns) != spec_stamp:
+                spec_stamp = stamp
+                if Run.read(job.path).spec.joining != job.spec.joining:
+                    return START_ANEW  # `join` has added machines, or one of them is ready
         if unlogged_hangups:
             unlogged_hangups.clear()
             logger.info("SIGHUP: the supervisor's session was closed; the supervisor goes on")
