@@ -34,6 +34,8 @@ class RunningStatistics:
         self.momenta = [norm.momentum for norm in self.norms]  # None: the mean over all steps so far
         for norm in self.norms:
             norm.momentum = 1.0
+            if norm.num_batches_tracked is not None:  # counted on the host: on a GPU each count is a kernel
+                norm.num_batches_tracked = norm.num_batches_tracked.cpu()
         self.norm_buffers = [buffer for norm in self.norms for buffer in named_statistics(norm)]
         own_buffers = {id(buffer) for buffer in self.norm_buffers}
         self.foreign_buffers = [buffer for buffer in named_statistics(model) if id(buffer) not in own_buffers]
@@ -109,7 +111,7 @@ class RunningStatistics:
         for number, momentum in enumerate(self.trained_momenta):
             size = 2 * self.buffers[2 * number].numel()
             value = 1 / self.counters[number] if momentum is None else self.running.new_tensor(momentum)
-            parts.append(value.to(self.running.dtype).expand(size))
+            parts.append(value.to(self.running).expand(size))
         return torch.cat(parts)
 
     @torch.no_grad()

@@ -24,6 +24,7 @@ from support.trainer_in_process import (
     random_image,
 )
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from train.data.loading.loader import Batch
 from train.distributed.batchnorm import RunningStatistics
@@ -119,6 +120,17 @@ def test_norms_keep_their_own_momentum_and_eval_mode(world: int, in_group: Any) 
         assert slow[2] == cumulative[2] == 2 and frozen == [[0.0] * 3, [1.0] * 3, 0]
         np.testing.assert_allclose(cumulative[0], 0.0, atol=1e-12)  # its inputs are normalized
         np.testing.assert_allclose(cumulative[1], 5 / 4, rtol=1e-3)  # unbiased, and the initial 1 does not count
+
+
+def test_no_norm_counts_its_steps_on_the_gpu() -> None:
+    """Each count would be a kernel of its own. The tensors of the GPU are fake ones."""
+    gpu = torch.device("cuda", 0)
+    with FakeTensorMode():
+        net = nn.Sequential(nn.BatchNorm1d(3, device=gpu), nn.InstanceNorm1d(3, device=gpu))
+        RunningStatistics(ProcessGroup(0, 0, 1, 1, gpu), net)
+        devices = {name: tensor.device.type for name, tensor in net.state_dict().items()}
+    assert devices.pop("0.num_batches_tracked") == "cpu", "and still part of the network"
+    assert set(devices.values()) == {"cuda"}
 
 
 def test_statistics_of_norms_that_are_not_torchs_are_averaged_before_validation(in_group: Any) -> None:
