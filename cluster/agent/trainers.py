@@ -65,6 +65,8 @@ class Trainers(AttemptProcesses):
         }
         if spec.recovery.in_place:
             self.environment[agent_protocol.IN_PLACE_VARIABLE] = "1"
+        if spec.has_own_folders:  # over ssh or rented, at the price of its GPUs
+            self.environment[agent_protocol.NEEDS_GPU_VARIABLE] = "1"
         if spec.user_project and user_project:
             folders = spec.user_project.search_folders(user_project.absolute())
             self.environment |= agent_protocol.module_folders_variable(folders)

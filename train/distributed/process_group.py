@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from train.tools import host
+from train.tools import agent_protocol, host
 from train.tools.errors import MachineTrouble, TrainingError
 
 from . import network, peer_filter, regroup, rendezvous
@@ -55,9 +55,10 @@ def join_process_group(is_cancelled: Callable[[], bool] = lambda: False) -> Proc
     """Join the process group that RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and IMGNET_TOKEN describe.
 
     Without these variables the run has one process. The backend is NCCL with GPUs, else Gloo. A GPU that torch cannot
-    use is said aloud where the run has one machine. Where it has more, `MachineTrouble` is raised. Raises
-    `RuntimeError` when this machine has GPUs, but fewer than processes. `is_cancelled` is asked while rank 0 does not
-    listen yet; when it is true, a `DistNetworkError` of torch is raised.
+    use is said aloud where the run has one machine. It raises `TrainingError` where the agent says that the GPU must be
+    used (`NEEDS_GPU_VARIABLE`), and `MachineTrouble` where the run has more machines. Raises `RuntimeError` when this
+    machine has GPUs, but fewer than processes. `is_cancelled` is asked while rank 0 does not listen yet; when it is
+    true, a `DistNetworkError` of torch is raised.
     """
     rank = int(os.environ.get("RANK", 0))
     world_size = int(os.environ.get("WORLD_SIZE", 1))
@@ -65,8 +66,11 @@ def join_process_group(is_cancelled: Callable[[], bool] = lambda: False) -> Proc
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
     device = torch.device("cpu")
     if problem := find_gpu_problem():
+        refusal = f'{problem}; to train on the CPUs, set CUDA_VISIBLE_DEVICES="" on all machines'
         if world_size > local_world_size:  # the other machines may well use theirs
-            raise MachineTrouble(f'{problem}; to train on the CPUs, set CUDA_VISIBLE_DEVICES="" on all machines')
+            raise MachineTrouble(refusal)
+        if agent_protocol.NEEDS_GPU_VARIABLE in os.environ:
+            raise TrainingError(refusal)
         if local_rank == 0:
             print(f"WARNING: THE RUN TRAINS ON THE CPU: {problem}", flush=True)
     elif torch.cuda.is_available():

@@ -12,6 +12,7 @@ from support.waiting import wait_for
 from cluster.agent import trainers as trainers_module
 from cluster.agent.processes.base import ProcessesExit
 from cluster.agent.trainers import Trainers
+from cluster.connectors.hosts_file import Hosts
 from cluster.state.attempts import Attempt
 from cluster.state.states import AgentPhase
 from train.distributed import network
@@ -106,6 +107,18 @@ def test_start_ranks_follow_machine_rank(make_trainers: Any, monkeypatch: pytest
         }
         assert {name: environment.get(name) for name in expected} == expected
         assert f"--attempt 1 --resume {trainers.shared}/{resume}" in " ".join(argv)
+
+
+@pytest.mark.parametrize(("changes", "needed"), [
+    ({}, None), ({"cloud": {"gpus_per_machine": 1}}, "1"), ({"hosts": Hosts(None, ())}, "1"),
+])  # fmt: skip
+def test_gpus_of_rented_machines_and_of_those_over_ssh_must_be_used(
+    changes: dict[str, Any], needed: str | None, make_trainers: Any
+) -> None:
+    """On the user's own computer, training on the processors is said aloud, and goes on."""
+    trainers = make_trainers(WRITE_ASSIGNMENT, **changes)
+    trainers.start(attempt(members=("0.a",)), 0)
+    assert read_assignment(trainers, 0)[1].get("IMGNET_NEEDS_GPU") == needed
 
 
 def test_start_uses_ready_standby_and_stop_spares_the_new_one(make_trainers: Any) -> None:

@@ -176,6 +176,15 @@ def test_gpu_that_torch_cannot_use_ends_one_of_several_machines(
         process_group.join_process_group()
 
 
+def test_gpu_that_torch_cannot_use_ends_a_job_on_a_machine_that_is_not_the_users_computer(
+    join_rank: JoinRank, unusable_gpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would train on the processors of a machine that costs as much as its GPUs; a further attempt is no better."""
+    monkeypatch.setenv("IMGNET_NEEDS_GPU", "1")
+    with pytest.raises(TrainingError, match=f'^{re.escape(unusable_gpu)}.*set CUDA_VISIBLE_DEVICES="" on all'):
+        join_rank(0)
+
+
 def test_find_gpu_problem_of_a_gpu_that_only_the_driver_sees(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     mock_cuda(monkeypatch, gpus=0)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
