@@ -2,6 +2,7 @@
 
     make gpu-bench                                                    # all parts, at most BUDGET seconds (1500)
     .venv/bin/python benchmarks/training/gpu.py --parts eager peer    # some parts
+    .venv/bin/python benchmarks/training/gpu.py --search              # is a search for cuDNN's kernels worth its time?
     .venv/bin/python benchmarks/training/gpu.py --dry-run             # try the code on a CPU, tiny; measures nothing
     .venv/bin/python benchmarks/training/gpu.py --report              # write benchmarks/RESULTS.md from the JSON lines
 
@@ -27,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.measure import describe_machine, write_section
-from benchmarks.training.gpu_parts import ON_A_GPU, PARTS, REHEARSAL, Scale, Work, describe_error
+from benchmarks.training.gpu_parts import ON_A_GPU, PARTS, REHEARSAL, Scale, Work, describe_error, search_parts
 from train.tools.process import kill_process_groups, project_search_path
 
 SECTION = "training/gpu.py"  # of RESULTS.md
@@ -61,10 +62,11 @@ def run_part(name: str, scale: Scale, work: Work, out: Path) -> int:
         row = {"part": name, "what": what, "result": result, "numbers": dict(numbers), "time": time.time()}
         append_row(out, {**row, **subject})
 
+    part = (PARTS | search_parts(scale))[name]
     try:
-        PARTS[name].run(scale, work, emit)
+        part.run(scale, work, emit)
     except Exception as error:
-        emit(PARTS[name].title, f"failed: {describe_error(error)}", {})
+        emit(part.title, f"failed: {describe_error(error)}", {})
         return 1
     return 0
 
@@ -74,13 +76,14 @@ def run_all(names: Sequence[str], options: argparse.Namespace) -> int:
     deadline = time.monotonic() + options.budget
     failures = 0
     environment = {**os.environ, "PYTHONPATH": project_search_path()}
+    parts = PARTS | search_parts(REHEARSAL if options.dry_run else ON_A_GPU)
     if options.dry_run:
         environment["CUDA_VISIBLE_DEVICES"] = ""
     with tempfile.TemporaryDirectory(prefix="imgnet-gpu-") as folder:
         environment["TMPDIR"] = folder  # what a killed part leaves goes with it
         for name in names:
-            title, left = PARTS[name].title, deadline - time.monotonic()
-            limit = min(left, PARTS[name].seconds * (10 if options.dry_run else 1))
+            title, left = parts[name].title, deadline - time.monotonic()
+            limit = min(left, parts[name].seconds * (10 if options.dry_run else 1))
             row = {"part": name, "what": title, "numbers": {}, "time": time.time()}
             if left < 1:
                 append_row(options.out, {**row, "result": f"{NOT_MEASURED}: the budget of time was used up"})
@@ -113,9 +116,11 @@ def report_lines(rows: Sequence[Mapping[str, str]]) -> list[str]:
         ". ".join(row[key] for key in ("machine", "gpu", "cuda", "nccl") if key in row) for row in rows if "gpu" in row
     )
     lines = ["## On a GPU", "", *machines, "", "| part | measured | result |", "|---|---|---|"]
-    for name, part in PARTS.items():
+    for name, part in (PARTS | search_parts(ON_A_GPU)).items():
         cells = [(row["what"], row["result"]) for (of_part, _), row in last.items() if of_part == name]
-        lines += [f"| {part.title} | {what} | {result} |" for what, result in cells or [("", NOT_MEASURED)]]
+        if name in PARTS and not cells:
+            cells = [("", NOT_MEASURED)]
+        lines += [f"| {part.title} | {what} | {result} |" for what, result in cells]
     return lines
 
 
@@ -137,9 +142,12 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("gpu-results.jsonl"), help="file that rows are appended to")
     parser.add_argument("--images", type=Path, metavar="DIR", help="photographs: a folder or .tar; else drawn ones")
     parser.add_argument("--cifar", type=Path, metavar="DIR", help="CIFAR-10 as JPEG files, train/ and val/")
+    parser.add_argument(
+        "--search", action="store_true", help="measure instead our step with and without a search for cuDNN's kernels"
+    )
     parser.add_argument("--dry-run", action="store_true", help="try all parts on a CPU with tiny sizes")
     parser.add_argument("--report", action="store_true", help="write the section of RESULTS.md from --out, and end")
-    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
+    parser.add_argument("--part", help=argparse.SUPPRESS)
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
@@ -156,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if scale.device.type == "cuda" and not torch.cuda.is_available():
         print("error: this torch sees no GPU; --dry-run tries the code on a CPU", file=sys.stderr)
         return 2
-    names = options.parts or list(PARTS)
+    names = list(search_parts(scale)) if options.search else options.parts or list(PARTS)
     if "prepare" not in names and {"feed", "recovery", "goodput"} & set(names):
         names = ["prepare", *names]
     return min(1, run_all(names, options))

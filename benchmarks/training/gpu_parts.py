@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,7 +29,6 @@ from train.data.packing.pack import pack_set
 from train.data.packing.synthetic import draw_sample_set
 from train.distributed import ddp
 from train.engine import warmup
-from train.engine.inputs import allow_kernel_search
 from train.models import registry
 from train.recipe.components import Comm, Model
 from train.tools.agent_protocol import metrics_files
@@ -81,6 +81,7 @@ class Scale:
     set_images: int
     repeats: int  # of the set, where a run needs longer epochs
     epochs: int
+    searched_shapes: tuple[tuple[int, int], ...]  # (batch, size) of the recipes, for --search
 
     def setting(self, batch: int, size: int, precision: str = "auto", use_compile: bool = False) -> Setting:
         """Return the setting of a step."""
@@ -90,9 +91,11 @@ class Scale:
 ON_A_GPU = Scale(
     torch.device("cuda", 0), "resnet50", ((256, 224), (256, 128), (128, 128), (64, 128), (256, 96)),
     ((160, 128), (352, 224)), ("bf16", "fp16"), 20, 3, 4000, 8, 16,
+    ((512, 128), (256, 128), (128, 128), (64, 128), (256, 96), (128, 96), (256, 224), (128, 288)),
 )  # fmt: skip
 REHEARSAL = Scale(
-    torch.device("cpu"), "resnet10_tiny", ((4, 32), (2, 48)), ((160, 32),), ("auto",), 1, 1, 40, 2, 2
+    torch.device("cpu"), "resnet10_tiny", ((4, 32), (2, 48)), ((160, 32),), ("auto",), 1, 1, 40, 2, 2,
+    ((4, 32), (2, 48)),
 )  # fmt: skip
 
 
@@ -245,7 +248,6 @@ def compare_sides(
 ) -> None:
     """Emit the speed of our step beside others', and how long the host takes to queue it."""
     folder = gpu_steps.temporary_folder()
-    torch.backends.cudnn.benchmark = True
     ours = gpu_steps.our_step(setting, folder)
     memory_gb = gpu_steps.peak_memory_gb(ours, setting.device)  # before the other sides take memory
     sides = {"ours": ours, **{name: build(setting) for name, build in peers.items()}}
@@ -294,22 +296,47 @@ def compiled(scale: Scale, work: Work, emit: Emit) -> None:
 
 
 def warm_up(scale: Scale, work: Work, emit: Emit) -> None:
-    """Seconds to warm up each shape, and the speed of a step with kernels found by search, and without."""
+    """Seconds to warm up each shape, without a search for kernels."""
     setting = scale.setting(*scale.shapes[0])
     trainer = gpu_steps.our_trainer(setting, gpu_steps.temporary_folder())
     for batch, size in scale.shapes:
+        trainer.preprocessor.warmed_shapes.clear()
         start = time.perf_counter()
-        shape = (batch, size, size)
-        warmup.warm_up(trainer.wrapped_model, trainer.model, [shape], [], setting.device, trainer.preprocessor.autocast)
+        warmup.warm_up(trainer.wrapped_model, trainer.model, [(batch, size, size)], [], trainer.preprocessor)
         gpu_steps.synchronize(setting.device)
         seconds = time.perf_counter() - start
         emit(f"warm-up of {batch} at {size} px", f"{seconds:.2f} s", {"s": seconds})
-    for is_searched in (False, True):
-        step = gpu_steps.bare_step(replace(setting, batch=setting.batch - 1))  # a shape that was not searched
-        allow_kernel_search(is_searched)
-        speeds = gpu_steps.images_per_second({"": step}, setting, scale.timed_steps, scale.rounds)[""]
-        name = "searched" if is_searched else "heuristic"
-        emit(f"bare step, kernels: {name}", f"{median_with_range(speeds)} images/s", {name: statistics.median(speeds)})
+
+
+def search(setting: Setting, scale: Scale, work: Work, emit: Emit) -> None:
+    """Our step with cuDNN's search for kernels or without, and after both what the search gains."""
+    start = time.perf_counter()
+    step = gpu_steps.our_step(setting, gpu_steps.temporary_folder())
+    step()
+    gpu_steps.synchronize(setting.device)
+    first_seconds = time.perf_counter() - start
+    speeds = gpu_steps.images_per_second({"": step}, setting, scale.timed_steps, scale.rounds)[""]
+    text, speed = f"{median_with_range(speeds)} images/s; first step {first_seconds:.1f} s", statistics.median(speeds)
+    numbers = {"speed": speed, "first_s": first_seconds}
+    path = work.folder / f"unsearched {step_name(setting)}"
+    if not setting.kernel_search:
+        path.write_text(str(speed))
+    elif path.exists():
+        numbers["gain"] = gain = 100 * (speed / float(path.read_text()) - 1)
+        text += f"; gain {gain:.1f} %, goal 3: {goal_verdict(gain, 3)}"
+    emit(f"{step_name(setting)}, {'searched' if setting.kernel_search else 'unsearched'}", text, numbers)
+
+
+def search_parts(scale: Scale) -> dict[str, "Part"]:
+    """Return the parts of --search. In one process, a search after an unsearched step reuses the plan of that step."""
+    return {
+        f"search-{batch}x{size}-{precision}-{state}": Part(
+            "Search for kernels", partial(search, replace(setting, kernel_search=state == "on")), 90
+        )
+        for (batch, size), precision in itertools.product(scale.searched_shapes, scale.precisions)
+        for setting in [scale.setting(batch, size, precision)]
+        for state in ("off", "on")
+    }
 
 
 def hooks(scale: Scale, work: Work, emit: Emit) -> None:

@@ -44,6 +44,7 @@ class Setting:
     precision: str
     device: torch.device
     use_compile: bool = False
+    kernel_search: bool = False
 
 
 def our_trainer(setting: Setting, output_folder: Path) -> Trainer:
@@ -54,6 +55,7 @@ def our_trainer(setting: Setting, output_folder: Path) -> Trainer:
         model=Model(name=setting.model, compile=setting.use_compile),
         gpus=1,
         precision=setting.precision,
+        kernel_search=setting.kernel_search,
         phases=[Phase(epochs=(0, 1), size=setting.size, batch=setting.batch, lr=0.01)],
     )
     sampler = DistributedBatchSampler(Schedule(recipe, 10**6, 1), {}, 0, 0, 1)

@@ -27,7 +27,7 @@ README_MAX_LINES = 150
 FOREIGN_OPTIONS = {
     *("--constraint", "--exclusive", "--no-requeue", "--overlap", "--oversubscribe"),  # of sbatch and srun
     *("--out", "--resume", "--nproc-per-node", "--quick", "--count", "--dist", "--cifar", "--images", "--parts"),
-    *("--report", "--ipc", "--aws-service-name", "--podman", "--address", "--elapsed", "--image"),
+    *("--report", "--ipc", "--aws-service-name", "--podman", "--address", "--elapsed", "--image", "--search"),
     *("--index-url", "--no-deps"),  # of pip, as is --constraint
     *("--service-code", "--quota-code", "--desired-value"),  # of aws service-quotas
     *("--query", "--name", "--instance-id", "--logs"),  # of aws and cloud-init

@@ -23,6 +23,14 @@ def test_gpu_benchmark_rehearses_its_parts_on_a_cpu(tmp_path: Path) -> None:
     refused = subprocess.run([*argv, "--report"], capture_output=True, text=True)
     assert refused.returncode == 1 and "has no measurement of a GPU; RESULTS.md stays as it is" in refused.stderr
     out.unlink()
+    search = subprocess.run([*argv, "--dry-run", "--search"], capture_output=True, text=True, timeout=600)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert search.returncode == 0, rows
+    assert [row["part"] for row in rows] == [
+        f"search-{shape}-auto-{state}" for shape in ("4x32", "2x48") for state in ("off", "on")
+    ], "each in a process of its own"
+    assert ["gain" in row["numbers"] for row in rows] == [False, True] * 2
+    out.unlink()
     short = subprocess.run([*argv, "--dry-run", "--budget", "1.5", "--parts", "eager", "peer"], timeout=100)
     last = json.loads(out.read_text().splitlines()[-1])
     assert short.returncode == 1 and last["result"] == "not measured: the budget of time was used up"

@@ -21,11 +21,11 @@ sys.excepthook = AgentChannel().excepthook
 torch.zeros(2, device="cuda")[torch.tensor([7], device="cuda")].sum().item()
 """
 FILLS_THE_MEMORY = """
-import contextlib, torch
+import torch
 from torch import nn
-from train.engine import warmup
-net, device = nn.Conv2d(3, 64, 3, padding=1).cuda(), torch.device("cuda", 0)
-warmup.warm_up(net, net, [(1 << 16, 512, 512)], [], device, contextlib.nullcontext)
+from train.engine import inputs, warmup
+net, preprocessor = nn.Conv2d(3, 64, 3, padding=1).cuda(), inputs.BatchPreprocessor(torch.device("cuda", 0))
+warmup.warm_up(net, net, [(1 << 16, 512, 512)], [], preprocessor)
 """
 
 

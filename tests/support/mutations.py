@@ -174,6 +174,10 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "if first is not None:"),
         ("batch norm: statistics of norms in eval mode are trained", BATCHNORM, "if norm.training:", "if norm:"),
     ],
+    "test_batchnorm.py::test_no_norm_counts_its_steps_on_the_gpu": [
+        ("batch norm: counts on a GPU", BATCHNORM, "= norm.num_batches_tracked.cpu()", "= norm.num_batches_tracked"),
+        ("batch norm: counts not saved", BATCHNORM, "norm.num_batches_tracked.cpu()", "None"),
+    ],
     "test_batchnorm.py::test_statistics_of_norms_that_are_not_torchs_are_averaged_before_validation": [
         ("batch norm: norms that are not torch's are not averaged", BATCHNORM,
          "for buffer in self.foreign_buffers if self.group.world_size > 1 else ():", "for buffer in ():"),

@@ -42,8 +42,8 @@ class BatchPreprocessor:
     """Moves batches to a device and normalizes them.
 
     `score_dtype` is the type of the inputs, scores and losses. `compute_dtype` is the type that autocast computes in,
-    by the recipe's `precision`. `warmed_shapes` holds the batch shapes (images, height, width) that the warm-up has
-    run.
+    by the recipe's `precision`. `warmed_shapes` holds the batch shapes (images, height, width) that training and full
+    validation batches have had so far.
     """
 
     def __init__(
@@ -52,11 +52,13 @@ class BatchPreprocessor:
         score_dtype: torch.dtype = torch.float32,
         normalization: Normalization = IMAGENET_NORMALIZATION,
         precision: str = "auto",
+        kernel_search: bool = False,
     ) -> None:
         self.device = device
         self.score_dtype = score_dtype
         self.normalization = normalization
         self.compute_dtype = process_group.compute_dtype(device, precision)
+        self.kernel_search = kernel_search
         self.warmed_shapes: set[tuple[int, ...]] = set()
         is_gpu = device.type == "cuda"
         self.copy_stream = torch.cuda.Stream(device) if is_gpu else None  # type: ignore[no-untyped-call]
@@ -70,10 +72,10 @@ class BatchPreprocessor:
 
         Images: uint8 [n, h, w, 3] becomes normalized [n, 3, h, w] in channels-last memory. Labels: [n].
 
-        cuDNN may search kernels only for shapes that the warm-up has met, so it finds them in its cache. For any other
-        shape, such as a remainder of a few images, it uses its heuristic instead of a search in the middle of the run.
+        With the recipe's `kernel_search`, cuDNN has searched the shapes of the warm-up and finds their kernels in its
+        cache. For any other, such as a remainder of a few images, it uses its heuristic: no search within a phase.
         """
-        allow_kernel_search(tuple(batch.images.shape[:3]) in self.warmed_shapes)
+        allow_kernel_search(self.kernel_search and tuple(batch.images.shape[:3]) in self.warmed_shapes)
         images, labels = self._on_device(batch)
         if self.copy_stream is not None and self.score_dtype == torch.float32:
             return self.normalize_in_one_pass(images), labels

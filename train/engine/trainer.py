@@ -1,7 +1,7 @@
 """The training loop of one process (rank): from the first step to the last validation.
 
     train                     the rest of the schedule, from the trainer's position
-      wrap_and_warm_up        DistributedDataParallel; every shape of batch is run once
+      begin_phase             DistributedDataParallel; the first shape of batch is run once
       run_epoch               all steps of an epoch; validation, checkpoint
         run_step              learning rate, forward and backward for each chunk, sums of gradients and
                               batch-norm statistics over all ranks, one update
@@ -103,7 +103,8 @@ class Trainer:
 
         score_dtype = torch.float64 if options.exact else torch.float32
         normalization = normalization_of(self.model)
-        self.preprocessor = BatchPreprocessor(group.device, score_dtype, normalization, recipe.precision)
+        precision = recipe.precision, recipe.kernel_search
+        self.preprocessor = BatchPreprocessor(group.device, score_dtype, normalization, *precision)
         if normalization != IMAGENET_NORMALIZATION:
             log(f"pixels are normalized as {recipe.model.name} expects: {normalization}")
 
@@ -164,8 +165,12 @@ class Trainer:
             input_size.check_shapes(self.model, self.recipe.model.name, image_sizes(self.sampler, epochs))
 
         for epoch in epochs:
-            if epoch is epochs[0] or epoch.scheduled_phase.phase.frozen != self.freezer.frozen:
-                batches = self.wrap_and_warm_up(freezing.epochs_until_freezing_changes(epochs, epoch), batches)
+            self.time_breakdown.begin_epoch(epoch.number + 1)
+            if epoch is epochs[0]:
+                batches = self.begin_run(epoch, batches)
+            elif epoch.scheduled_phase != self.schedule.epochs[self.epoch_index - 1].scheduled_phase:
+                with self.time_breakdown.measure(TimePart.SWITCHES):
+                    self.begin_phase(epoch)
             self.run_epoch(epoch, batches)
             if self.ends_here:
                 break
@@ -176,41 +181,35 @@ class Trainer:
             self.saver.wait()
         self.progress.finish(self.time_summary)
 
-    def wrap_and_warm_up(self, epochs: Sequence[Epoch], batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Prepare for epochs that all train the same parameters: freeze, wrap with DDP, run each shape once.
-
-        Returns the batches. The first one has been fetched: the loader's start counts as warm-up, not as a step.
-        """
-        self.freezer.set_frozen(epochs[0].scheduled_phase.phase.frozen)
-        if self.is_distributed:
-            # PowerSGD sums exactly for the first tenth of the run, as torch's documentation advises.
-            exact_steps = self.schedule.steps // 10 - self.steps_done
-            comm, dtype, is_exact = self.recipe.comm, self.preprocessor.compute_dtype, self.options.exact
-            self.wrapped_model = ddp.wrap_ddp(self.wrapped_model, comm, dtype, exact=is_exact, exact_steps=exact_steps)
-            self.remove_gradient_hook()
-            self.remove_gradient_hook = ddp.on_gradients_ready(self.model, self.time_breakdown.gradients_ready)
-        self.freezer.set_train_mode()
-        train_shapes, val_shapes = batch_shapes(self.sampler, epochs, self.recipe.model.compile)
-        warm_up(
-            self.wrapped_model,
-            self.model,
-            train_shapes,
-            val_shapes,
-            self.group.device,
-            self.preprocessor.autocast,
-            self.agent_channel.tick,
-        )
-        self.preprocessor.warmed_shapes |= {*train_shapes, *val_shapes}
+    def begin_run(self, epoch: Epoch, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Prepare for the first epoch of this attempt, and fetch its first batch, which counts as no part of a step."""
+        self.begin_phase(epoch, is_first=True)
         batches = chain([*islice(batches, 1)], batches)  # none: no image of the last validation is this rank's
         if not self.time_breakdown.measured.startup_seconds:
             self.time_breakdown.measured.startup_seconds = self.agent_channel.seconds_by_state()
         return batches
 
+    def begin_phase(self, epoch: Epoch, is_first: bool = False) -> None:
+        """Prepare for a phase: freeze, wrap with DDP, warm up the shapes of batch that were not met before."""
+        frozen = epoch.scheduled_phase.phase.frozen
+        if is_first or frozen != self.freezer.frozen:
+            self.preprocessor.warmed_shapes.clear()
+            self.freezer.set_frozen(frozen)
+            if self.is_distributed:
+                # PowerSGD sums exactly for the first tenth of the run, as torch's documentation advises.
+                exact_steps = self.schedule.steps // 10 - self.steps_done
+                comm, dtype, exact = self.recipe.comm, self.preprocessor.compute_dtype, self.options.exact
+                self.wrapped_model = ddp.wrap_ddp(self.wrapped_model, comm, dtype, exact=exact, exact_steps=exact_steps)
+                self.remove_gradient_hook()
+                self.remove_gradient_hook = ddp.on_gradients_ready(self.model, self.time_breakdown.gradients_ready)
+            self.freezer.set_train_mode()
+        shapes = batch_shapes(self.sampler, [epoch], self.recipe.model.compile)
+        warm_up(self.wrapped_model, self.model, *shapes, self.preprocessor, self.agent_channel.tick)
+
     def run_epoch(self, epoch: Epoch, batches: Iterator[Batch]) -> None:
         """Train the remaining steps of an epoch, validate if the phase asks for it, and write a checkpoint."""
         self.freezer.set_train_mode()
         self.running_statistics.begin()
-        self.time_breakdown.begin_epoch(epoch.number + 1)
         self.interval_start = time.perf_counter()
         steps_until_sync = 1
         for step in range(self.step, epoch.steps):

@@ -1,19 +1,19 @@
-"""Runs every shape of batch once before the first step, and leaves the model as it was."""
+"""Runs shapes of batch once before the first step of a phase, and leaves the model as it was."""
 
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
 
 from train.data.order.batch_sampler import DistributedBatchSampler
+from train.distributed import ddp
 from train.distributed.gpu import full_memory_explained
 from train.recipe.schedule import Epoch, split_step
 from train.tools.errors import TrainingError, first_line
 
-from .inputs import allow_kernel_search
+from .inputs import BatchPreprocessor, allow_kernel_search
 
 BatchShape = tuple[int, int, int]  # images, height, width
 COMPILE_BACKEND = "inductor"
@@ -69,46 +69,55 @@ def warm_up(
     model: nn.Module,
     train_shapes: Sequence[BatchShape],
     val_shapes: Sequence[BatchShape],
-    device: torch.device,
-    autocast: Callable[[], AbstractContextManager[object]],
+    preprocessor: BatchPreprocessor,
     tick: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run forward and backward on black images of each training shape, and forward on each validation shape.
+    """Run forward and backward on black images of the first training shape, so that memory and libraries are ready.
+
+    A compiled model is compiled for each training shape. With `kernel_search`, cuDNN on a GPU searches kernels for each
+    training shape, and for each validation shape by a forward pass; a search takes some 20 s for a shape of ResNet-50.
+    Shapes in the preprocessor's `warmed_shapes` are left out, all others added to it.
 
     Training shapes go through `wrapped_model` (compiled, DDP), validation shapes through the bare `model`. Weights,
     buffers and gradients are unchanged afterwards. `tick` is called after each shape. Raises `TrainingError` when the
     model does not compile.
 
-    On a GPU this searches cuDNN's kernels for all phases before the first step; in the trainer of 2018 each change of
-    phase stood still for 7 to 34 s. It also compiles a compiled model for each shape. On a CPU there are no kernels to
-    search, and one small batch is enough: it makes DDP fix its buckets, and with them the order of its sums, before the
+    On a CPU one small batch is enough: it makes DDP fix its buckets, and with them the order of its sums, before the
     first step, so that a resumed run sums in the same order as an uninterrupted one.
     """
     is_ddp = isinstance(wrapped_model, nn.parallel.DistributedDataParallel)
     inner = wrapped_model.module if is_ddp else wrapped_model
     is_compiled = inner is not model
-    if device.type == "cpu":
-        if not is_compiled:
-            train_shapes = [(2, *shape[1:]) for shape in train_shapes[:1]]
+    device, warmed_shapes = preprocessor.device, preprocessor.warmed_shapes
+    is_first = not warmed_shapes
+    train_shapes = [shape for shape in train_shapes if shape not in warmed_shapes]
+    val_shapes = [shape for shape in val_shapes if shape not in warmed_shapes]
+    warmed_shapes |= {*train_shapes, *val_shapes}
+    if device.type == "cpu" or not preprocessor.kernel_search:
         val_shapes = []
+        train_shapes = train_shapes if is_compiled else train_shapes[:1]
+    if device.type == "cpu" and not is_compiled:
+        train_shapes = [(2, *shape[1:]) for shape in train_shapes if is_first]
     if is_compiled:
-        # Beyond this limit torch would silently run everything uncompiled.
-        torch._dynamo.config.recompile_limit = 8 + len(train_shapes)
-    allow_kernel_search(True)
+        # Beyond this limit, of all phases together, torch would silently run everything uncompiled.
+        torch._dynamo.config.recompile_limit += len(train_shapes)
+    allow_kernel_search(preprocessor.kernel_search)
     dtype = next(wrapped_model.parameters()).dtype
     saved_buffers = [buffer.clone() for buffer in wrapped_model.buffers()]
 
     def forward(net: nn.Module, shape: BatchShape) -> torch.Tensor:
         images, height, width = shape
         black = torch.zeros(images, 3, height, width, device=device, dtype=dtype)
-        with autocast():
+        with preprocessor.autocast():
             return net(black.to(memory_format=torch.channels_last)).float()  # type: ignore[no-any-return]
 
     try:
         for shape in train_shapes:
             images, height, width = shape
+            subject = f"a batch of {images} images of {width} x {height} pixels"
             try:
-                with full_memory_explained(device, f"a batch of {images} images of {width} x {height} pixels"):
+                # Nothing is summed later: PowerSGD would spend its error memory.
+                with full_memory_explained(device, subject), ddp.without_sums(wrapped_model, unless=is_first):
                     (forward(wrapped_model, shape).sum() * 0).backward()  # type: ignore[no-untyped-call]
             except torch._dynamo.exc.TorchDynamoException as error:
                 raise TrainingError(

@@ -3,8 +3,8 @@
     steps         training, without the parts named below
     waits         for images that are not ready, in training and in validation
     validation    without its waits
-    switches      what the first step of an epoch, and the first batch of each shape in a validation, take above the
-                  median of their shape: kernels are searched, memory is allocated, caches are cold
+    switches      the warm-up of a later phase; and what the first step of an epoch, and the first batch of each shape
+                  in a validation, take above the median of their shape: memory is allocated, caches are cold
     checkpoints   what this process spends in saving: statistics gathered, the state copied, the last file waited for
     other         the rest: sums over all processes, logs
 

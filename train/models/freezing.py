@@ -5,12 +5,8 @@ section 4: a random crop shows objects larger than the crop of the test does. Th
 on crops like those of the test, adapt the network to that.
 """
 
-from collections.abc import Sequence
-from itertools import takewhile
-
 from torch import nn
 
-from train.recipe.schedule import Epoch
 from train.recipe.schema import FIXRES
 from train.tools.errors import TrainingError
 
@@ -60,10 +56,3 @@ class Freezer:
             )
         last_norms = [block.last_norm for block in self.net.modules() if isinstance(block, BasicBlock | Bottleneck)]
         return [last_norms[-1], classifier] if self.frozen == FIXRES else [classifier]
-
-
-def epochs_until_freezing_changes(epochs: Sequence[Epoch], first_epoch: Epoch) -> list[Epoch]:
-    """Return the consecutive epochs from `first_epoch` on that train the same parameters."""
-    frozen = first_epoch.scheduled_phase.phase.frozen
-    remaining = epochs[epochs.index(first_epoch) :]
-    return list(takewhile(lambda epoch: epoch.scheduled_phase.phase.frozen == frozen, remaining))

@@ -217,6 +217,8 @@ class Recipe:
             "auto": bfloat16 where the GPU computes it natively (A100 and newer), float16 on older ones (V100, T4).
             "fp32" leaves cuDNN's convolutions in TF32 on A100 and newer, as torch does. A CPU computes in float32
             always. `--precision` overrides it. Default "auto".
+        kernel_search: Let cuDNN try all its kernels for each image shape of a phase before the first step with it. That
+            takes some 20 s for each on a GPU; its heuristic's choice was as fast on an H100. Default False.
         target: Top-5 accuracy in percent that the run is for. It is reported, and phases with `validate="near"` need
             it; training ends there only with `--target`. Default None.
         patience: End training after so many validations in a row without a higher top-1 than before them. Default
@@ -239,6 +241,7 @@ class Recipe:
     seed: int = 0
     types: tuple[str, ...] = ()
     precision: str = "auto"
+    kernel_search: bool = False
     target: float | None = None
     patience: int | None = None
     transform: str | None = None
@@ -258,6 +261,7 @@ class Recipe:
             raise ValueError(f"{where}, seed: must be below 2**63, not {self.seed}")
         object.__setattr__(self, "types", check_machine_types(where, self.types))
         validators.check_choice(where, "precision", self.precision, PRECISIONS)
+        validators.check_bool(where, "kernel_search", self.kernel_search)
         if self.target is not None:
             validators.check_number(where, "target", self.target, 0.0, 100.0)
         if self.patience is not None:

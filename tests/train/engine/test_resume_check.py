@@ -22,12 +22,12 @@ def with_copies(recipe: Any, copy: int | None) -> Any:
     return replace(recipe, phases=[replace(phase, copy=copy) for phase in recipe.phases])
 
 
-def test_check_same_run_ignores_copies_target_and_precision(tiny: Any) -> None:
+def test_check_same_run_ignores_what_changes_no_training(tiny: Any) -> None:
     recipe = tiny()
     schedule = Schedule(recipe, 50, 2)
     saved = resume_check.run_fingerprint(with_copies(recipe, 160), schedule)
     assert saved["recipe"]["phases"][0]["copy"] == 160  # kept in the checkpoint, for evaluations
-    changes: list[dict[str, Any]] = [{"target": 90.0}, {"precision": "fp16"}, {"patience": 3}]
+    changes: list[dict[str, Any]] = [{"target": 90.0}, {"precision": "fp16"}, {"patience": 3}, {"kernel_search": True}]
     for other_recipe in (recipe, with_copies(recipe, 352), *(replace(recipe, **change) for change in changes)):
         resume_check.check_same_run(saved, resume_check.run_fingerprint(other_recipe, schedule))
 

@@ -1,6 +1,7 @@
 """The warm-up: every shape once, the model unchanged; compiled networks share weights and checkpoints."""
 
 import contextlib
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,16 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.known import known
 from support.trainer_in_process import RandomImages, make_phase, make_recipe, make_trainer, open_trainer
 from torch import nn
 
 from train.data.loading.loader import Batch
 from train.data.order.batch_sampler import DistributedBatchSampler
 from train.data.order.work import BatchRequest
+from train.distributed import ddp
+from train.distributed.process_group import ProcessGroup
+from train.engine import trainer as engine_trainer
 from train.engine import warmup
 from train.engine.inputs import IMAGENET_NORMALIZATION, BatchPreprocessor, normalization_of
 from train.models import registry
-from train.recipe import Model, Phase
+from train.recipe import Comm, Model, Phase
 from train.recipe.schedule import Schedule
 from train.tools import checkpoint_io
 from train.tools.errors import MachineTrouble, TrainingError
@@ -60,7 +65,7 @@ def test_normalize_in_one_pass_equals_three_operations(dtype: torch.dtype, toler
 def test_rank_without_images_of_the_last_validation_goes_on_from_the_checkpoint_before_it(tmp_path: Path) -> None:
     """The set has fewer validation images than the run has processes, so no batch is left for this one."""
     trainer = make_trainer(tmp_path, make_recipe(make_phase((0, 1), 8, 0.1)), RandomImages(train=16), plain=False)
-    assert list(trainer.wrap_and_warm_up(trainer.schedule.epochs, iter(()))) == []
+    assert list(trainer.begin_run(trainer.schedule.epochs[0], iter(()))) == []
 
 
 def test_warm_up_on_cpu_runs_one_small_batch_and_leaves_the_model_unchanged(model: Any) -> None:
@@ -68,7 +73,7 @@ def test_warm_up_on_cpu_runs_one_small_batch_and_leaves_the_model_unchanged(mode
     seen: list[tuple[int, ...]] = []
     model.register_forward_pre_hook(lambda _, inputs: seen.append(tuple(inputs[0].shape)))
     shapes = [(4, 32, 32), (3, 64, 64)]
-    warmup.warm_up(model, model, shapes, [(4, 32, 48)], CPU, contextlib.nullcontext)
+    warmup.warm_up(model, model, shapes, [(4, 32, 48)], BatchPreprocessor(CPU))
     assert seen == [(2, 3, 32, 32)]
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert model.training and all(tensor.grad is None for tensor in model.parameters())
@@ -79,11 +84,26 @@ def test_warm_up_compiles_each_training_shape_once(compiled_shapes: Any) -> None
     compiled = warmup.compile_per_shape(model)
     more_than_torchs_default_limit = [(n, 32, 32) for n in range(5, 13)]
     shapes = [(4, 32, 32), (3, 32, 32), (4, 64, 64), *more_than_torchs_default_limit]
-    warmup.warm_up(compiled, model, shapes, [], CPU, contextlib.nullcontext)
+    warmup.warm_up(compiled, model, shapes, [], BatchPreprocessor(CPU))
     assert compiled_shapes == [(n, 3, h, w) for n, h, w in shapes]
     for n, h, w in shapes:
         compiled(torch.ones(n, 3, h, w).to(memory_format=torch.channels_last)).sum().backward()
     assert len(compiled_shapes) == len(shapes)
+
+
+def test_later_shapes_are_warmed_up_by_each_process_alone(in_group: Any) -> None:
+    """A sum of gradients that are all 0 would spend the error memory of PowerSGD, and searches take unequal times."""
+
+    def work(group: ProcessGroup) -> Any:
+        net, bare_model, preprocessor = nn.Conv2d(3, 2, 3), nn.Identity(), BatchPreprocessor(CPU)
+        wrapped = ddp.wrap_ddp(net, Comm())
+        for shapes in [[(2, 8, 8)], [(2, 8, 8), (4, 8, 8)]][: 2 - group.rank]:
+            warmup.warm_up(wrapped, bare_model, shapes, [], preprocessor)  # its model is another: as a compiled one
+        wrapped(torch.full((2, 3, 8, 8), group.rank + 1.0)).sum().backward()
+        return known(net.weight.grad).sum().item()
+
+    own_sums = [value * 2 * 6 * 6 * 54 for value in (1.0, 2.0)]  # images, places and weights
+    assert in_group(2, work) == [sum(own_sums) / 2] * 2
 
 
 def test_compile_failure_is_one_line(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +116,7 @@ def test_compile_failure_is_one_line(model: Any, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(warmup, "COMPILE_BACKEND", broken)
     torch._dynamo.reset()
     with pytest.raises(TrainingError, match=r"torch\.compile failed: .*set compile=False to train without it$"):
-        warmup.warm_up(warmup.compile_per_shape(model), model, [(2, 32, 32)], [], CPU, contextlib.nullcontext)
+        warmup.warm_up(warmup.compile_per_shape(model), model, [(2, 32, 32)], [], BatchPreprocessor(CPU))
 
 
 def test_restore_between_compiled_and_plain_trainers(
@@ -167,20 +187,68 @@ def test_batch_shapes_rect_train_are_those_that_occur(tiny: Any) -> None:
     assert requested_shapes == {(8, 64, 64), (8, 56, 72), (2, 56, 72)}
 
 
-@pytest.mark.parametrize("is_exact", [False, True])
-def test_prepare_searches_kernels_for_warmed_shapes_only_and_never_in_an_exact_run(
-    is_exact: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("kernel_search", "is_exact"), [(False, False), (True, False), (True, True)])
+def test_kernels_are_searched_only_on_request_for_warmed_shapes_and_never_in_an_exact_run(
+    kernel_search: bool, is_exact: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which kernels are fastest differs from process to process, and their sums differ in the last bits."""
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", is_exact)
-    preprocessor = BatchPreprocessor(CPU)
+    preprocessor = BatchPreprocessor(CPU, kernel_search=kernel_search)
     preprocessor.warmed_shapes = {(2, 8, 8)}
     for number in (2, 1, 2):
         request = BatchRequest("val", None, np.arange(number), (8, 8))
         batch = Batch(torch.zeros(request.batch_shape, dtype=torch.uint8), np.zeros(number, np.int64), request)
         preprocessor.prepare(batch)
-        assert torch.backends.cudnn.benchmark == (number == 2 and not is_exact)
+        assert torch.backends.cudnn.benchmark == (kernel_search and number == 2 and not is_exact)
+
+
+@pytest.mark.parametrize("kernel_search", [False, True])
+def test_warm_up_on_a_gpu_runs_one_shape_unless_kernels_are_searched(
+    kernel_search: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A meta tensor stands in for one of a GPU."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", not kernel_search)
+    net, seen = nn.Conv2d(3, 4, 3, device="meta"), list[tuple[tuple[int, ...], bool]]()
+    net.register_forward_pre_hook(
+        lambda _, inputs: seen.append((tuple(inputs[0].shape), torch.backends.cudnn.benchmark))
+    )
+    shapes = [(8, 32, 32), (8, 28, 36)]
+    preprocessor = BatchPreprocessor(torch.device("meta"), kernel_search=kernel_search)
+    preprocessor.autocast = contextlib.nullcontext  # type: ignore[assignment, method-assign]
+    warmup.warm_up(net, net, shapes, [(8, 64, 32)], preprocessor)
+    assert preprocessor.warmed_shapes == {*shapes, (8, 64, 32)}
+    warmup.warm_up(net, net, shapes, [], preprocessor)
+    searched = [((8, 3, 32, 32), True), ((8, 3, 28, 36), True), ((8, 3, 64, 32), True)]
+    assert seen == (searched if kernel_search else [((8, 3, 32, 32), False)])
+
+
+def test_shapes_of_a_later_phase_are_warmed_up_when_it_begins(
+    tiny: Any, tiny_data: Any, tmp_path: Any, compiled_shapes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That takes no part of its first step: it is a switch of its first epoch. A phase without new shapes has none."""
+    sizes = (32, 48, 48)
+    phases = [Phase(epochs=(n, n + 1), size=size, batch=8, lr=0.01) for n, size in enumerate(sizes)]
+    recipe = tiny(phases=phases, model=Model(name="resnet10_tiny", compile=True))
+    trainer, decoder = open_trainer(recipe, tiny_data, tmp_path)
+    compiled_at = list[tuple[int, int]]()
+    warm_up = warmup.warm_up
+
+    def slow_warm_up(*arguments: Any) -> None:
+        count = len(compiled_shapes)
+        warm_up(*arguments)
+        if len(compiled_shapes) > count:
+            compiled_at.append((trainer.steps_done, len(compiled_shapes)))
+            time.sleep(0.5)
+
+    monkeypatch.setattr(engine_trainer, "warm_up", slow_warm_up)
+    trainer.train(decoder, 0)
+    assert compiled_at == [(0, 2), (4, 4)]
+    assert [shape[0::2] for shape in compiled_shapes] == [(8, 32), (2, 32), (8, 48), (2, 48)]
+    first, second, third = (epoch.where for epoch in trainer.history)
+    assert second["switches"] > 0.5 > max(first["switches"], third["switches"])
+    assert max(second["other"], second["steps"], second["waits"]) < 0.5
+    assert known(trainer.history[1].gap_steps) * 0.5 > 0.1 and trainer.goodput < 0.9
 
 
 def test_warm_up_says_what_to_change_when_the_memory_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +257,7 @@ def test_warm_up_says_what_to_change_when_the_memory_is_full(monkeypatch: pytest
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 392.00 MiB. GPU 0 has a total ...")
 
     def warm_up() -> None:
-        warmup.warm_up(net, net, [(512, 128, 96)], [], CPU, contextlib.nullcontext)
+        warmup.warm_up(net, net, [(512, 128, 96)], [], BatchPreprocessor(CPU))
 
     net, free_bytes = Large(1, 1), 100_000_000
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free_bytes, 16_000_000_000))
