@@ -16,9 +16,9 @@ from .inputs import BatchPreprocessor
 
 
 def fill_batch(images: torch.Tensor, warmed_shapes: Collection[tuple[int, ...]]) -> torch.Tensor:
-    """Return images [n, 3, h, w] with black ones behind them, up to a number that the warm-up has run at their size.
+    """Return images [n, 3, h, w] with black ones behind them, up to the number of a full batch of their size.
 
-    cuDNN has searched its kernels for that shape. The scores of the first n images stay the same: in validation each
+    So cuDNN knows the kernels for that shape. The scores of the first n images stay the same: in validation each
     image is computed by itself. Without such a shape the images are returned as they are.
     """
     count, _, *size = images.shape

@@ -19,13 +19,14 @@ def test_settings_replace_fields_one_after_the_other() -> None:
             "phases.2.lr=(0.1, 0)",
             "patience=3",
             "transform=mine:augment",
+            "kernel_search=True",
             "phases.2.augment=trivial",
         ),
     ]
     recipe = with_settings(RECIPE, settings)
     assert (recipe.optim.weight_decay, recipe.optim.name, recipe.optim.betas) == (1e-4, "lamb", (0.9, 0.95))
     assert (recipe.model.name, recipe.model.fc_std, recipe.comm.hook) == ("timm:resnet26", None, "fp16")
-    assert (recipe.patience, recipe.transform) == (3, "mine:augment")
+    assert (recipe.patience, recipe.transform, recipe.kernel_search) == (3, "mine:augment", True)
     assert [phase.augment for phase in recipe.phases] == [True, "trivial"]
     assert [phase.lr for phase in recipe.phases] == [0.1, (0.1, 0)] and recipe.epochs == 4
     assert with_settings(recipe, settings) == recipe, "the trainer replaces them again"
@@ -34,7 +35,8 @@ def test_settings_replace_fields_one_after_the_other() -> None:
 @pytest.mark.parametrize(("setting", "reason"), [
     ("optim.lr=0.1", "Optim has no field 'lr'; fields: name, momentum"),
     ("optim.clip=much", "optim, clip: must be a finite number, not 'much'"),
-    ("lr=0.1", "lr: must be model.FIELD, optim.FIELD, comm.FIELD, patience, transform, or phases.N.FIELD with N from"),
+    ("lr=0.1", "lr: must be model.FIELD, optim.FIELD, comm.FIELD, patience, transform, kernel_search, or phases.N"),
+    ("kernel_search=3", "kernel_search: must be True or False, not 3"),
     ("phases.3.lr=0.1", "with N from 1 to 2"),
     ("phases.2.epochs=(3, 4)", "starts at 3, but must start at 2"),
 ])  # fmt: skip
