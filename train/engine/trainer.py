@@ -202,7 +202,7 @@ class Trainer:
                 self.wrapped_model = ddp.wrap_ddp(self.wrapped_model, comm, dtype, exact=exact, exact_steps=exact_steps)
                 self.remove_gradient_hook()
                 self.remove_gradient_hook = ddp.on_gradients_ready(self.model, self.time_breakdown.gradients_ready)
-            self.freezer.set_train_mode()
+        self.freezer.set_train_mode()
         shapes = batch_shapes(self.sampler, [epoch], self.recipe.model.compile)
         warm_up(self.wrapped_model, self.model, *shapes, self.preprocessor, self.agent_channel.tick)
 
