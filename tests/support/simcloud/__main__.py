@@ -59,7 +59,7 @@ def serve(port: int, folder: Path, boot_seconds: float) -> None:
     sim = SimulatedAws(new_login(), boot_seconds=boot_seconds)
     machines = SimulatedMachines(sim, folder)
     try:
-        server, url = http_server.serve(port, sim)
+        server, url = http_server.serve(sim, port)
         threading.Thread(target=sim.run, daemon=True).start()
         machines.env["AWS_ENDPOINT_URL"] = url  # for the commands on the machines, whose keys are in their metadata
         print("\n".join(f"export {name}={value}" for name, value in environment(url).items()))

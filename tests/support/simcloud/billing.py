@@ -39,7 +39,7 @@ class BillingMeter:
     def __init__(self, now: Callable[[], float]) -> None:
         self.now = now
         self.lines: dict[str, BillLine] = {}
-        self.traffic_dollars = {"efs": 0.0, "nat": 0.0}
+        self.traffic_dollars = {"efs": 0.0, "nat": 0.0}  # of what file systems and NAT gateways have moved
 
     def start(self, id: str, kind: str, dollars_per_hour: float, minimum: float = 0.0, step: float = 0.0) -> None:
         """Start the cost of a resource: of at least `minimum` seconds, in begun steps of `step` seconds."""
@@ -51,18 +51,12 @@ class BillingMeter:
         if line is not None and line.end is None:
             line.end = self.now()
 
-    def add_traffic(self, kind: str, moved_bytes: int, dollars_per_gb: float) -> None:
-        """Add the cost of bytes that a file system ("efs") or a NAT gateway ("nat") has moved."""
-        self.traffic_dollars[kind] += moved_bytes / 1e9 * dollars_per_gb
-
     def bill(self) -> dict[str, Any]:
         """Return the dollars until now by kind, those of instances one by one."""
         now = self.now()
-        instances: dict[str, float] = {}
+        instances = {id: line.dollars(now) for id, line in self.lines.items() if line.kind == "instances"}
         others = {"volumes": 0.0, "addresses": 0.0, **self.traffic_dollars}
-        for id, line in self.lines.items():
-            if line.kind == "instances":
-                instances[id] = line.dollars(now)
-            else:
+        for line in self.lines.values():
+            if line.kind != "instances":
                 others[line.kind] += line.dollars(now)
         return {"total": sum(instances.values()) + sum(others.values()), "instances": instances, **others}

@@ -18,7 +18,7 @@ from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models import EC2Backend, ec2_backends
 from moto.ssm.models import ssm_backends
 from support.simcloud.billing import BillingMeter
-from support.simcloud.lifecycle import BILLED_STATES, InstanceEndings, InstanceView
+from support.simcloud.lifecycle import InstanceEndings, InstanceView
 from support.simcloud.traffic import Moved
 
 from infra.aws.stack.policies import Policy
@@ -44,12 +44,6 @@ def refuse_if(is_wrong: object, code: str, message: str) -> None:
 def call_moto(name: str, *arguments: Any, **options: Any) -> Any:
     """Call what moto had under this name."""
     return moto_originals[name](*arguments, **options)
-
-
-def moto_answer(name: str, response: Any) -> ActionResult:
-    """Return moto's answer to a call of EC2."""
-    answer: ActionResult = call_moto(name, response)
-    return answer
 
 
 def ec2_call(function: Callable[[Any], ActionResult]) -> Callable[[Any], ActionResult]:
@@ -102,10 +96,6 @@ class SimulatedAws(Settings, InstanceEndings):
         # Clouds of different processes on one computer begin at different addresses.
         self._address_numbers = itertools.count(os.getpid() % 200 * 250)
         self._live_instances: dict[str, Any] = {}
-        SimulatedAws.current = self
-        from support.simcloud import moto_patches
-
-        moto_patches.install()
         self.reset()
 
     def reset(self) -> None:
@@ -114,6 +104,7 @@ class SimulatedAws(Settings, InstanceEndings):
 
         with self.lock:
             SimulatedAws.current = self
+            moto_patches.install()
             self.events.clear()
             self._live_instances.clear()
             self.clock: Callable[[], float] = time.time
@@ -155,15 +146,14 @@ class SimulatedAws(Settings, InstanceEndings):
 
         with self.lock:
             now = self.now()
-            for instance in list(self._live_instances.values()):
+            for instance in self.live_instances():
                 life = instance.life
                 if instance.state == "pending" and now >= life.launch_time + self.boot_seconds:
                     self._set_state(instance, "running")
                     self.add_event("on_running", self.view(instance))
-                is_interrupted = life.interruption_time is not None and now >= life.interruption_time
-                if is_interrupted and instance.state in BILLED_STATES:
-                    message = "Spot instance termination"
-                    self.shut_down(instance, "Server.SpotInstanceTermination", message, loses_capacity=True)
+                if life.interruption_time is not None and now >= life.interruption_time:
+                    code = "Server.SpotInstanceTermination"
+                    self.shut_down(instance, code, "Spot instance termination", loses_capacity=True)
                 if instance.state == "shutting-down" and now >= life.shutdown_time + self.stop_seconds:
                     self._terminate(instance)
                 if instance.state == "stopping" and now >= life.shutdown_time + self.stop_seconds:
@@ -172,14 +162,13 @@ class SimulatedAws(Settings, InstanceEndings):
             efs.tick(now)
             internet.tick(self, now)
 
-    def run(self, interval_seconds: float = 0.1) -> None:
+    def run(self) -> None:
         """Tick for ever, so that things happen between calls too. For a thread of its own."""
         while True:
-            time.sleep(interval_seconds)
+            time.sleep(0.1)
             with self.lock:
-                if SimulatedAws.current is not self:  # an older cloud's clock must not move the resources of the next
-                    continue
-                self.tick()
+                if SimulatedAws.current is self:  # an older cloud's clock must not move the resources of the next
+                    self.tick()
 
     # --- instances -------------------------------------------------------------------------------------------------
 
@@ -220,11 +209,8 @@ class SimulatedAws(Settings, InstanceEndings):
 
     def find(self, id: str) -> Any:
         """Return the instance of an id, live or ended, of any region. Raises `KeyError`."""
-        for backend in list(ec2_backends[ACCOUNT].values()):
-            for instance in self.all_instances(backend):
-                if instance.id == id:
-                    return instance
-        raise KeyError(f"no instance {id}")
+        backends = list(ec2_backends[ACCOUNT].values())
+        return {instance.id: instance for backend in backends for instance in self.all_instances(backend)}[id]
 
     def transfer(self, id: str, efs_read: int = 0, efs_written: int = 0, internet: int = 0) -> None:
         """Let a running instance move bytes. Raises `ValueError` for one that does not run."""
@@ -237,10 +223,10 @@ class SimulatedAws(Settings, InstanceEndings):
             before = self.moved.get(id, Moved())
             moved = Moved(before.efs_read + efs_read, before.efs_written + efs_written, before.internet + internet)
             self.moved[id] = moved
-            self.meter.add_traffic("efs", efs_read, self.meter.EFS_DOLLARS_PER_GB_READ)
-            self.meter.add_traffic("efs", efs_written, self.meter.EFS_DOLLARS_PER_GB_WRITTEN)
-            if nat_gateway_of(instance):
-                self.meter.add_traffic("nat", internet, self.meter.NAT_DOLLARS_PER_GB)
+            meter, dollars = self.meter, self.meter.traffic_dollars
+            dollars["efs"] += efs_read / 1e9 * meter.EFS_DOLLARS_PER_GB_READ
+            dollars["efs"] += efs_written / 1e9 * meter.EFS_DOLLARS_PER_GB_WRITTEN
+            dollars["nat"] += internet / 1e9 * meter.NAT_DOLLARS_PER_GB * bool(nat_gateway_of(instance))
             self.add_event("on_transfer", self.view(instance), moved)
 
     def add_instance(self, instance: Any) -> None:
@@ -256,10 +242,7 @@ class SimulatedAws(Settings, InstanceEndings):
             self.meter.start(f"ip-{instance.id}", "addresses", self.meter.ADDRESS_DOLLARS_PER_HOUR, 60.0)
 
     def reserve(self, type: str, zone: str, count: int, **details: Any) -> str:
-        """Add a reservation of machines that begins now, and return its id.
-
-        `details` are further fields of a `CapacityReservation`.
-        """
+        """Add a reservation, which begins now, and return its id. `details` are fields of a `CapacityReservation`."""
         from support.simcloud.reservations import CapacityReservation
 
         with self.lock:

@@ -15,11 +15,10 @@ def _begin_change(resource: Any, state: str) -> None:
 
 
 def tick(now: float) -> None:
-    efs_seconds = SimulatedAws.current.efs_seconds
     for backend in list(efs_backends[ACCOUNT].values()):
         resources: list[Any] = [*backend.mount_targets_by_id.values(), *backend.file_systems_by_id.values()]
         for resource in resources:
-            if now < getattr(resource, "_since", now) + efs_seconds:
+            if now < getattr(resource, "_since", now) + SimulatedAws.current.efs_seconds:
                 continue
             if resource.life_cycle_state == "creating":
                 resource.life_cycle_state = "available"

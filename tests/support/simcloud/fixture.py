@@ -89,10 +89,13 @@ class CloudProcess:
         """Give the cloud a command of `support.simcloud.control` and return the answer."""
         return post_command(self.url, command, **arguments)
 
+    def _ours(self, command: str) -> list[dict[str, Any]]:
+        foreign_ids = {resource["id"] for resource in self.foreign_resources}
+        return [resource for resource in self.post(command) if resource["id"] not in foreign_ids]
+
     def instances(self) -> list[dict[str, Any]]:
         """Return our instances, including the terminated ones."""
-        foreign_ids = {resource["id"] for resource in self.foreign_resources}
-        return [instance for instance in self.post("instances") if instance["id"] not in foreign_ids]
+        return self._ours("instances")
 
     def interrupt(self, id: str, notice: float) -> None:
         """Interrupt a spot instance: its metadata says so now, and it ends in `notice` seconds."""
@@ -100,12 +103,10 @@ class CloudProcess:
 
     def bill(self) -> dict[str, Any]:
         """Return what our resources have cost; nobody bills the foreign ones."""
-        bill: dict[str, Any] = self.post("bill")
-        return bill
+        return self.post("bill")
 
     def leaks(self) -> list[dict[str, Any]]:
-        foreign_ids = {resource["id"] for resource in self.foreign_resources}
-        return [resource for resource in self.post("leaks") if resource["id"] not in foreign_ids]
+        return self._ours("leaks")
 
     def all_resources(self) -> list[dict[str, Any]]:
         """Return all resources of the cloud, foreign ones and free ones too."""
@@ -121,8 +122,7 @@ class CloudProcess:
             service,
             endpoint_url=self.url,
             region_name=self.env["AWS_REGION"],
-            aws_access_key_id=self.env["AWS_ACCESS_KEY_ID"],
-            aws_secret_access_key=self.env["AWS_SECRET_ACCESS_KEY"],
+            **{name: self.env[name.upper()] for name in ("aws_access_key_id", "aws_secret_access_key")},
         )
 
     wait_for = staticmethod(wait_for)
@@ -143,13 +143,13 @@ class CloudProcess:
     def _create_foreign_resources(self) -> None:
         """Create a security group, a placement group and an instance with our name and somebody else's tags."""
         ec2 = self.client("ec2")
-        ssm = self.client("ssm")
+        image = self.client("ssm").get_parameter(Name=IMAGE)["Parameter"]["Value"]
         tags = [{"Key": "Name", "Value": OUR_NAME}, {"Key": "owner", "Value": "somebody else"}]
         security_group = ec2.create_security_group(GroupName=OUR_NAME, Description="not ours")["GroupId"]
         ec2.create_tags(Resources=[security_group], Tags=tags)
         ec2.create_placement_group(GroupName=OUR_NAME, Strategy="cluster")
         ec2.run_instances(
-            ImageId=ssm.get_parameter(Name=IMAGE)["Parameter"]["Value"],
+            ImageId=image,
             InstanceType="c5.large",
             MinCount=1,
             MaxCount=1,

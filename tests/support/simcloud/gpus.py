@@ -4,13 +4,12 @@ The trainers of these machines compute on processors. What a broken GPU does to 
 loses its GPU dies, and one whose driver hangs stands still.
 """
 
-import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
+from support.ssh_machines import send_signal
+
 COUNT_FILE = "gpus"  # how many GPUs answer
-HANG_FILE = "driver-hangs"
 # $1: the machine's folder; the rest: the arguments of nvidia-smi. A lost GPU is described as NVIDIA's driver does it.
 NVIDIA_SMI = r"""#!/bin/sh
 folder=$1 fields= repeat=
@@ -63,19 +62,11 @@ def install_gpus(folder: Path, commands: Path, count: int) -> None:
 
 
 def break_gpu(folder: Path, trainer_pids: list[int], how: str) -> None:
-    """Let one GPU of a machine fall off the bus ("lost"), or its driver hang ("hangs"). Raises `ValueError`."""
-    breakers: dict[str, tuple[Callable[[], object], signal.Signals]] = {
-        "lost": (lambda: _lose_gpu(folder), signal.SIGKILL),
-        "hangs": ((folder / HANG_FILE).touch, signal.SIGSTOP),
-    }
-    if how not in breakers:
-        raise ValueError(f"a GPU breaks in one of these ways: {', '.join(breakers)}")
-    change, signal_number = breakers[how]
-    change()
-    for pid in trainer_pids:
-        os.kill(pid, signal_number)
-
-
-def _lose_gpu(folder: Path) -> None:
-    answering, count = map(int, (folder / COUNT_FILE).read_text().split())
-    (folder / COUNT_FILE).write_text(f"{answering - 1} {count}\n")
+    """Let one GPU of a machine fall off the bus ("lost"), or its driver hang ("hangs"). Raises `KeyError`."""
+    signal_number = {"lost": signal.SIGKILL, "hangs": signal.SIGSTOP}[how]
+    if how == "hangs":
+        (folder / "driver-hangs").touch()
+    else:
+        answering, count = map(int, (folder / COUNT_FILE).read_text().split())
+        (folder / COUNT_FILE).write_text(f"{answering - 1} {count}\n")
+    send_signal(trainer_pids, signal_number)

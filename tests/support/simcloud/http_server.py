@@ -216,17 +216,16 @@ class SimulatorServer(ThreadedWSGIServer):
     """The server of a simulated cloud on loopback. `shutdown()` ends it."""
 
     daemon_threads = True
-
-    def __init__(self, port: int, front: AwsFrontend) -> None:
-        super().__init__("127.0.0.1", port, front, _RequestHandler)
-        self.front = front
+    front: AwsFrontend
 
 
-def serve(port: int = 0, sim: SimulatedAws | None = None) -> tuple[SimulatorServer, str]:
+def serve(sim: SimulatedAws, port: int = 0) -> tuple[SimulatorServer, str]:
     """Serve a cloud on loopback, in a thread. Returns the server and its address.
 
     The cloud does what is due at each call. `SimulatedAws.run` does it between calls too.
     """
-    server = SimulatorServer(port, AwsFrontend(sim or SimulatedAws()))
+    front = AwsFrontend(sim)
+    server = SimulatorServer("127.0.0.1", port, front, _RequestHandler)
+    server.front = front
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
     return server, f"http://127.0.0.1:{server.server_port}"

@@ -12,6 +12,7 @@ import botocore.loaders
 import pytest
 from botocore.exceptions import ClientError
 from support.aws_journal import user_data
+from support.simcloud.__main__ import environment
 from support.simcloud.cloud import SimulatedAws
 from support.simcloud.fixture import IMAGE
 from support.simcloud.http_server import AwsFrontend, serve
@@ -38,14 +39,7 @@ class Cloud:
 
     def launch(self, count: int = 1, **changes: Any) -> list[str]:
         """Launch instances, g5.xlarge unless the changes say otherwise, and return their ids."""
-        arguments = {
-            "ImageId": self.image,
-            "InstanceType": "g5.xlarge",
-            "MinCount": count,
-            "MaxCount": count,
-            **changes,
-        }
-        return [instance["InstanceId"] for instance in self.ec2.run_instances(**arguments)["Instances"]]
+        return launch(self.ec2, self.image, count, **changes)
 
     def state(self, id: str) -> str:
         reservations = self.ec2.describe_instances(InstanceIds=[id])["Reservations"]
@@ -59,13 +53,16 @@ class Cloud:
         return vpc, subnet, group
 
 
+def launch(ec2: Any, image: str, count: int, **changes: Any) -> list[str]:
+    arguments = {"ImageId": image, "InstanceType": "g5.xlarge", "MinCount": count, "MaxCount": count, **changes}
+    return [instance["InstanceId"] for instance in ec2.run_instances(**arguments)["Instances"]]
+
+
 def launch_machines(ec2: Any, image: str, count: int = 1) -> list[str]:
     """Launch instances with a key pair and user data, so that they have machines. Returns their ids."""
     private_key, public_key = generate_key_pair()
     ec2.import_key_pair(KeyName="mine", PublicKeyMaterial=public_key.encode())
-    request = {"ImageId": image, "InstanceType": "g5.xlarge", "MinCount": count, "MaxCount": count, "KeyName": "mine"}
-    response = ec2.run_instances(**request, UserData=user_data(private_key, public_key))
-    return [instance["InstanceId"] for instance in response["Instances"]]
+    return launch(ec2, image, count, KeyName="mine", UserData=user_data(private_key, public_key))
 
 
 def refused(call: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[str, int]:
@@ -101,15 +98,8 @@ def front(front_of_session: tuple[AwsFrontend, str], monkeypatch: pytest.MonkeyP
     front, url = front_of_session
     for name in ("AWS_PROFILE", "AWS_DEFAULT_REGION", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in {
-        "AWS_ENDPOINT_URL": url,
-        "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "testing",
-        "AWS_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "AWS_CONFIG_FILE": "/dev/null",
-        "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
-    }.items():
+    no_files = dict.fromkeys(("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"), "/dev/null")
+    for name, value in {**environment(url), **no_files}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("botocore.session.create_loader", SHARED_LOADER)
     front.reset()

@@ -7,7 +7,7 @@ from typing import Any
 
 from moto.core.responses import ActionResult
 from moto.ec2.utils import passes_filter_dict
-from support.simcloud.cloud import SimulatedAws, ec2_call, moto_answer, refuse_if
+from support.simcloud.cloud import SimulatedAws, call_moto, ec2_call, refuse_if
 from support.simcloud.lifecycle import STATES
 
 
@@ -45,36 +45,31 @@ def describe_instances(self: Any) -> ActionResult:
 @ec2_call
 def terminate_instances(self: Any) -> ActionResult:
     """Terminate all instances of a request, or none if one is unknown."""
-    instances = find_instances(self, self._get_param("InstanceIds", []))
-    return ActionResult(
-        {"TerminatingInstances": [_end(instance, SimulatedAws.current.shut_down) for instance in instances]}
-    )
+    return _end(self, "TerminatingInstances", SimulatedAws.current.shut_down)
 
 
-def _end(instance: Any, end: Callable[[Any, str, str], None]) -> dict[str, Any]:
-    """End an instance, and return how its state has changed."""
-    states = {"PreviousState": instance.state}
-    end(instance, "Client.UserInitiatedShutdown", "User initiated shutdown")
-    states["CurrentState"] = instance.state
-    return {
-        "InstanceId": instance.id,
-        **{key: {"Code": STATES[state], "Name": state} for key, state in states.items()},
-    }
+def _end(self: Any, name: str, end: Callable[[Any, str, str], None]) -> ActionResult:
+    """End the instances of a request, and return under this name how their states have changed."""
+    rows = []
+    for instance in find_instances(self, self._get_param("InstanceIds", [])):
+        states = {"PreviousState": instance.state}
+        end(instance, "Client.UserInitiatedShutdown", "User initiated shutdown")
+        states["CurrentState"] = instance.state
+        changes = {key: {"Code": STATES[state], "Name": state} for key, state in states.items()}
+        rows.append({"InstanceId": instance.id, **changes})
+    return ActionResult({name: rows})
 
 
 @ec2_call
 def stop_instances(self: Any) -> ActionResult:
-    instances = find_instances(self, self._get_param("InstanceIds", []))
-    return ActionResult(
-        {"StoppingInstances": [_end(instance, SimulatedAws.current.stop_instance) for instance in instances]}
-    )
+    return _end(self, "StoppingInstances", SimulatedAws.current.stop_instance)
 
 
 @ec2_call
 def create_tags(self: Any) -> ActionResult:
     """Create tags as moto does, but refuse those of an unknown instance."""
     find_instances(self, [id for id in self._get_param("Resources", []) if id.startswith("i-")])
-    return moto_answer("create_tags", self)
+    return call_moto("create_tags", self)
 
 
 @ec2_call

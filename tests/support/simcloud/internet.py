@@ -6,7 +6,7 @@ from moto.core.responses import ActionResult, EmptyResult
 from moto.core.utils import utcnow
 from moto.ec2.models import ec2_backends
 from support.simcloud import placement_groups
-from support.simcloud.cloud import ACCOUNT, SimulatedAws, ec2_call, moto_answer, refuse_if
+from support.simcloud.cloud import ACCOUNT, SimulatedAws, call_moto, ec2_call, refuse_if
 
 ANY_IPV4 = "0.0.0.0/0"
 MAX_ADDRESSES = 5  # of a region
@@ -24,11 +24,8 @@ def nat_gateway_of(instance: Any) -> Any | None:
 
 
 def has_internet(instance: Any) -> bool:
-    gateway = nat_gateway_of(instance)
-    if gateway is not None:
-        return bool(gateway.state == "available")
-    interface = instance.nics.get(0)
-    return bool(interface and interface.public_ip)
+    gateway, interface = nat_gateway_of(instance), instance.nics.get(0)
+    return gateway.state == "available" if gateway else bool(interface and interface.public_ip)
 
 
 @ec2_call
@@ -36,8 +33,8 @@ def modify_network_interface_attribute(self: Any) -> ActionResult:
     """Give the primary interface of a running instance a public address, unless the cloud refuses that."""
     sim = SimulatedAws.current
     interface = self.ec2_backend.get_network_interface(self._get_param("NetworkInterfaceId"))
-    is_refused = sim.refuses_public_addresses
-    refuse_if(is_refused, "UnsupportedOperation", "An instance with several interfaces gets no public address.")
+    message = "An instance with several interfaces gets no public address."
+    refuse_if(sim.refuses_public_addresses, "UnsupportedOperation", message)
     instance = interface.instance
     is_live = instance is not None and instance.state in ("pending", "running")
     refuse_if(not is_live, "IncorrectState", f"'{interface.id}' is not attached to a running instance.")
@@ -55,11 +52,9 @@ def modify_network_interface_attribute(self: Any) -> ActionResult:
 def release_resources(instance: Any) -> None:
     backend = instance.ec2_backend
     for interface in list(instance.nics.values()):
-        for address in backend.addresses:
-            if address.eni is interface:
-                disassociate(address)
-        interface.instance = None
-        interface.attachment_id = None
+        for address in [one for one in backend.addresses if one.eni is interface]:
+            disassociate(address)
+        interface.instance = interface.attachment_id = None
         interface.status = "available"
         if interface.delete_on_termination:
             backend.enis.pop(interface.id, None)
@@ -79,7 +74,7 @@ def allocate_address(self: Any) -> ActionResult:
     sim = SimulatedAws.current
     is_full = len(self.ec2_backend.addresses) >= MAX_ADDRESSES
     refuse_if(is_full, "AddressLimitExceeded", "The maximum number of addresses has been reached.")
-    result = moto_answer("allocate_address", self)
+    result = call_moto("allocate_address", self)
     address = self.ec2_backend.addresses[-1]
     address.own_ip = address.public_ip
     sim.meter.start(address.allocation_id, "addresses", sim.meter.ADDRESS_DOLLARS_PER_HOUR)
@@ -89,7 +84,7 @@ def allocate_address(self: Any) -> ActionResult:
 @ec2_call
 def associate_address(self: Any) -> ActionResult:
     """Associate an elastic address. It becomes the loopback address of the machine, so that it leads there."""
-    result = moto_answer("associate_address", self)
+    result = call_moto("associate_address", self)
     for address in self.ec2_backend.addresses:
         interface = address.eni
         if interface is not None and address.public_ip != interface.private_ip_address:
@@ -102,9 +97,9 @@ def associate_address(self: Any) -> ActionResult:
 @ec2_call
 def disassociate_address(self: Any) -> ActionResult:
     """Disassociate an elastic address, which gets its own IP address back."""
-    association_id = self._get_param("AssociationId")
-    addresses = [address for address in self.ec2_backend.addresses if address.association_id == association_id]
-    refuse_if(not addresses, "InvalidAssociationID.NotFound", f"There is no association '{association_id}'.")
+    id = self._get_param("AssociationId")
+    addresses = [address for address in self.ec2_backend.addresses if address.association_id == id]
+    refuse_if(not addresses, "InvalidAssociationID.NotFound", f"There is no association '{id}'.")
     disassociate(addresses[0])
     return EmptyResult()
 
@@ -112,9 +107,7 @@ def disassociate_address(self: Any) -> ActionResult:
 def disassociate(address: Any) -> None:
     address.eni.public_ip = None
     address.public_ip = address.own_ip
-    address.eni = None
-    address.instance = None
-    address.association_id = None
+    address.eni = address.instance = address.association_id = None
 
 
 @ec2_call
@@ -124,7 +117,7 @@ def release_address(self: Any) -> ActionResult:
     for address in self.ec2_backend.addresses:
         is_in_use = address.allocation_id == allocation_id and address.eni is not None
         refuse_if(is_in_use, "InvalidIPAddress.InUse", f"Address {address.public_ip} is in use.")
-    result = moto_answer("release_address", self)
+    result = call_moto("release_address", self)
     SimulatedAws.current.meter.stop(allocation_id)
     return result
 
@@ -140,7 +133,7 @@ def create_nat_gateway(self: Any) -> ActionResult:
     for gateway in self.ec2_backend.nat_gateways.values():
         if token and gateway.token == token:
             return ActionResult({"NatGateway": gateway})
-    result = moto_answer("create_nat_gateway", self)
+    result = call_moto("create_nat_gateway", self)
     gateway = list(self.ec2_backend.nat_gateways.values())[-1]
     gateway.token = token
     gateway.state = "pending"
@@ -178,12 +171,9 @@ def tick(sim: SimulatedAws, now: float) -> None:
         for gateway in gateways:
             if gateway.state in ("available", "deleted") or now < gateway.change_time + sim.nat_seconds:
                 continue
-            if gateway.state == "pending":
-                gateway.state = "available"
-                continue
-            gateway.state = "deleted"
-            gateway.delete_time = utcnow()
-            for address in backend.addresses:
-                if address.eni is gateway._eni:
+            gateway.state = {"pending": "available", "deleting": "deleted"}[gateway.state]
+            if gateway.state == "deleted":
+                gateway.delete_time = utcnow()
+                for address in [one for one in backend.addresses if one.eni is gateway._eni]:
                     disassociate(address)
-            backend.enis.pop(gateway._eni.id, None)
+                backend.enis.pop(gateway._eni.id, None)

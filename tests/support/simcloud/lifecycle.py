@@ -52,20 +52,15 @@ class InstanceEndings:
         if instance.state not in (*BILLED_STATES, "stopping", "stopped"):
             return
         had_capacity = instance.state in BILLED_STATES
-        self._set_state(instance, "shutting-down")
-        instance.life.shutdown_time = self.now()
-        instance.state_reason = StateReason(f"{code}: {message}", code)
+        self._end(instance, "shutting-down", code, message)
         timestamp = time.strftime("%Y-%m-%d %H:%M:%S GMT", time.gmtime(self.now()))
-        initiators = {"Client.UserInitiatedShutdown": "User", "Client.InstanceInitiatedShutdown": ""}
-        initiator = initiators.get(code, "Service")
+        initiator = "User" if code == "Client.UserInitiatedShutdown" else "Service"
         # EC2 does not say when a machine ended itself.
-        instance._reason = f"{initiator} initiated ({timestamp})" if initiator else ""
-        self.meter.stop(instance.id)
-        self.meter.stop(f"ip-{instance.id}")
+        is_own_end = code == "Client.InstanceInitiatedShutdown"
+        instance._reason = "" if is_own_end else f"{initiator} initiated ({timestamp})"
         pool = (instance.placement.zone, instance.instance_type)
         if pool in self.capacity and had_capacity and not (loses_capacity or instance.life.reservation_id):
             self.capacity[pool] += 1
-        self.add_event("on_dying", self.view(instance))
 
     def _terminate(self: Any, instance: Any) -> None:
         """Finish the end of an instance: disks and interfaces are deleted, its elastic address is free again."""
@@ -111,12 +106,15 @@ class InstanceEndings:
     def stop_instance(self: Any, instance: Any, code: str, message: str) -> None:
         """Stop an on-demand instance. Its disks stay, and cost."""
         if instance.state in BILLED_STATES:
-            self._set_state(instance, "stopping")
-            instance.life.shutdown_time = self.now()
-            instance.state_reason = StateReason(f"{code}: {message}", code)
-            self.meter.stop(instance.id)
-            self.meter.stop(f"ip-{instance.id}")
-            self.add_event("on_dying", self.view(instance))
+            self._end(instance, "stopping", code, message)
+
+    def _end(self: Any, instance: Any, state: str, code: str, message: str) -> None:
+        self._set_state(instance, state)
+        instance.life.shutdown_time = self.now()
+        instance.state_reason = StateReason(f"{code}: {message}", code)
+        self.meter.stop(instance.id)
+        self.meter.stop(f"ip-{instance.id}")
+        self.add_event("on_dying", self.view(instance))
 
     def kill(self: Any, id: str, reason: str = "Server.InternalError") -> None:
         """Terminate an instance at once and without notice, a pending one too. Its place does not become free."""

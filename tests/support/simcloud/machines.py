@@ -37,12 +37,8 @@ NO_INTERNET = "no way to the internet: simulated"
 SETUP_FAILURE = "the file system was not mounted: simulated"
 IAM_ROLE = "imgnet-machine"  # the simulated AWS checks no rights
 CREDENTIALS = {
-    "Code": "Success",
-    "Type": "AWS-HMAC",
-    "AccessKeyId": "machine",
-    "SecretAccessKey": "machine",
-    "Token": "machine",
-    "LastUpdated": "2026-01-01T00:00:00Z",
+    **{"Code": "Success", "Type": "AWS-HMAC", "LastUpdated": "2026-01-01T00:00:00Z"},
+    **dict.fromkeys(("AccessKeyId", "SecretAccessKey", "Token"), "machine"),
     "Expiration": "2099-01-01T00:00:00Z",
 }
 
@@ -63,7 +59,6 @@ class SimulatedMachines:
         self.folder = folder.resolve()
         self.env: dict[str, str] = {}
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.count = 0
         self.sockets = Path(tempfile.mkdtemp(prefix="imgs-", dir="/tmp"))  # a socket's path has 107 characters at most
         self.machines: dict[str, SimulatedMachine] = {}
         self._instances: dict[str, Any] = {}
@@ -101,7 +96,6 @@ class SimulatedMachines:
                 self._end(id)
                 self.machines.pop(id).remove()
             shutil.rmtree(self.folder / "efs", ignore_errors=True)
-            self.count = 0
 
     # --- events of the cloud --------------------------------------------------------------------------
 
@@ -116,20 +110,16 @@ class SimulatedMachines:
     def on_dying(self, instance: Any) -> None:
         with self._lock:
             self._instances.pop(instance.id, None)
-            for key in [key for key in self._timers if key[0] == instance.id]:
-                del self._timers[key]
+            self._timers = {key: when for key, when in self._timers.items() if key[0] != instance.id}
             self._timers[instance.id, "end"] = -math.inf
 
     def on_notice(self, instance: Any, when: float, action: str) -> None:
         """Put an interruption notice, or the recommendation to rebalance, into a machine's metadata."""
-        machine = self.machines.get(instance.id)
-        time = _format_time(when)
-        if machine is None:
-            return
-        if action == "rebalance":
-            machine.notices["events/recommendations/rebalance"] = f'{{"noticeTime": "{time}"}}'
-        else:
-            machine.notices["spot/instance-action"] = f'{{"action": "{action}", "time": "{time}"}}'
+        time = datetime.fromtimestamp(when, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        notice = ("spot/instance-action", {"action": action, "time": time})
+        path, content = ("events/recommendations/rebalance", {"noticeTime": time}) if action == "rebalance" else notice
+        if machine := self.machines.get(instance.id):
+            machine.notices[path] = json.dumps(content)
 
     def on_login_key(self, instance: Any, user: str, key: str) -> None:
         """Let a key log in to a machine for a minute, if its image has EC2 Instance Connect."""
@@ -147,9 +137,8 @@ class SimulatedMachines:
 
     def metadata_of(self, id: str) -> dict[str, str] | None:
         """Return the metadata of an instance by its full path, None for one that does not run."""
-        instance = self._instances.get(id)
         machine = self.machines.get(id)
-        if instance is None or machine is None:
+        if id not in self._instances or machine is None:
             return None
         texts = {
             "instance-id": id,
@@ -160,7 +149,7 @@ class SimulatedMachines:
         return {f"/latest/meta-data/{path}": text for path, text in texts.items()}
 
     def break_gpu(self, id: str, how: str) -> None:
-        """Break a GPU of a machine. Raises `KeyError` for an unknown machine, `ValueError` for an unknown way."""
+        """Break a GPU of a machine. Raises `KeyError` for an unknown machine or way."""
         machine = self.machines[id]
         is_trainer = re.compile(r" -m train(\.engine\.standby)? ").search
         gpus.break_gpu(machine.folder, [pid for pid in machine.processes() if is_trainer(command_line(pid))], how)
@@ -228,8 +217,7 @@ class SimulatedMachines:
         instance = self._instances.get(id)
         if instance is None or id in self.machines:
             return
-        number = self.count
-        self.count += 1
+        number = len(self.machines)
         sockets = self.sockets / str(number)
         variables = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": self.metadata.url(id), **self.env}
         machine = SimulatedMachine(instance, number, self.port, self.folder / id, sockets, variables)
@@ -247,23 +235,16 @@ class SimulatedMachines:
 
     def _finish_setup(self, id: str) -> None:
         machine = self.machines[id]
+        failure = SETUP_FAILURE if machine.number in self.sim.failing_machines else ""
         with self.sim.lock:
             is_cut_off = self.sim.needs_internet and not has_internet(self.sim.find(id))
-        if is_cut_off:
-            if self.sim.now() < machine.start_time + self.sim.internet_wait_seconds:
-                self._set_timer(id, "finish setup", INTERNET_POLL_SECONDS)
-            else:
-                machine.finish_setup(self.folder / "efs", NO_INTERNET)
+        if is_cut_off and self.sim.now() < machine.start_time + self.sim.internet_wait_seconds:
+            self._set_timer(id, "finish setup", INTERNET_POLL_SECONDS)
             return
-        if self.sim.boot_download_bytes:
+        if self.sim.boot_download_bytes and not is_cut_off:
             self.sim.transfer(id, internet=self.sim.boot_download_bytes)
-        failure = SETUP_FAILURE if machine.number in self.sim.failing_machines else ""
-        machine.finish_setup(self.folder / "efs", failure)
+        machine.finish_setup(self.folder / "efs", NO_INTERNET if is_cut_off else failure)
 
     def _end(self, id: str) -> None:
         if id in self.machines:
             self.machines[id].power_off()
-
-
-def _format_time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -26,18 +26,11 @@ from support.simcloud.aws_protocol import error_response
 from support.simcloud.cloud import EC2_CALLS, SimulatedAws, call_moto, moto_originals
 
 HTTP_STATUS_BY_CODE = {  # EC2 answers 400 to all other errors; moto answers 400 to these too
-    "AuthFailure": 401,
-    "UnauthorizedOperation": 403,
-    "DryRunOperation": 412,
-    "InsufficientInstanceCapacity": 500,
-    "InsufficientHostCapacity": 500,
-    "InternalError": 500,
-    "InternalFailure": 500,
-    "NotImplemented": 501,
-    "SimulatorBroken": 501,
-    "RequestLimitExceeded": 503,
-    "ServiceUnavailable": 503,
-    "Unavailable": 503,
+    **{"AuthFailure": 401, "UnauthorizedOperation": 403, "DryRunOperation": 412},
+    **dict.fromkeys(("InsufficientInstanceCapacity", "InsufficientHostCapacity"), 500),
+    **dict.fromkeys(("InternalError", "InternalFailure"), 500),
+    **dict.fromkeys(("NotImplemented", "SimulatorBroken"), 501),
+    **dict.fromkeys(("RequestLimitExceeded", "ServiceUnavailable", "Unavailable"), 503),
 }
 
 
@@ -62,11 +55,7 @@ def install() -> None:
     # A repeated client token shows the state as it is now.
     shapes.pop("RunInstances.Reservation.Instances.Instance.State")
     shapes["Instances.Instance.StateReason"] = lambda reason: reason if reason.code else None
-    _patch_regions()
-    _patch_instances()
-
-
-def _patch_regions() -> None:
+    # regions
     replace_attribute(EC2Backend, "__init__", ec2_init, "ec2 init")
     replace_attribute(SimpleSystemManagerBackend, "__init__", ssm_init, "ssm init")
     replace_attribute(Ami, "block_device_mappings", property(spot_market.image_disks))
@@ -75,9 +64,7 @@ def _patch_regions() -> None:
     replace_attribute(moto_addresses, "random_ip", lambda: SimulatedAws.current.next_address())
     moto_utils.EC2_RESOURCE_TO_PREFIX["placement-group"] = "pg"
     moto_utils.EC2_PREFIX_TO_RESOURCE["pg"] = "placement-group"
-
-
-def _patch_instances() -> None:
+    # instances
     replace_attribute(Attachment, "__init__", attachment_init, "attachment init")
     replace_attribute(NetworkInterface, "group_set", property(lambda self: self._group_set))
     replace_attribute(NetworkInterface, "network_card_index", 0)
@@ -86,16 +73,14 @@ def _patch_instances() -> None:
         for alias in (name, f"{name}_address"):
             replace_attribute(Instance, alias, _address(attribute))
     for name in ("private_dns_name", "public_dns_name"):
-        replace_attribute(Instance, name, _dns_name(getattr(Instance, name)))
+        original = getattr(Instance, name)
+        name_of = lambda self, original=original: original.__get__(self) if self.nics else ""  # noqa: E731
+        replace_attribute(Instance, name, property(name_of))
 
 
 def _address(attribute: str) -> property:
     """Return a property for an address, None for a terminated instance: it has no interface."""
     return property(lambda self: getattr(self.nics.get(0), attribute, None))
-
-
-def _dns_name(original: property) -> property:
-    return property(lambda self: original.__get__(self) if self.nics else "")
 
 
 def get_tags(self: Any) -> list[dict[str, str]]:
@@ -139,7 +124,6 @@ def serialized(self: Any, result: ActionResult) -> Any:
 
 
 def attachment_init(self: Any, eni: Any) -> None:
-    """Initialize the attachment of an interface, with its network card."""
     call_moto("attachment init", self, eni)
     self.network_card_index = eni.network_card_index
 
@@ -148,13 +132,11 @@ def attachment_init(self: Any, eni: Any) -> None:
 
 
 def ec2_init(self: Any, region_name: str, account_id: str) -> None:
-    """Initialize a region, with our images."""
     call_moto("ec2 init", self, region_name, account_id)
     spot_market.make_images(SimulatedAws.current, self)
 
 
 def ssm_init(self: Any, region_name: str, account_id: str) -> None:
-    """Initialize a region, with the public parameters that name our images."""
     call_moto("ssm init", self, region_name, account_id)
     spot_market.make_parameters(self)
 

@@ -8,7 +8,7 @@ from moto.core.responses import ActionResult, EmptyResult
 from moto.ec2.models.core import TaggedEC2Resource
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 from moto.ec2.utils import tag_filter_matches
-from support.simcloud.cloud import ACCOUNT, SimulatedAws, ec2_call, moto_answer, refuse_if
+from support.simcloud.cloud import ACCOUNT, SimulatedAws, call_moto, ec2_call, refuse_if
 
 # --- placement groups ------------------------------------------------------------------------------------------------
 
@@ -101,7 +101,7 @@ def delete_security_group(self: Any) -> ActionResult:
     interface_groups = [group.id for interface in backend.enis.values() for group in interface._group_set]
     is_named = any(id in _groups_in_rules(other) for other in security_groups(backend) if other.id != id)
     _refuse_in_use(id in interface_groups or is_named, id)
-    return moto_answer("delete_security_group", self)
+    return call_moto("delete_security_group", self)
 
 
 def security_groups(backend: Any) -> Iterator[Any]:
@@ -122,7 +122,7 @@ def delete_subnet(self: Any) -> ActionResult:
     _refuse_in_use(id in [interface.subnet.id for interface in self.ec2_backend.enis.values()], id)
     for table in self.ec2_backend.route_tables.values():  # EC2 ends the association, moto keeps it
         table._associations = {key: target for key, target in table._associations.items() if target != id}
-    return moto_answer("delete_subnet", self)
+    return call_moto("delete_subnet", self)
 
 
 @ec2_call
@@ -137,7 +137,7 @@ def delete_vpc(self: Any) -> ActionResult:
     endpoints = [one for one in backend.vpc_end_points.values() if one.vpc_id == id and one.state != "deleted"]
     groups = [group for group in backend.groups.get(id, {}).values() if not group.is_default]
     _refuse_in_use(gateways or endpoints or groups, id)
-    return moto_answer("delete_vpc", self)
+    return call_moto("delete_vpc", self)
 
 
 @ec2_call
@@ -146,4 +146,4 @@ def detach_internet_gateway(self: Any) -> ActionResult:
     id = self._get_param("VpcId")
     interfaces = [interface for interface in self.ec2_backend.enis.values() if interface.subnet.vpc_id == id]
     _refuse_in_use([interface for interface in interfaces if interface.public_ip], id)
-    return moto_answer("detach_internet_gateway", self)
+    return call_moto("detach_internet_gateway", self)

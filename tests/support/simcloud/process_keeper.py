@@ -5,7 +5,6 @@
 Its stdin is a pipe from the cloud. The pipe closes when the cloud's process has ended.
 """
 
-import contextlib
 import os
 import shutil
 import signal
@@ -17,11 +16,7 @@ KILL_SECONDS = 30.0
 
 
 def process_ids(folder: Path) -> set[int]:
-    """Return the processes on the machines of a folder.
-
-    These are the processes with the machines' mark in their environment, every sshd with a configuration of the
-    folder, and all descendants of these.
-    """
+    """Return the processes with the mark of the machines of a folder, their sshd, and the descendants of these."""
     # Imported late: every cloud starts a keeper, and few keepers get here.
     from support.ssh_machines import command_line, marked_pids, process_table
 
@@ -35,12 +30,12 @@ def process_ids(folder: Path) -> set[int]:
 
 def kill_all(folder: Path) -> None:
     """Kill all processes on the machines of a folder, and those that they start meanwhile."""
+    from support.ssh_machines import send_signal
+
     deadline = time.monotonic() + KILL_SECONDS
     while (pids := process_ids(folder)) and time.monotonic() < deadline:
-        for signal_number in (signal.SIGSTOP, signal.SIGKILL):
-            for pid in pids:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal_number)
+        send_signal([*pids], signal.SIGSTOP)
+        send_signal([*pids], signal.SIGKILL)
         time.sleep(0.02)
 
 

@@ -15,33 +15,16 @@ from support.simcloud.lifecycle import BILLED_STATES
 
 # Dollars per hour, Linux, on demand. Large GPU machines: Karpenter's list of 2026-07-20; small ones: from memory.
 ON_DEMAND = {
-    "p3.2xlarge": 3.06,
-    "p3.8xlarge": 12.24,
-    "p3.16xlarge": 24.48,
-    "p3dn.24xlarge": 31.21,
-    "p4d.24xlarge": 21.96,
-    "p4de.24xlarge": 27.45,
-    "p5.4xlarge": 6.88,
-    "p5.48xlarge": 55.04,
-    "p5en.48xlarge": 63.30,
-    "p6-b200.48xlarge": 113.93,
-    "g4dn.xlarge": 0.526,
-    "g4dn.12xlarge": 3.912,
-    "g5.xlarge": 1.006,
-    "g5.2xlarge": 1.212,
-    "g5.12xlarge": 5.672,
-    "g5.48xlarge": 16.29,
-    "g6.xlarge": 0.8048,
-    "g6.12xlarge": 4.602,
-    "g6.48xlarge": 13.35,
-    "g6e.xlarge": 1.861,
-    "g6e.12xlarge": 10.493,
-    "g6e.48xlarge": 30.13,
-    "g7e.48xlarge": 33.14,
-    "c5.large": 0.085,
+    "p3.2xlarge": 3.06, "p3.8xlarge": 12.24, "p3.16xlarge": 24.48, "p3dn.24xlarge": 31.21,
+    "p4d.24xlarge": 21.96, "p4de.24xlarge": 27.45,
+    "p5.4xlarge": 6.88, "p5.48xlarge": 55.04, "p5en.48xlarge": 63.30, "p6-b200.48xlarge": 113.93,
+    "g4dn.xlarge": 0.526, "g4dn.12xlarge": 3.912,
+    "g5.xlarge": 1.006, "g5.2xlarge": 1.212, "g5.12xlarge": 5.672, "g5.48xlarge": 16.29,
+    "g6.xlarge": 0.8048, "g6.12xlarge": 4.602, "g6.48xlarge": 13.35,
+    "g6e.xlarge": 1.861, "g6e.12xlarge": 10.493, "g6e.48xlarge": 30.13, "g7e.48xlarge": 33.14,
+    "c5.large": 0.085, "t3.micro": 0.0104,
     "c7i.2xlarge": 0.4,  # as all types without a price here; in the list, so that what is planned is what is billed
-    "t3.micro": 0.0104,
-}
+}  # fmt: skip
 PLENTY_VCPU = 100_000.0
 UBUNTU_BY_TORCH = {"2.9": "24.04", "2.10": "24.04", "2.11": "24.04", "2.12": "24.04", "2.13": "26.04", "2.14": "26.04"}
 IMAGES = {  # names of the images by SSM parameter (the names are AWS's, the ids of the images are ours)
@@ -74,17 +57,9 @@ def on_demand(type: str) -> float:
     return ON_DEMAND.get(type, 0.05 * vcpus(type))
 
 
-def spot_factor(zone: str, type: str) -> float:
-    """Return the spot price as a fraction of the on-demand price: 0.30 to 0.50, by zone and type."""
-    return 0.30 + int(hashlib.sha256(f"{zone} {type}".encode()).hexdigest()[:4], 16) / 0xFFFF * 0.20
-
-
 def quota_code(type: str, market: str) -> str | None:
     """Return the code of the quota that counts this type in this market, None without one."""
-    for code, (quota_market, prefixes) in QUOTAS.items():
-        if quota_market == market and type.startswith(prefixes):
-            return code
-    return None
+    return next((code for code, (one, names) in QUOTAS.items() if one == market and type.startswith(names)), None)
 
 
 def vcpus(type: str) -> int:
@@ -97,19 +72,16 @@ def offered(region: str, type: str) -> list[str]:
 
 
 def spot_price(sim: SimulatedAws, zone: str, type: str) -> float:
-    """Return the spot price in dollars per hour: as set, else a zone's fraction of the on-demand price."""
-    if (zone, type) in sim.spot_prices:
-        return sim.spot_prices[zone, type]
-    return round(on_demand(type) * spot_factor(zone, type), 4)
+    """Return the spot price in dollars per hour: as set, else 0.30 to 0.50 of the on-demand price, by zone and type."""
+    part = int(hashlib.sha256(f"{zone} {type}".encode()).hexdigest()[:4], 16) / 0xFFFF
+    return sim.spot_prices.get((zone, type), round(on_demand(type) * (0.30 + part * 0.20), 4))
 
 
 def dollars_per_hour(sim: SimulatedAws, instance: Any) -> float:
-    type = instance.instance_type
     if instance.life.market == "spot":
-        return spot_price(sim, instance.placement.zone, type)
-    if instance.life.market == "capacity-block":  # it was paid for when it was bought
-        return 0.0
-    return on_demand(type)
+        return spot_price(sim, instance.placement.zone, instance.instance_type)
+    is_paid = instance.life.market == "capacity-block"  # when it was bought
+    return 0.0 if is_paid else on_demand(instance.instance_type)
 
 
 def allocate(sim: SimulatedAws, request: Any) -> int:
@@ -137,13 +109,9 @@ def _quota_count(sim: SimulatedAws, request: Any) -> float:
     code = quota_code(request.type, request.market)
     if code is None:
         return float(request.max_count)
-    used = sum(
-        vcpus(instance.instance_type)
-        for instance in sim.live_instances()
-        if instance.region_name == request.region
-        and instance.state in BILLED_STATES
-        and quota_code(instance.instance_type, instance.life.market) == code
-    )
+    live = [one for one in sim.live_instances() if one.region_name == request.region and one.state in BILLED_STATES]
+    types = [one.instance_type for one in live if quota_code(one.instance_type, one.life.market) == code]
+    used = sum(map(vcpus, types))
     return (sim.quota_vcpu.get(code, PLENTY_VCPU) - used) // vcpus(request.type)
 
 
@@ -183,20 +151,10 @@ def make_images(sim: SimulatedAws, backend: Any) -> None:
     for name in IMAGES.values():
         id = image_id(backend.region_name, name)
         backend.amis[id] = Ami(
-            backend,
-            id,
-            name=name,
-            description=name,
-            owner_id=AMAZON,
-            owner_alias="amazon",
-            public=True,
-            virtualization_type="hvm",
-            architecture="x86_64",
-            root_device_name="/dev/sda1",
-            root_device_type="ebs",
-            hypervisor="xen",
-            region_name=f"{backend.region_name}a",
-        )
+            backend, id, name=name, description=name, owner_id=AMAZON, owner_alias="amazon", public=True,
+            virtualization_type="hvm", architecture="x86_64", root_device_name="/dev/sda1", root_device_type="ebs",
+            hypervisor="xen", region_name=f"{backend.region_name}a",
+        )  # fmt: skip
         backend.create_tags([id], {"imgnet:user": user, "imgnet:port": str(port)})
 
 

@@ -7,7 +7,8 @@ bills these bytes, and the machine's kernel counts them: in files that stand for
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from uuid import uuid4
+
+from train.tools.files import write_atomic
 
 REQUEST_BYTES = 1 << 20  # of an NFS request, as EFS's mount helper sets it
 # As Linux writes them (fs/nfs/super.c, net/core/net-procfs.c), without the lines that nobody reads.
@@ -44,18 +45,11 @@ class Moved:
 
 def write_proc(root: Path, mount_point: Path, moved: Moved) -> None:
     """Write what the kernel of a machine counts below `root`, which stands for / on it."""
-    mountstats = MOUNTSTATS.format(
-        point=mount_point,
-        request_bytes=REQUEST_BYTES,
-        read=moved.efs_read,
-        written=moved.efs_written,
-        reads=math.ceil(moved.efs_read / REQUEST_BYTES),
-        writes=math.ceil(moved.efs_written / REQUEST_BYTES),
-    )
-    net_dev = NET_DEV.format(received=moved.internet + moved.efs_read, sent=moved.efs_written)
+    read, written = moved.efs_read, moved.efs_written
+    reads, writes = (math.ceil(count / REQUEST_BYTES) for count in (read, written))
+    counts = {"read": read, "written": written, "reads": reads, "writes": writes}
+    mountstats = MOUNTSTATS.format(point=mount_point, request_bytes=REQUEST_BYTES, **counts)
+    net_dev = NET_DEV.format(received=moved.internet + read, sent=written)
     for path, text in (("proc/self/mountstats", mountstats), ("proc/net/dev", net_dev)):
-        target = root / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f"{target.name}.{uuid4().hex}")
-        temporary.write_text(text)
-        temporary.replace(target)
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(root / path, text.encode(), durable=False)
