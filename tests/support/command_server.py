@@ -1,7 +1,8 @@
 """Runs commands of imgnet-cluster in forks of a process that has imported its modules, which saves the start of Python.
 
 A command gets what a shell would give it: arguments, folder, environment, streams, and a process of its own, whose
-exit code is reported. Tests of the start itself, of signals and of unusual streams run the installed command.
+exit code is reported. Tests of the start itself, of signals and of unusual streams run the installed command. Another
+such process, which has imported torch, forks `python -m MODULE` for tests of the trainer.
 """
 
 import atexit
@@ -11,6 +12,7 @@ import importlib
 import json
 import os
 import pkgutil
+import runpy
 import signal
 import socket
 import subprocess
@@ -20,7 +22,9 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
+
+from .waiting import DEADLINE_SECONDS, PATIENCE
 
 MAX_REQUEST_BYTES = 1 << 20
 # Variables that Python itself obeys when it starts. A command whose own differ from ours needs a Python of its own.
@@ -35,23 +39,28 @@ ENVIRONMENT = dict(os.environ)  # before a test changes it
 
 
 class CommandServer:
-    """A process that forks commands. One for each process of pytest; it ends with it."""
+    """A process that forks commands, or with `modules`, which it imports, what `python -m` runs. It ends with ours."""
 
-    def __init__(self) -> None:
+    def __init__(self, *modules: str, environment: Mapping[str, str] = ENVIRONMENT) -> None:
         self.lock = threading.Lock()
         self.requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "support.command_server", str(theirs.fileno())],
+                [sys.executable, "-m", "support.command_server", str(theirs.fileno()), *modules],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 cwd=TESTS,
-                env=ENVIRONMENT,
+                env=environment,
                 start_new_session=True,
             )
 
     def run(
-        self, arguments: Sequence[str], cwd: Path, environment: Mapping[str, str], timeout_seconds: float
+        self,
+        arguments: Sequence[str],
+        cwd: Path,
+        environment: Mapping[str, str],
+        timeout_seconds: float,
+        module: str = "",
     ) -> tuple[int, str, str]:
         """Run a command to its end. Return its exit code, what it printed, and its errors.
 
@@ -61,7 +70,7 @@ class CommandServer:
         stdin = os.open(os.devnull, os.O_RDONLY)
         streams = (stdin, *(write_end for _, write_end in pipes))
         deadline = time.monotonic() + timeout_seconds
-        with self.start(arguments, cwd, environment, streams) as command:
+        with self.start(arguments, cwd, environment, streams, module) as command:
             for stream in streams:
                 os.close(stream)
             outputs = [bytearray(), bytearray()]
@@ -78,21 +87,32 @@ class CommandServer:
                 if any(reader.is_alive() for reader in readers):
                     raise TimeoutError
             except TimeoutError as error:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(command.pid, signal.SIGKILL)
+                command.send_signal(signal.SIGKILL)
                 raise subprocess.TimeoutExpired([*arguments], timeout_seconds) from error
         out, err = (output.decode().replace("\r\n", "\n") for output in outputs)
         return exit_code, out, err
 
     def start(
-        self, arguments: Sequence[str], cwd: Path, environment: Mapping[str, str], streams: Sequence[int]
+        self,
+        arguments: Sequence[str],
+        cwd: Path,
+        environment: Mapping[str, str],
+        streams: Sequence[int],
+        module: str = "",
     ) -> "ForkedCommand":
-        """Start a command with these descriptors as its stdin, stdout and stderr. The caller closes its own copies."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        """Start a command, or `python -m MODULE`, with these descriptors as its stdin, stdout and stderr.
+
+        The caller closes its own copies of them.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, self.lock:
-            request = json.dumps({"arguments": [*arguments], "cwd": str(cwd), "environment": dict(environment)})
+            request = json.dumps([module, [*arguments], str(cwd), dict(environment)])
             socket.send_fds(self.requests, [request.encode()], [theirs.fileno(), *streams])
         return ForkedCommand(ours)
+
+    def close(self) -> None:
+        self.requests.close()
+        self.process.wait()
 
 
 class ForkedCommand:
@@ -100,19 +120,30 @@ class ForkedCommand:
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        self.lines = connection.makefile("rb")
-        self.pid = int(self.lines.readline())
+        self.pid = int(connection.recv(64))
+        self.returncode: int | None = None
 
-    def wait(self, timeout_seconds: float) -> int:
+    def wait(self, timeout_seconds: float = DEADLINE_SECONDS * PATIENCE) -> int:
         """Return the exit code. Raises `TimeoutError`."""
-        self.connection.settimeout(timeout_seconds)
-        return int(self.lines.readline())
+        if self.returncode is None:
+            self.connection.settimeout(timeout_seconds)
+            self.returncode = int(self.connection.recv(64))
+        return self.returncode
+
+    def poll(self) -> int | None:
+        """Return the exit code, None while the command runs."""
+        with contextlib.suppress(BlockingIOError):
+            self.wait(0)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
 
     def __enter__(self) -> "ForkedCommand":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.lines.close()
         self.connection.close()
 
 
@@ -154,31 +185,36 @@ def serve(requests: socket.socket) -> None:
             os.close(descriptor)
 
 
-def _run_and_report(request: dict[str, object], descriptors: Sequence[int]) -> NoReturn:
+def _run_and_report(request: Sequence[Any], descriptors: Sequence[int]) -> NoReturn:
     """Fork the command, and send its process ID and then its exit code."""
+    from train.tools.process import die_with_parent
+
+    module = request[0]
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if module:
+        die_with_parent()
     reply, *streams = descriptors
     pid = os.fork()
     if pid == 0:
+        if module:
+            die_with_parent()
         os.close(reply)
-        _run(request, streams)
+        _run(*request, streams)
     for stream in streams:
         os.close(stream)
     with contextlib.suppress(BrokenPipeError):  # a test that has timed out does not listen
-        os.write(reply, f"{pid}\n".encode())
+        os.write(reply, str(pid).encode())
         _, status = os.waitpid(pid, 0)
-        os.write(reply, f"{os.waitstatus_to_exitcode(status)}\n".encode())
+        os.write(reply, str(os.waitstatus_to_exitcode(status)).encode())
     os._exit(0)
 
 
-def _run(request: dict[str, object], streams: Sequence[int]) -> NoReturn:
+def _run(module: str, arguments: list[str], cwd: str, environment: dict[str, str], streams: Sequence[int]) -> NoReturn:
     os.setsid()
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
     os.closerange(3, 1024)
-    os.chdir(str(request["cwd"]))
-    environment, arguments = request["environment"], request["arguments"]
-    assert isinstance(environment, dict) and isinstance(arguments, list)
+    os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
     time.tzset()
@@ -190,10 +226,15 @@ def _run(request: dict[str, object], streams: Sequence[int]) -> NoReturn:
         from cluster.jobs import job
 
         job.JOB_STOP_TIMEOUT_SECONDS = float(environment[STOP_VARIABLE])
-    sys.argv = [str(Path(sys.executable).parent / "imgnet-cluster"), *arguments]
-    sys.path[:] = [str(Path(sys.executable).parent), *(path for path in sys.path if path != str(TESTS))]
+    programs = Path(sys.executable).parent
+    sys.argv = [module or str(programs / "imgnet-cluster"), *arguments]
+    sys.path[:] = [cwd if module else str(programs), *(path for path in sys.path if path != str(TESTS))]
     sys.stdin, sys.stdout = open(0), open(1, "w")  # noqa: SIM115  # open until the process ends
     sys.stderr = open(2, "w", errors="backslashreplace")  # noqa: SIM115
+    if module:  # Python ends with what it raises, as always
+        sys.modules.pop(module, None)
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        sys.exit(0)
     exit_code = 1
     try:
         from cluster.cli import main
@@ -225,5 +266,8 @@ def import_modules() -> None:
 
 if __name__ == "__main__":
     sys.path[:0] = [str(TESTS.parent)]
-    import_modules()
+    for name in sys.argv[2:]:
+        importlib.import_module(name)
+    if not sys.argv[2:]:
+        import_modules()
     serve(socket.socket(fileno=int(sys.argv[1])))

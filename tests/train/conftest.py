@@ -1,7 +1,6 @@
 """Fixtures of the trainer's tests: a tiny data set, a tiny recipe, whole runs as processes, groups of forked ranks."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -13,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.command_server import CommandServer, ForkedCommand
 from support.forked_ranks import in_group
-from support.waiting import DEADLINE_SECONDS, wait_for
+from support.waiting import DEADLINE_SECONDS, PATIENCE, wait_for
 
 from train.data.decode import decode_image, encode_jpeg
 from train.data.packing.pack import shrink_to_short_side
@@ -55,32 +55,6 @@ def session_of(pid: str) -> int:
     return 0 if state == "Z" else int(fields[2])
 
 
-class ForkedProcess:
-    """A `python -m MODULE` forked by tests/support/warm_start.py, with the part of Popen that tests use."""
-
-    def __init__(self, ask: Callable[..., Any], out_path: Path, err_path: Path, *order: Any) -> None:
-        self.ask, self.out_path, self.err_path = ask, out_path, err_path
-        self.returncode: int | None = None
-        self.pid: int = ask("start", *order, str(out_path), str(err_path))
-
-    def poll(self) -> int | None:
-        if self.returncode is None:
-            self.returncode = self.ask("poll", self.pid)
-        return self.returncode
-
-    def wait(self, timeout: float = DEADLINE_SECONDS) -> int:
-        wait_for(lambda: self.poll() is not None, timeout)
-        assert self.returncode is not None
-        return self.returncode
-
-    def send_signal(self, number: int) -> None:
-        os.kill(self.pid, number)
-
-    def result(self) -> tuple[int, str, str]:
-        """Wait for the end; return the exit code, what was printed, and the errors."""
-        return self.wait(), self.out_path.read_text(), self.err_path.read_text()
-
-
 class Runs:
     """Starts training runs and ends whatever is left of them.
 
@@ -92,26 +66,11 @@ class Runs:
         self.data = data
         self.folder = folder
         self.started: list[tuple[Any, Path]] = []  # processes, with the folder of their run
-        script = REPO / "tests" / "support" / "warm_start.py"
         job_variables = ("RANK", "WORLD_SIZE", "IMGNET_WORK")
         inherited = {name: value for name, value in os.environ.items() if name not in job_variables}
         # Spinning OpenMP threads would starve everything else that runs here.
         self.environment = {**inherited, "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(REPO)}
-        self.server = subprocess.Popen(
-            [sys.executable, str(script)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-            start_new_session=True,
-            env=self.environment,
-        )
-
-    def ask(self, *order: Any) -> Any:
-        """Send an order to warm_start.py and return its answer."""
-        assert self.server.stdin and self.server.stdout
-        self.server.stdin.write(json.dumps(order) + "\n")
-        return json.loads(self.server.stdout.readline())
+        self.server = CommandServer("torch._dynamo", "train.engine.run", environment=self.environment)
 
     def recipe(self, recipe: Recipe) -> Path:
         """Write a recipe as a JSON file and return its path. Atomic, because another run may be reading the file."""
@@ -126,29 +85,25 @@ class Runs:
 
     def start(
         self, out: Path, *options: str, recipe: Path | None = None, environment: dict[str, str] | None = None
-    ) -> ForkedProcess:
+    ) -> ForkedCommand:
         """Fork a trainer."""
-        argv = self.words(out, options, recipe)
-        return self._fork(out, self.log(out), self.log(out), "train", argv, environment or {})
-
-    def start_module(
-        self, module: str, *argv: object, out: Path, environment: dict[str, str] | None = None
-    ) -> ForkedProcess:
-        """Fork `python -m MODULE`. Its stdout goes to <out>.stdout, its stderr to <out>.stderr."""
-        out_path, err_path = (out.with_name(f"{out.name}.{name}") for name in ("stdout", "stderr"))
-        return self._fork(out, out_path, err_path, module, [*map(str, argv)], environment or {})
-
-    def _fork(self, out: Path, out_path: Path, err_path: Path, *order: Any) -> ForkedProcess:
-        process = ForkedProcess(self.ask, out_path, err_path, *order, str(self.folder))
+        words, variables = self.words(out, options, recipe), {**self.environment, **(environment or {})}
+        with self.log(out).open("ab") as log, Path(os.devnull).open() as nothing:
+            streams = (nothing.fileno(), log.fileno(), log.fileno())
+            process = self.server.start(words, self.folder, variables, streams, "train")
         self.started.append((process, out))
         return process
+
+    def run_module(self, module: str, *argv: str) -> tuple[int, str, str]:
+        """Fork `python -m MODULE` and wait for its end. Returns its exit code, what it printed, and its errors."""
+        return self.server.run(argv, self.folder, self.environment, DEADLINE_SECONDS * PATIENCE, module)
 
     @staticmethod
     def ranks(world: int) -> list[dict[str, str]]:
         """Return the environment variables of each rank of a world on this machine."""
         return tools_process.rank_environments(world, 0, world, "127.0.0.1", tools_process.free_port())
 
-    def start_ranks(self, world: int, out: Path, *options: str, **start_arguments: Any) -> list[ForkedProcess]:
+    def start_ranks(self, world: int, out: Path, *options: str, **start_arguments: Any) -> list[ForkedCommand]:
         """Fork all ranks of one run, as the agent does; a world of one without the variables of a rank."""
         variables_by_rank = self.ranks(world) if world > 1 else [{}]
         return [self.start(out, *options, environment=variables, **start_arguments) for variables in variables_by_rank]
@@ -244,8 +199,7 @@ class Runs:
             for process, _ in self.started:
                 process.wait(120)
         finally:
-            self.server.kill()
-            self.server.communicate()
+            self.server.close()
 
 
 @pytest.fixture

@@ -67,8 +67,7 @@ def evaluation(checkpoint: Path, tiny_data: Path, runs: Any) -> Evaluation:
     """An evaluation by all crops at two sizes, in two processes that its launcher starts."""
     options = eval_options(checkpoint, data=str(tiny_data), crops=tuple(CROP_VIEWS), sizes=(32, 64), procs=2, shown=3)
     text = json.dumps(encode(options))
-    process = runs.start_module("train.inference", "evaluate", text, environment={}, out=runs.folder / "evaluation")
-    code, out, err = process.result()
+    code, out, err = runs.run_module("train.inference", "evaluate", text)
     assert code == 0 and "Traceback" not in err, err[-3000:] + out[-500:]
     return result_in(out)
 
