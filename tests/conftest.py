@@ -96,7 +96,8 @@ def sandbox(tmp_path: Path, images: Path, monkeypatch: pytest.MonkeyPatch) -> It
     for name in ("TMUX_TMPDIR", "HOME", "OMP_WAIT_POLICY"):
         monkeypatch.setenv(name, sandbox.env[name])
     yield sandbox
-    assert_nothing_outlived(sandbox)
+    leftovers = sandbox.close()
+    assert not leftovers, f"still running after the tmux server had ended: {leftovers}"
 
 
 @pytest.fixture(scope="session")
@@ -108,12 +109,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory, images: Path) -> Iterator
         yield sandbox
     finally:
         leftovers = sandbox.close()
-    assert not leftovers, f"still running after the tmux server had ended: {leftovers}"
-
-
-def assert_nothing_outlived(*sandboxes: Sandbox) -> None:
-    """Close sandboxes. Raises `AssertionError` when a process has outlived its sandbox's tmux server."""
-    leftovers = [command_line for sandbox in sandboxes for command_line in sandbox.close()]
     assert not leftovers, f"still running after the tmux server had ended: {leftovers}"
 
 

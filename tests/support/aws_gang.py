@@ -17,7 +17,7 @@ from botocore.exceptions import ClientError
 from support.aws_journal import IMAGE, INSTANCE_REQUEST, user_data
 from support.log_lines import log_lines
 from support.simcloud.http_server import AwsFrontend
-from support.simcloud.in_process import account_at
+from support.simcloud.in_process import START, account_at
 from support.simcloud.spot_market import IMAGES, image_id, spot_price
 
 from infra.aws import client as aws_client
@@ -36,7 +36,6 @@ from infra.aws.stack.key_pairs import generate_key_pair
 from infra.aws.stack.stack import Stack
 from train.tools import host
 
-START = 1_795_291_200.0  # 2026-11-21 20:00:00 GMT
 ZONES = ("us-east-1a", "us-east-1b", "us-east-1c")
 
 
@@ -86,8 +85,8 @@ class GangTestbed:
         vpc = ec2.create_vpc(CidrBlock="10.77.0.0/16")["Vpc"]["VpcId"]
         subnets = {}
         for index, zone in enumerate(zones):
-            response = ec2.create_subnet(VpcId=vpc, CidrBlock=f"10.77.{16 * index}.0/20", AvailabilityZone=zone)
-            subnets[zone] = response["Subnet"]["SubnetId"]
+            subnet = ec2.create_subnet(VpcId=vpc, CidrBlock=f"10.77.{16 * index}.0/20", AvailabilityZone=zone)
+            subnets[zone] = subnet["Subnet"]["SubnetId"]
         group = ec2.create_security_group(GroupName="imgnet", Description="d", VpcId=vpc)["GroupId"]
         ec2.import_key_pair(KeyName="imgnet-key", PublicKeyMaterial=public_key().encode())
         with contextlib.suppress(ClientError):  # it exists: one profile serves all regions
@@ -105,17 +104,10 @@ class GangTestbed:
 
     def instance_request(self, place: Place) -> InstanceRequest:
         image = replace(IMAGE, id=self.image_id(place.region))
-        return replace(
-            INSTANCE_REQUEST,
-            own_tags={
-                **tags.job_tags(self.uid, "job-3", "ann", self.sim.now() + 7200, {}),
-                tags.BOOT_KEY: public_key(),
-                tags.TERMS: "",
-            },
-            image=image,
-            stack=self.stack,
-            user_data=user_data("PRIVATE", public_key(), 7200, image),
-        )
+        job_tags = tags.job_tags(self.uid, "job-3", "ann", self.sim.now() + 7200, {})
+        own_tags = {**job_tags, tags.BOOT_KEY: public_key(), tags.TERMS: ""}
+        text = user_data("PRIVATE", public_key(), 7200, image)
+        return replace(INSTANCE_REQUEST, own_tags=own_tags, image=image, stack=self.stack, user_data=text)
 
     def image_id(self, region: str = "us-east-1") -> str:
         return image_id(region, next(iter(IMAGES.values())))
@@ -125,13 +117,9 @@ class GangTestbed:
 
         `changes` are changes of the request.
         """
-        names = [str(number) for number in range(n)]
-
-        def make_request(place: Place) -> InstanceRequest:
-            return replace(self.instance_request(place), **changes)
-
+        make_request = lambda place: replace(self.instance_request(place), **changes)  # noqa: E731
         places = places or (self.place(ZONES[0]), self.place(ZONES[1]))
-        return self.gang().acquire(places, names, make_request, dict(BUILTIN_TYPES), seconds)
+        return self.gang().acquire(places, [*map(str, range(n))], make_request, dict(BUILTIN_TYPES), seconds)
 
     def find_or_acquire(self) -> list[Instance]:
         """Do what a supervisor does at its start: finish open requests, and rent machines if there are none."""
@@ -143,8 +131,7 @@ class GangTestbed:
 
     def live_instances(self, zone: str = "") -> list[Any]:
         """Return the instances that cost something, all or those of a zone."""
-        live_instances = [row for row in self.sim.instances() if row.state in ("pending", "running")]
-        return [instance for instance in live_instances if zone in instance.zone]
+        return [row for row in self.sim.instances() if row.state in ("pending", "running") and zone in row.zone]
 
     def placement_group_names(self) -> list[str]:
         return sorted(name for _, name in self.sim.groups)
@@ -174,8 +161,7 @@ class GangTestbed:
     def remove_faults(self) -> None:
         for client, event, function in self.hooks:
             client.meta.events.unregister(event, function)
-        self.hooks = []
-        self.front.faults = []
+        self.hooks, self.front.faults = [], []
 
     def count_steps(self, act: Callable[[], Any], at: int | None) -> int:
         """Run `act`, killed at step `at`, and return the number of steps that it made.

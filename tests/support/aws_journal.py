@@ -9,13 +9,7 @@ from infra.aws import tags
 from infra.aws.instances.amis import Image
 from infra.aws.instances.request import InstanceRequest, build_launch_request
 from infra.aws.instances.user_data import build_user_data
-from infra.aws.journal_events import (
-    JournalEvent,
-    LaunchedMachine,
-    LaunchRequest,
-    RequestGranted,
-    encode_event,
-)
+from infra.aws.journal_events import JournalEvent, LaunchedMachine, LaunchRequest, RequestGranted, encode_event
 from infra.aws.launch_request import Internet, Place
 from infra.aws.market.instance_types import BUILTIN_TYPES
 from infra.aws.stack.stack import Stack
@@ -64,8 +58,5 @@ def launch_request(
 
 def request_granted(number: int, *machines: tuple[str, str, float], time: float = 0.0) -> RequestGranted:
     """Return the grant of a request, with machines as (instance ID, name, launch time)."""
-    return RequestGranted(
-        time=time,
-        number=number,
-        machines=tuple(LaunchedMachine(id=id, name=name, launched=launched) for id, name, launched in machines),
-    )
+    launched = tuple(LaunchedMachine(id=id, name=name, launched=launched) for id, name, launched in machines)
+    return RequestGranted(time=time, number=number, machines=launched)

@@ -1,6 +1,7 @@
 """AWS in this process (moto) for tests of the stack, and an account that records its calls, fails them, or dies."""
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -113,35 +114,28 @@ def count_resources(account: Account) -> dict[str, int]:
     """Return the number of resources with the stack tag by kind, and of all roles, file systems and access points."""
     filters = [{"Name": "tag:imgnet:stack", "Values": ["imgnet"]}]
     counts = {}
-    for operation, key in (
-        ("describe_vpcs", "Vpcs"),
-        ("describe_subnets", "Subnets"),
-        ("describe_route_tables", "RouteTables"),
-        ("describe_internet_gateways", "InternetGateways"),
-        ("describe_vpc_endpoints", "VpcEndpoints"),
-        ("describe_security_groups", "SecurityGroups"),
-        ("describe_key_pairs", "KeyPairs"),
-    ):
+    for key in NETWORK_KINDS:
+        operation = "describe" + re.sub("([A-Z])", r"_\1", key).lower()
         resources = getattr(account.ec2, operation)(Filters=filters)[key]
         counts[key] = len([resource for resource in resources if resource.get("State") != "deleted"])
-    file_systems = account.efs.describe_file_systems()["FileSystems"]
-    mount_targets = [
-        account.efs.describe_mount_targets(FileSystemId=file_system["FileSystemId"])["MountTargets"]
-        for file_system in file_systems
-    ]
+    efs, iam = account.efs, account.iam
+    file_systems = efs.describe_file_systems()["FileSystems"]
+    mount_targets = [efs.describe_mount_targets(FileSystemId=row["FileSystemId"]) for row in file_systems]
     return {
         **counts,
         "FileSystems": len(file_systems),
-        "MountTargets": sum(map(len, mount_targets)),
-        "AccessPoints": len(account.efs.describe_access_points()["AccessPoints"]),
-        "Roles": len(account.iam.list_roles()["Roles"]),
-        "InstanceProfiles": len(account.iam.list_instance_profiles()["InstanceProfiles"]),
+        "MountTargets": sum(len(targets["MountTargets"]) for targets in mount_targets),
+        "AccessPoints": len(efs.describe_access_points()["AccessPoints"]),
+        "Roles": len(iam.list_roles()["Roles"]),
+        "InstanceProfiles": len(iam.list_instance_profiles()["InstanceProfiles"]),
     }
 
 
+NETWORK_KINDS = (
+    "Vpcs", "Subnets", "RouteTables", "InternetGateways", "VpcEndpoints", "SecurityGroups", "KeyPairs",
+)  # fmt: skip
 COMPLETE_STACK = {
-    **dict.fromkeys(("Vpcs", "RouteTables", "InternetGateways", "VpcEndpoints", "SecurityGroups", "KeyPairs"), 1),
-    **dict.fromkeys(("FileSystems", "AccessPoints", "Roles", "InstanceProfiles"), 1),
+    **dict.fromkeys((*NETWORK_KINDS, "FileSystems", "AccessPoints", "Roles", "InstanceProfiles"), 1),
     **dict.fromkeys(("Subnets", "MountTargets"), 2),  # one in each zone
 }
 NO_RESOURCES = dict.fromkeys(COMPLETE_STACK, 0)

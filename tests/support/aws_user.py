@@ -5,16 +5,15 @@ import json
 import os
 import re
 import signal
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from support.command_server import SETTLE_VARIABLE
 from support.exact_jobs import newest_attempt
-from support.sandbox import CommandResult, Sandbox
+from support.sandbox import Sandbox
 from support.simcloud.fixture import CloudProcess
-from support.waiting import PATIENCE, wait_for
+from support.waiting import WaitTimeout, wait_for
 
 from cluster.jobs.job import Job
 from infra.aws.journal import EventT, Journal
@@ -33,18 +32,17 @@ class Renter:
     def __init__(self, sandbox: Sandbox, cloud: CloudProcess) -> None:
         self.sandbox = sandbox
         self.cloud = cloud
-        self.path = sandbox.path
+        self.path, self.cli = sandbox.path, sandbox.cli
         self.has_stack = False
         sandbox.env |= cloud.env | {SETTLE_VARIABLE: "0.05"}
 
     # --- commands --------------------------------------------------------------------------------------------------
 
-    def cli(self, *arguments: Any, **settings: Any) -> CommandResult:
-        """Run the installed command to its end. `settings` are those of `Sandbox.cli`."""
-        return self.sandbox.cli(*arguments, **settings)
-
     def run(self, *arguments: Any, **settings: Any) -> str:
-        """Run the installed command and return what it prints. Raises `AssertionError` when it fails."""
+        """Run the installed command and return what it prints. Raises `AssertionError` when it fails.
+
+        `settings` are those of `Sandbox.cli`.
+        """
         result = self.cli(*arguments, **settings)
         assert result.code == 0, f"{arguments}: {result}\n{self.describe()}"
         return result.out
@@ -83,8 +81,8 @@ class Renter:
 
     def describe(self) -> str:
         """Return what the cloud, the jobs and their supervisors say, for the message of a failure."""
-        lines = [str([(instance["id"], instance["state"], instance["reason"]) for instance in self.cloud.instances()])]
-        lines.append(f"supervisors: {self.supervisor_pids()}")
+        rows = [(instance["id"], instance["state"], instance["reason"]) for instance in self.cloud.instances()]
+        lines = [str(rows), f"supervisors: {self.supervisor_pids()}"]
         for run_path in sorted((self.path / "runs").glob("job-*")):
             for name in ("supervisor.jsonl", "result.json", "cloud.json"):
                 with contextlib.suppress(OSError):
@@ -98,16 +96,18 @@ class Renter:
         """Return the instances that each granted request of the job brought."""
         return [[machine.id for machine in grant.machines] for grant in self.journal_events(job, RequestGranted)]
 
+    def _live_instances(self) -> list[dict[str, Any]]:
+        return [instance for instance in self.cloud.instances() if instance["state"] not in ENDED_STATES]
+
     def live_instance_ids(self) -> list[str]:
-        return [instance["id"] for instance in self.cloud.instances() if instance["state"] not in ENDED_STATES]
+        return [instance["id"] for instance in self._live_instances()]
 
     def all_instance_ids(self) -> list[str]:
         return [instance["id"] for instance in self.cloud.instances()]
 
     def live_instances_by_machine(self) -> dict[str, str]:
         """Return the instance of each machine that has one, by the machine's name."""
-        live_instances = [instance for instance in self.cloud.instances() if instance["state"] not in ENDED_STATES]
-        return {str(instance["tags"]["imgnet:machine"]): str(instance["id"]) for instance in live_instances}
+        return {instance["tags"]["imgnet:machine"]: instance["id"] for instance in self._live_instances()}
 
     def instance_id(self, machine: str) -> str:
         """Return the live instance of a machine. Raises `KeyError` when it has none."""
@@ -115,12 +115,8 @@ class Renter:
 
     def placement_group_ids(self) -> list[str]:
         """Return the placement groups of our jobs."""
-        resources = self.cloud.post("leftovers")
-        return [
-            resource["id"]
-            for resource in resources
-            if resource["kind"] == "placement-group" and "imgnet:job" in resource.get("tags", {})
-        ]
+        groups = [resource for resource in self.cloud.post("leftovers") if resource["kind"] == "placement-group"]
+        return [group["id"] for group in groups if "imgnet:job" in group["tags"]]
 
     def calls(self) -> list[str]:
         """Return the actions of AWS that were called since the calls were last forgotten."""
@@ -130,7 +126,7 @@ class Renter:
         return self.sandbox.pids("-m cluster.jobs.supervisor")
 
     def wait_for_supervisor(self) -> int:
-        return int(self.wait_for(lambda: self.sandbox.program_pids("-m cluster.jobs.supervisor"))[0])
+        return self.wait_for(lambda: self.sandbox.program_pids("-m cluster.jobs.supervisor"))[0]
 
     def kill_supervisor(self) -> None:
         pid = self.wait_for_supervisor()
@@ -190,6 +186,5 @@ def renter(simcloud: CloudProcess, sandbox: Sandbox) -> Iterator[Renter]:
     """
     user = Renter(sandbox, simcloud)
     yield user
-    deadline = time.monotonic() + SUPERVISOR_END_SECONDS * PATIENCE
-    while not user.live_instance_ids() and user.supervisor_pids() and time.monotonic() < deadline:
-        time.sleep(0.2)
+    with contextlib.suppress(WaitTimeout):
+        wait_for(lambda: user.live_instance_ids() or not user.supervisor_pids(), SUPERVISOR_END_SECONDS)

@@ -19,7 +19,8 @@ from typing import Any
 from cluster.jobs.job import Job
 
 from .command_server import QUICK_START, can_fork, command_server
-from .waiting import DEADLINE_SECONDS, PATIENCE, wait_for
+from .ssh_machines import command_line, pids_with_variable, process_table, send_signal
+from .waiting import DEADLINE_SECONDS, PATIENCE, WaitTimeout, wait_for
 
 COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")
 CLOSE_SECONDS = 60.0  # for processes to end after their tmux server: a supervisor may be writing the report
@@ -119,20 +120,15 @@ class Sandbox:
         if can_fork(environment):
             words = [*map(str, arguments)]
             return CommandResult(*command_server().run(words, cwd or self.path, environment, timeout))
+        argv, place = [COMMAND, *map(str, arguments)], cwd or self.path
         completed = subprocess.run(
-            [COMMAND, *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=timeout,
-            cwd=cwd or self.path,
-            env=environment,
+            argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=timeout, cwd=place, env=environment
         )
         return CommandResult(completed.returncode, completed.stdout, completed.stderr)
 
     def start(self, *arguments: Any, cwd: Path | None = None) -> "subprocess.Popen[bytes]":
         """Start the installed command in a process group of its own. `output` returns what it prints."""
-        with self._output_path(len(self.started)).open("wb") as file:
+        with (self.path / f"output-{len(self.started)}").open("wb") as file:
             process = subprocess.Popen(
                 [COMMAND, *map(str, arguments)],
                 stdin=subprocess.DEVNULL,
@@ -147,10 +143,7 @@ class Sandbox:
 
     def output(self, index: int = 0) -> str:
         """Return what the command that was started at this position has printed so far, stdout and stderr together."""
-        return self._output_path(index).read_text()
-
-    def _output_path(self, index: int) -> Path:
-        return self.path / f"output-{index}"
+        return (self.path / f"output-{index}").read_text()
 
     def tmux(self, *arguments: str) -> str:
         """Run a command of tmux on the sandbox's server and return what it prints."""
@@ -231,33 +224,19 @@ class Sandbox:
 
         Between fork and exec a process has its parent's command line, and would be counted as a second one.
         """
-        command_lines = self._command_lines(*words)
-        forks = set()
-        for pid, command_line in command_lines.items():
-            with contextlib.suppress(OSError):  # the process has ended
-                if command_lines.get(self.parent_pid(pid)) == command_line:
-                    forks.add(pid)
-        return sorted(command_lines.keys() - forks)
+        lines = self._command_lines(*words)
+        parents = {pid: parent for pid, (parent, *_) in process_table().items()}
+        return sorted(pid for pid, line in lines.items() if lines.get(parents.get(pid, 0)) != line)
 
     def _command_lines(self, *words: str) -> dict[int, str]:
-        marker = f"TMUX_TMPDIR={self.tmux_folder}".encode()
-        command_lines = {}
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit() or int(entry.name) == os.getpid():
-                continue
-            with contextlib.suppress(OSError):  # the process has ended
-                command_line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                if words and "tmux" not in words and "tmux -Limgnet" in command_line:
-                    continue  # the tmux server's own command line contains that of the first session
-                if not all(word in command_line for word in words):
-                    continue
-                if marker in (entry / "environ").read_bytes().split(b"\0"):
-                    command_lines[int(entry.name)] = command_line
-        return command_lines
+        pids = pids_with_variable("TMUX_TMPDIR", self.tmux_folder, process_table())
+        lines = {pid: f"{line} " for pid in pids if (line := command_line(pid))}
+        if words and "tmux" not in words:  # the tmux server's own command line contains that of the first session
+            lines = {pid: line for pid, line in lines.items() if "tmux -Limgnet" not in line}
+        return {pid: line for pid, line in lines.items() if all(word in line for word in words)}
 
     def parent_pid(self, pid: int) -> int:
-        """Return the parent of a process. Raises `OSError` when the process has ended."""
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        return process_table()[pid][0]
 
     def agent_pid(self) -> int:
         (pid,) = self.program_pids("-m cluster.agent")
@@ -268,17 +247,12 @@ class Sandbox:
 
         They are children of agents. Loader workers have the same command line, but are children of trainers.
         """
-        agent_pids = self.program_pids("-m cluster.agent")
-        trainer_pids = []
-        for pid in self.pids("-m train "):
-            with contextlib.suppress(OSError):  # the process has ended
-                if self.parent_pid(pid) in agent_pids:
-                    trainer_pids.append(pid)
-        return trainer_pids
+        agent_pids, table = self.program_pids("-m cluster.agent"), process_table()
+        return [pid for pid in self.pids("-m train ") if pid in table and table[pid][0] in agent_pids]
 
     def job_pids(self) -> list[int]:
         """Return the processes of all jobs: agents, trainers, workers, supervisors, windows; not the tmux server."""
-        return [pid for pid in self.pids() if pid not in self.pids("tmux")]
+        return sorted({*self.pids()} - {*self.pids("tmux")})
 
     def close(self) -> list[str]:
         """Kill the tmux server, the agents and the started commands.
@@ -289,17 +263,12 @@ class Sandbox:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        for pid in self.program_pids("-m cluster.agent"):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        send_signal(self.program_pids("-m cluster.agent"), signal.SIGKILL)
         subprocess.run(["tmux", "-L", "imgnet", "kill-server"], capture_output=True, env=self.env, timeout=120)
-        deadline = time.monotonic() + CLOSE_SECONDS * PATIENCE
-        while self.pids() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        with contextlib.suppress(WaitTimeout):
+            wait_for(lambda: not self.pids(), CLOSE_SECONDS)
         leftovers = self._command_lines()
-        for pid in leftovers:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        send_signal([*leftovers], signal.SIGKILL)
         shutil.rmtree(self.tmux_folder, ignore_errors=True)
         return list(leftovers.values())
 

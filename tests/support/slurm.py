@@ -100,7 +100,7 @@ class SlurmNode:
             send_signal(pids, signal.SIGSTOP)
             if self.pids() == pids:  # children first: the kernel wakes stopped processes whose parent has ended
                 send_signal(pids[::-1], signal.SIGKILL)
-            return not any(pid in process_table() for pid in self.pids())
+            return not process_table().keys() & {*self.pids()}
 
         wait_for(is_off, WAIT_SECONDS, describe=lambda: f"{self.name} is off")
         self._holder.terminate()
@@ -131,22 +131,18 @@ class SlurmCluster:
             ports.add(free_port())
         controller_port, *node_ports = ports
         self.nodes = [SlurmNode(self, f"node{number}") for number in range(4)]
-        address = _own_address()
         (self.folder / "controller").mkdir()
-        self.config_path.write_text(
-            SLURM_CONF.format(
-                hostname=HOSTNAME,
-                address=address,
-                controller_port=controller_port,
-                user=_user_name(),
-                munge_socket=self.sockets / "munge",
-                folder=self.folder,
-                node_lines="\n".join(
-                    f"NodeName={node.name} NodeHostname={HOSTNAME} NodeAddr={address} Port={port}"
-                    for node, port in zip(self.nodes, node_ports, strict=True)
-                ),
-            )
-        )
+        try:  # the address of this computer's name, the only one on which slurmd then listens: mostly a loopback one
+            address = socket.gethostbyname(HOSTNAME)
+        except OSError:
+            address = "127.0.0.1"
+        node_lines = [
+            f"NodeName={node.name} NodeHostname={HOSTNAME} NodeAddr={address} Port={port}"
+            for node, port in zip(self.nodes, node_ports, strict=True)
+        ]
+        values = {"hostname": HOSTNAME, "address": address, "controller_port": controller_port, "user": _user_name()}
+        paths = {"folder": self.folder, "munge_socket": self.sockets / "munge"}
+        self.config_path.write_text(SLURM_CONF.format(**values, **paths, node_lines="\n".join(node_lines)))
         try:
             self._start_munged()
             argv = ["slurmctld", "-D", "-f", str(self.config_path)]
@@ -181,16 +177,11 @@ class SlurmCluster:
         key.write_bytes(random.randbytes(128))
         key.chmod(0o600)
         self.sockets.chmod(0o711)
-        paths = {
-            "socket": self.sockets / "munge", "key-file": key, "pid-file": self.sockets / "munge.pid",
-            "log-file": self.sockets / "munge.log", "seed-file": self.sockets / "munge.seed",
-        }  # fmt: skip
-        options = [f"--{name}={path}" for name, path in paths.items()]
+        paths = {"socket": "munge", "key-file": key, "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+        options = [f"--{name}={self.sockets / path}" for name, path in paths.items()]
         argv = ["munged", "--foreground", "--force", *options]
         self._daemons.append(self.start_daemon(self.folder / "munged.log", argv))
         self.wait_for((self.sockets / "munge").exists)
-
-    # --- commands --------------------------------------------------------------------------------------------------
 
     def run(self, *argv: str, check: bool = True) -> str:
         """Run a command of Slurm and return what it prints. Raises `AssertionError` when it fails and `check`."""
@@ -199,8 +190,6 @@ class SlurmCluster:
         )
         assert not check or ended.returncode == 0, f"{shlex.join(argv)}: {ended.stdout}{ended.stderr}"
         return ended.stdout
-
-    # --- waiting ---------------------------------------------------------------------------------------------------
 
     def wait_for(self, condition: Callable[[], object]) -> None:
         """Wait until a condition is true. The message of the `WaitTimeout` has queue, nodes and the daemons' logs."""
@@ -242,14 +231,6 @@ class SlurmCluster:
 
 def _user_name() -> str:
     return subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout.strip()
-
-
-def _own_address() -> str:
-    """Return the address of this computer's name, the only one on which slurmd then listens: mostly a loopback one."""
-    try:
-        return socket.gethostbyname(HOSTNAME)
-    except OSError:
-        return "127.0.0.1"
 
 
 @pytest.fixture

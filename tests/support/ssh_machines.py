@@ -6,6 +6,7 @@ is closed, nothing but sshd may be running on its machines.
 """
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -76,16 +77,21 @@ def command_line(pid: int) -> str:
     return ""
 
 
-def marked_pids(mark: str, table: Mapping[int, Any]) -> set[int]:
-    """Return the processes of a table whose environment has a mark: this folder's, or that of a folder below it."""
+def pids_with_variable(name: str, folder: str, table: Mapping[int, Any]) -> set[int]:
+    """Return the processes of a table, but not this one, whose environment names this folder, or one below it."""
     marked = set()
-    variable = f"{MARK_VARIABLE}={mark}".encode()
-    for pid in table:
+    variable = f"{name}={folder}".encode()
+    for pid in table.keys() - {os.getpid()}:
         with contextlib.suppress(OSError):
             for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 if entry == variable or entry.startswith(variable + b"/"):
                     marked.add(pid)
-    return marked - {os.getpid()}
+    return marked
+
+
+def marked_pids(folder: str, table: Mapping[int, Any]) -> set[int]:
+    """Return the processes of a table with the mark of a machine: of this folder, or of one below it."""
+    return pids_with_variable(MARK_VARIABLE, folder, table)
 
 
 class TestMachine:
@@ -104,8 +110,7 @@ class TestMachine:
         tmux_folder = bed.sockets / str(number)
         tmux_folder.mkdir()
         login_variables = {
-            "HOME": str(self.home),
-            "TMUX_TMPDIR": str(tmux_folder),
+            **{"HOME": str(self.home), "TMUX_TMPDIR": str(tmux_folder)},
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
             MARK_VARIABLE: str(self.folder),
             **bed.env,
@@ -254,8 +259,7 @@ class TestMachine:
 
     def leaked_pids(self) -> list[int]:
         """Return the processes on the machine except for sshd and its connections."""
-        sshd_pids = self.sshd_pids()
-        return [pid for pid in self.processes() if pid not in sshd_pids]
+        return sorted({*self.processes()} - self.sshd_pids())
 
 
 class Testbed:
@@ -286,10 +290,9 @@ class Testbed:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         leaks = self.close()
-        if leaks and not kind:
-            raise AssertionError(f"still running on the testbed: {leaks}")
+        assert kind or not leaks, f"still running on the testbed: {leaks}"
 
     def authorize(self, key: Path) -> None:
         """Let the owner of a key log in to all machines."""
@@ -312,17 +315,12 @@ class Testbed:
         """Write a hosts file of the first `count` machines. `extra` adds keys for all machines; None removes a key."""
         user = Path("~").expanduser().owner() if os.geteuid() else "root"
         common = {"shared": str(self.shared), "user": user, "key": str(self.key), "python": sys.executable, **extra}
-        lines = [f"{key} = {_to_toml(value)}" for key, value in common.items() if value is not None]
+        text = _to_toml({key: value for key, value in common.items() if value is not None})
         for machine in self.machines[:count]:
-            lines += [
-                "[[machines]]",
-                f'host = "{machine.address}"',
-                f"port = {machine.port}",
-                f'address = "{machine.address}"',
-                f'host_key = "{machine.host_key}"',
-                f'folder = "{machine.home}/.imgnet"',
-            ]
-        path.write_text("\n".join([*lines, ""]))
+            place = {"host": machine.address, "port": machine.port, "address": machine.address}
+            own = {**place, "host_key": machine.host_key, "folder": f"{machine.home}/.imgnet"}
+            text += "[[machines]]\n" + _to_toml(own)
+        path.write_text(text)
         return path
 
     def leaks(self) -> list[str]:
@@ -347,10 +345,9 @@ class Testbed:
         return leaks
 
 
-def _to_toml(value: Any) -> str:
-    if isinstance(value, bool | int | float):
-        return str(value).lower()
-    return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
+def _to_toml(table: Mapping[str, Any]) -> str:
+    """Return the lines of a table. Its texts are written as in JSON, as far as TOML writes them so too."""
+    return "".join(f"{key} = {json.dumps(value, ensure_ascii=False, default=str)}\n" for key, value in table.items())
 
 
 def generate_key(path: Path, passphrase: str = "") -> None:
@@ -361,8 +358,7 @@ def generate_key(path: Path, passphrase: str = "") -> None:
 def _sshd_path() -> str:
     """Return the resolved path of sshd, by which it starts itself for each connection."""
     path = shutil.which("sshd", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin")
-    if not path:
-        raise RuntimeError("sshd is missing; install it: sudo apt-get install openssh-server")
+    assert path, "sshd is missing; install it: sudo apt-get install openssh-server"
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)  # sshd changes its root to it before a login
     return str(Path(path).resolve())
