@@ -17,7 +17,7 @@ from botocore.exceptions import ClientError
 from support.aws_journal import IMAGE, INSTANCE_REQUEST, user_data
 from support.log_lines import log_lines
 from support.simcloud.http_server import AwsFrontend
-from support.simcloud.in_process import START, account_at
+from support.simcloud.in_process import account_at
 from support.simcloud.spot_market import IMAGES, image_id, spot_price
 
 from infra.aws import client as aws_client
@@ -36,6 +36,7 @@ from infra.aws.stack.key_pairs import generate_key_pair
 from infra.aws.stack.stack import Stack
 from train.tools import host
 
+START = 1_795_291_200.0  # 2026-11-21 20:00:00 GMT
 ZONES = ("us-east-1a", "us-east-1b", "us-east-1c")
 
 

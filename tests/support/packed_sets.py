@@ -27,28 +27,19 @@ def make_split(folder: Path, images: int = 12, seed: int = 0, each: int = 1000, 
         data = generator.randbytes(each + generator.randrange(7))
         if len(shards[-1]) + len(data) > shard:
             shards.append(b"")
-        row = len(shards) - 1, len(shards[-1]), len(data), number * 2 // images, 32, 32, zlib.crc32(data)
-        rows.append(row)
+        rows.append((len(shards) - 1, len(shards[-1]), len(data), number * 2 // images, 32, 32, zlib.crc32(data)))
         shards[-1] += data
     names = "".join(f"{'ab'[number * 2 // images]}/{number:04d}.JPEG\n" for number in range(images)).encode()
     index = io.BytesIO()
     np.save(index, np.array(rows, INDEX_DTYPE))
     files = {f"shard-{number:05d}.bin": data for number, data in enumerate(shards)}
     files |= {"index.npy": index.getvalue(), "names.txt": names}
+    sums = {name: (hashlib.sha256(data).hexdigest(), zlib.crc32(data)) for name, data in files.items()}
     manifest = Manifest(
-        split=folder.name,
-        short_side=None,
-        images=images,
-        classes=["a", "b"],
-        stems_digest=hashlib.sha256(names).hexdigest(),
-        names_checksum=zlib.crc32(names),
-        files={
-            name: FileEntry(bytes=len(data), sha256=hashlib.sha256(data).hexdigest(), crc32=zlib.crc32(data))
-            for name, data in files.items()
-        },
-        packing_info=PackingInfo(),
-        fetched=None,
-    )
+        split=folder.name, short_side=None, images=images, classes=["a", "b"], packing_info=PackingInfo(), fetched=None,
+        stems_digest=sums["names.txt"][0], names_checksum=sums["names.txt"][1],
+        files={name: FileEntry(bytes=len(files[name]), sha256=sha, crc32=crc) for name, (sha, crc) in sums.items()},
+    )  # fmt: skip
     for old_file in folder.iterdir():
         old_file.unlink()
     for name, data in files.items():

@@ -16,20 +16,12 @@ FIND_MODULES = "import sys, importlib.util as util; sys.exit(not all(map(util.fi
 
 
 @functools.cache
-def find_python(*modules: str) -> Path | None:
-    """Return the Python that has these modules, None where neither environment has them."""
+def peer_python(*modules: str) -> Path:
+    """Return the Python that has these modules, or skip the test."""
     for python in (Path(sys.executable), PEERS_FOLDER / "bin" / "python"):
         if python.exists() and subprocess.run([str(python), "-c", FIND_MODULES, *modules]).returncode == 0:
             return python
-    return None
-
-
-def peer_python(*modules: str) -> Path:
-    """Return the Python that has these modules, or skip the test."""
-    python = find_python(*modules)
-    if python is None:
-        pytest.skip(f"{', '.join(modules)} is not installed; make peers installs what is compared with")
-    return python
+    pytest.skip(f"{', '.join(modules)} is not installed; make peers installs what is compared with")
 
 
 def run_script(name: str, *arguments: object, module: str) -> Any:

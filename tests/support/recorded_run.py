@@ -51,17 +51,10 @@ class SimulatedTrainer:
     def start(self, attempt: int, step: int, seconds: float) -> None:
         self.now += seconds
         row = StartRow(
-            **self.place(attempt, step),
-            begun=LOADING_BEGAN,
-            train_images=IMAGES,
-            val_images=VAL_IMAGES,
-            world=2,
-            gpus=2,
-            device="cuda",
-            processor="NVIDIA A100",
-            precision="bfloat16",
+            **self.place(attempt, step), begun=LOADING_BEGAN, train_images=IMAGES, val_images=VAL_IMAGES,
+            world=2, gpus=2, device="cuda", processor="NVIDIA A100", precision="bfloat16",
             versions={"torch": "2", "imgnet-cluster": "1"},
-        )
+        )  # fmt: skip
         self.rows[attempt] = [row]
 
     def place(self, attempt: int, step: int) -> dict[str, Any]:
@@ -82,23 +75,14 @@ class SimulatedTrainer:
         top1, top5 = ACCURACIES.get(epoch.number + 1, (None, None))
         val_seconds = 0.5 if top1 is None else 5.0
         self.now += val_seconds
+        phase, steps = epoch.scheduled_phase, epoch.steps
         result = make_epoch(
-            epoch=epoch.number + 1,
-            size=epoch.scheduled_phase.size,
-            global_batch=epoch.scheduled_phase.global_batch,
-            steps=epoch.steps,
-            lr=epoch.lr_at(epoch.steps - 1),
-            train_seconds=epoch.steps * STEP_SECONDS,
-            val_seconds=val_seconds,
-            train_images=IMAGES,
-            top1=top1,
-            top5=top5,
-            at=self.now,
-            clock=self.now - LOADING_BEGAN,
-        )
+            epoch=epoch.number + 1, size=phase.size, global_batch=phase.global_batch, steps=steps,
+            lr=epoch.lr_at(steps - 1), train_seconds=steps * STEP_SECONDS, val_seconds=val_seconds,
+            train_images=IMAGES, top1=top1, top5=top5, at=self.now, clock=self.now - LOADING_BEGAN,
+        )  # fmt: skip
         self.history.append(result)
-        row = EpochRow(**self.place(attempt, epoch.first_step + epoch.steps), **vars(result))
-        self.rows[attempt].append(row)
+        self.rows[attempt].append(EpochRow(**self.place(attempt, epoch.first_step + steps), **vars(result)))
         self.now += 0.2  # the checkpoint
 
     def run(self) -> "SimulatedTrainer":
@@ -124,26 +108,15 @@ def make_job(
     """Return an ended job of a backend, with its run folder; `done` or failed. `data` is the name of its data set."""
     cloud = {"places": [PLACE]} if backend == "aws" else None
     run = hand_made(
-        recipe=replace(RECIPE, data=replace(RECIPE.data, name=data)),
-        procs=2,
-        gpus=2,
-        machines=2,
-        uid="job-1-abc",
-        created=LOADING_BEGAN - 100.0,
-        backend=backend,
-        cloud=cloud,
-        target=target,
-    )
+        recipe=replace(RECIPE, data=replace(RECIPE.data, name=data)), procs=2, gpus=2, machines=2, uid="job-1-abc",
+        created=LOADING_BEGAN - 100.0, backend=backend, cloud=cloud, target=target,
+    )  # fmt: skip
     trainer = SimulatedTrainer().run()
     run.write_attempt(1, "0.a", "1.b", time=LOADING_BEGAN - 8.0)
-    run.write_attempt(
-        2, "0.a", "1.c", time=LOADING_BEGAN, resume=f"checkpoints/000002/resume-{SAVED_STEP:08d}-abcd.pt", reason="lost"
-    )
-    for folder in (run.run_folder.path, run.run_folder.shared):
-        (folder / "metrics").mkdir(exist_ok=True)
-        for number, rows in trainer.rows.items():
-            text = "".join(json.dumps(metrics_line(row)) + "\n" for row in rows)
-            (folder / f"metrics/{number:06d}.jsonl").write_text(text)
+    run.write_attempt(2, "0.a", "1.c", resume_step=SAVED_STEP, time=LOADING_BEGAN, reason="lost")
+    for number, rows in trainer.rows.items():
+        run.write_metrics(number, *map(metrics_line, rows))
+    run.copy_logs()
     if backend == "aws":
         write_journal(run.run_folder.path)
     run.write_status("done" if done else "failed", ended=True)

@@ -53,14 +53,8 @@ def lost(run: Any) -> None:
     run.write_attempt(3, "0.a", "1.c", time=BEGIN + 20, reason="machine 1 joined")
     home(run, "metrics/000001.jsonl", step(1, BEGIN + 5), step(4, BEGIN + 13))
     home(run, "metrics/000002.jsonl", step(4, BEGIN + 17, attempt=2), step(6, BEGIN + 19, attempt=2))
-    home(
-        run,
-        "metrics/000003.jsonl",
-        step(7, BEGIN + 22, attempt=3),
-        epoch(1, BEGIN + 25),
-        step(12, BEGIN + 28, attempt=3),
-        epoch(2, BEGIN + 32),
-    )
+    rows = step(7, BEGIN + 22, attempt=3), epoch(1, BEGIN + 25), step(12, BEGIN + 28, attempt=3), epoch(2, BEGIN + 32)
+    home(run, "metrics/000003.jsonl", *rows)
 
 
 def done(run: Any, **more: Any) -> None:

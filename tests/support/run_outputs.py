@@ -16,7 +16,7 @@ def final_state(out: Path, attempt: int = 1) -> dict[str, Any]:
 
 
 def read_result(out: Path) -> dict[str, Any]:
-    return dict(json.loads((out / "result.json").read_text()))
+    return json.loads((out / "result.json").read_text())
 
 
 def has_step(out: Path, least: int) -> Callable[[], bool]:

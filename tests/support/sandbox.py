@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.jobs.job import Job
+from train.tools.process import start_process
 
 from .command_server import QUICK_START, can_fork, command_server
 from .ssh_machines import command_line, pids_with_variable, process_table, send_signal
@@ -128,18 +129,10 @@ class Sandbox:
 
     def start(self, *arguments: Any, cwd: Path | None = None) -> "subprocess.Popen[bytes]":
         """Start the installed command in a process group of its own. `output` returns what it prints."""
-        with (self.path / f"output-{len(self.started)}").open("wb") as file:
-            process = subprocess.Popen(
-                [COMMAND, *map(str, arguments)],
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                cwd=cwd or self.path,
-                env=self.env,
-                start_new_session=True,
-            )
-        self.started.append(process)
-        return process
+        output, foreign = self.path / f"output-{len(self.started)}", os.environ.keys() - self.env.keys()
+        argv = [COMMAND, *map(str, arguments)]
+        self.started.append(start_process(argv, output, self.env, folder=cwd or self.path, without=foreign))
+        return self.started[-1]
 
     def output(self, index: int = 0) -> str:
         """Return what the command that was started at this position has printed so far, stdout and stderr together."""

@@ -22,7 +22,7 @@ import pytest
 from support.ssh_machines import MARK_VARIABLE, command_line, marked_pids, process_table, send_signal
 from support.waiting import wait_for
 
-from train.tools.process import descendant_pids, die_with_parent, free_port
+from train.tools.process import descendant_pids, free_port, start_process
 
 HOSTNAME = socket.gethostname().partition(".")[0]
 SEARCH_PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin"
@@ -160,16 +160,7 @@ class SlurmCluster:
 
     def start_daemon(self, log_path: Path, argv: list[str]) -> "subprocess.Popen[bytes]":
         """Start a daemon that stays in the foreground. A test run that is killed leaves none."""
-        with log_path.open("ab") as log:
-            return subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self.env,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
+        return start_process(argv, log_path, self.env, without=os.environ.keys() - self.env.keys())
 
     def _start_munged(self) -> None:
         """Start munged, by which Slurm's programs know each other's user, with a key and a socket of its own."""
@@ -177,7 +168,7 @@ class SlurmCluster:
         key.write_bytes(random.randbytes(128))
         key.chmod(0o600)
         self.sockets.chmod(0o711)
-        paths = {"socket": "munge", "key-file": key, "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+        paths = {"socket": "munge", "key-file": key.name, "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
         options = [f"--{name}={self.sockets / path}" for name, path in paths.items()]
         argv = ["munged", "--foreground", "--force", *options]
         self._daemons.append(self.start_daemon(self.folder / "munged.log", argv))

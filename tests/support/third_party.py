@@ -77,10 +77,8 @@ def main(folder: Path) -> None:
             try:
                 fetch(file, folder)
             except OSError as error:
-                print(
-                    f"{name} of {file.repository} could not be fetched ({error}); its tests are skipped",
-                    file=sys.stderr,
-                )
+                line = f"{name} of {file.repository} could not be fetched ({error}); its tests are skipped"
+                print(line, file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -42,16 +42,9 @@ def step_line(
     step: int, time: float = 0.0, images: int | None = None, attempt: int = 1, epoch: int = 1, **scalars: Any
 ) -> dict[str, Any]:
     """Return the line of an interval of steps. A scalar's name has "__" in place of "/"."""
-    return metrics_line(
-        StepRow(
-            attempt=attempt,
-            time=time,
-            step=step,
-            images=step if images is None else images,
-            epoch=epoch,
-            scalars={name.replace("__", "/"): value for name, value in scalars.items()},
-        )
-    )
+    named = {name.replace("__", "/"): value for name, value in scalars.items()}
+    images = step if images is None else images
+    return metrics_line(StepRow(attempt=attempt, time=time, step=step, images=images, epoch=epoch, scalars=named))
 
 
 def epoch_line(

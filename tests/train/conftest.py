@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from support.command_server import CommandServer, ForkedCommand
 from support.forked_ranks import in_group
+from support.ssh_machines import command_line, process_table, send_signal
 from support.waiting import DEADLINE_SECONDS, PATIENCE, wait_for
 
 from train.data.decode import decode_image, encode_jpeg
@@ -47,12 +48,6 @@ def tiny_recipe(**changes: Any) -> Recipe:
         ],
     }
     return Recipe(**{**values, **changes})
-
-
-def session_of(pid: str) -> int:
-    """Return a process's session id, 0 for a zombie, which counts as ended."""
-    state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return 0 if state == "Z" else int(fields[2])
 
 
 class Runs:
@@ -112,16 +107,11 @@ class Runs:
         self, out: Path, *options: str, launcher: tuple[str, ...] = ("train",)
     ) -> "subprocess.Popen[bytes]":
         """Start `python -m train`, or `python -m <launcher> -m train`, as a user does."""
-        with self.log(out).open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", *launcher, *self.words(out, options, None)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self.folder,
-                start_new_session=True,
-                env=self.environment,
-            )
+        argv = [sys.executable, "-m", *launcher, *self.words(out, options, None)]
+        foreign = os.environ.keys() - self.environment.keys()
+        process = tools_process.start_process(
+            argv, self.log(out), self.environment, folder=self.folder, without=foreign
+        )
         self.started.append((process, out))
         return process
 
@@ -177,12 +167,10 @@ class Runs:
         """Return the living processes of a run: those that name its folder, and those of the sessions forked for it."""
         sessions = {process.pid for process, folder in self.started if folder == out}
         pids = []
-        for entry in Path("/proc").iterdir():
-            with contextlib.suppress(OSError):
-                if entry.name.isdigit() and (session := session_of(entry.name)):
-                    names_folder = str(out).encode() in (entry / "cmdline").read_bytes().split(b"\0")
-                    if names_folder or session in sessions:
-                        pids.append(int(entry.name))
+        for pid in process_table():
+            with contextlib.suppress(ProcessLookupError):
+                if os.getsid(pid) in sessions or str(out) in command_line(pid).split(" "):
+                    pids.append(pid)
         return pids
 
     def gone(self, out: Path) -> None:
@@ -193,9 +181,7 @@ class Runs:
         """Kill all that is left, and the process that forks."""
         try:
             for out in {out for _, out in self.started}:
-                for pid in self.alive(out):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
+                send_signal(self.alive(out), signal.SIGKILL)
             for process, _ in self.started:
                 process.wait(120)
         finally:

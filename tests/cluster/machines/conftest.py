@@ -75,8 +75,7 @@ class FleetJob:
     def status(self, machine: str) -> dict[str, Any]:
         """A machine's status in the local mirror, {} if there is none yet."""
         path = self.fleet.folders.status_path(machine)
-        status: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-        return status
+        return json.loads(path.read_text()) if path.exists() else {}
 
     def pull_until(self, condition: Callable[[], Any]) -> None:
         """Pull files until a condition is true."""

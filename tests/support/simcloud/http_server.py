@@ -47,8 +47,7 @@ class Fault:
 
     def strikes(self, service: str, action: str) -> bool:
         """Return whether the fault strikes this call, and count it."""
-        is_named = self.action in ("", action) and self.service in ("", service)
-        if not is_named or self.times < 1:
+        if self.action not in ("", action) or self.service not in ("", service) or self.times < 1:
             return False
         if self.skip > 0:
             self.skip -= 1
@@ -121,15 +120,19 @@ class AwsFrontend:
         if fault is None:
             return self.do(environ, body, service, region)
         time.sleep(fault.delay)
-        loses_answer = fault.kill or fault.drop or bool(fault.code)
+        loses_answer = fault.kill or fault.drop or fault.code
         if fault.after or not loses_answer:
             response = self.do(environ, body, service, region)
             if not loses_answer:
                 return response
         if fault.kill:
-            self._kill_caller(environ)
+            pids = peer_pids(environ["REMOTE_ADDR"], int(environ["REMOTE_PORT"]), int(environ["SERVER_PORT"]))
+            self.killed += pids
+            kill(pids)
         if fault.kill or fault.drop:
-            _close_connection(environ)
+            with contextlib.suppress(OSError):
+                environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+            raise ConnectionResetError("the answer is lost, as requested")
         return error_response(service, fault.code, fault.message, fault.status)
 
     def do(self, environ: dict[str, Any], body: bytes, service: str, region: str) -> Response:
@@ -144,19 +147,11 @@ class AwsFrontend:
             return "200 OK", [("Content-Type", "application/x-amz-json-1.1"), ("Content-Length", str(len(text)))], text
         if service in ("pricing", "servicequotas"):
             return error_response(service, "NotImplemented", "not in the simulated cloud", 501)
-        return self._call_moto(environ, body)
-
-    def _call_moto(self, environ: dict[str, Any], body: bytes) -> Response:
         starts: list[Any] = []
         chunks = self.app({**environ, "wsgi.input": io.BytesIO(body)}, lambda *start: starts.append(start[:2]))
         content = b"".join(chunks)
         status, headers = starts[0]
         return status, [header for header in headers if header[0].lower() != "connection"], content
-
-    def _kill_caller(self, environ: dict[str, Any]) -> None:
-        pids = peer_pids(environ["REMOTE_ADDR"], int(environ["REMOTE_PORT"]), int(environ["SERVER_PORT"]))
-        self.killed += pids
-        kill(pids)
 
     # --- control ---------------------------------------------------------------------------------------------------
 
@@ -171,12 +166,6 @@ class AwsFrontend:
             answer, status = {"error": f"{type(error).__name__}: {error}"}, "400 BAD"
         text = json.dumps({} if answer is None else answer, default=asdict).encode()
         return status, [("Content-Type", "application/json"), ("Content-Length", str(len(text)))], text
-
-
-def _close_connection(environ: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):
-        environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
-    raise ConnectionResetError("the answer is lost, as requested")
 
 
 class _RequestHandler(MotoRequestHandler):

@@ -15,14 +15,10 @@ def _encode_address(address: str, port: int) -> str:
 
 def peer_pids(address: str, port: int, server_port: int) -> list[int]:
     """Return the other processes that hold the socket from this address and port to the server's port."""
-    client = _encode_address(address, port)
-    inode = ""
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        columns = line.split()
-        if columns[1] == client and columns[2].endswith(f":{server_port:04X}"):
-            inode = columns[9]
-    socket_file = f"socket:[{inode}]"
-    return [pid for pid in process_table() if inode and pid != os.getpid() and socket_file in _open_files(pid)]
+    client, server = _encode_address(address, port), f":{server_port:04X}"
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    files = {f"socket:[{row[9]}]" for row in rows if row[1] == client and row[2].endswith(server)}
+    return [pid for pid in process_table() if pid != os.getpid() and files & _open_files(pid)]
 
 
 def _open_files(pid: int) -> set[str]:

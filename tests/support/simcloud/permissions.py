@@ -67,28 +67,23 @@ def _launch_authorizations(response: Any) -> Iterator[Authorization]:
         yield "ec2:RunInstances", request.reservation_group, {}
     for kind, kind_tags in request.tags.items():
         yield _tag_authorization("ec2", "RunInstances", f"{arn}{kind}/*", kind_tags)
-    for role in _passed_roles(request):
-        yield "iam:PassRole", role, {"iam:PassedToService": "ec2.amazonaws.com"}
+    profiles = iam_backends[ACCOUNT]["aws"].instance_profiles.values()
+    for role in [role for profile in profiles if profile.name == request.profile["Name"] for role in profile.roles]:
+        yield "iam:PassRole", role.arn, {"iam:PassedToService": "ec2.amazonaws.com"}
 
 
 def _existing_resources(request: LaunchRequest) -> Iterator[tuple[str, str]]:
     """Yield the kind and the stack tag of each resource that a launch uses: "" for one that is not ours."""
-    stack_tag = tags.STACK
-    all_tags = request.backend.tags
-    for kind, ids in (("subnet", request.subnet_ids()), ("security-group", request.security_group_ids())):
-        for id in ids or ["the default"]:
-            yield kind, str(all_tags.get(id, {}).get(stack_tag, ""))
-    if request.key in request.backend.key_pairs:
-        key_id = request.backend.key_pairs[request.key].id
-        yield "key-pair", str(all_tags.get(key_id, {}).get(stack_tag, ""))
+    key = request.backend.key_pairs.get(request.key)
     group = SimulatedAws.current.groups.get((request.region, request.group))
-    if group:
-        yield "placement-group", str(all_tags.get(group.id, {}).get(stack_tag, ""))
-
-
-def _passed_roles(request: LaunchRequest) -> list[str]:
-    profiles = iam_backends[ACCOUNT]["aws"].instance_profiles.values()
-    return [role.arn for profile in profiles if profile.name == request.profile["Name"] for role in profile.roles]
+    for kind, ids in (
+        ("subnet", request.subnet_ids() or ["the default"]),
+        ("security-group", request.security_group_ids() or ["the default"]),
+        ("key-pair", [key.id] if key else []),
+        ("placement-group", [group.id] if group else []),
+    ):
+        for id in ids:
+            yield kind, str(request.backend.tags.get(id, {}).get(tags.STACK, ""))
 
 
 def _request_context(new_tags: Tags) -> dict[str, str]:

@@ -95,9 +95,7 @@ def _prepare_for_moto(params: Any, request: LaunchRequest, count: int) -> None:
     root = request.backend.amis[request.image].root_device_name
     disks = [*([] if request.disks_named(root) else [{"DeviceName": root}]), *request.disks]
     defaults = {"VolumeType": "gp3", "DeleteOnTermination": True, "VolumeSize": spot_market.IMAGE_GB}
-    params["BlockDeviceMappings"] = [
-        {"DeviceName": disk["DeviceName"], "Ebs": {**defaults, **(disk.get("Ebs") or {})}} for disk in disks
-    ]
+    params["BlockDeviceMappings"] = [{**disk, "Ebs": {**defaults, **(disk.get("Ebs") or {})}} for disk in disks]
     params["SecurityGroups"] = list(params.get("SecurityGroups") or [])
 
 
@@ -134,7 +132,8 @@ def prep_nics(self: Any, nic_spec: list[dict[str, Any]], security_groups: list[A
     specs = sorted(nic_spec or [{}], key=_interface_slot)
     self.nics = {}
     for index, spec in enumerate(specs):
-        subnet = backend.get_subnet(spec.get("SubnetId") or self._subnet_id or _default_subnet(self))
+        own_subnet = spec.get("SubnetId") or self._subnet_id
+        subnet = backend.get_subnet(own_subnet or backend.get_default_subnets()[self.placement.zone].id)
         is_public = spec.get("AssociatePublicIpAddress")
         address = SimulatedAws.current.next_address() if index == 0 else None
         interface = backend.create_network_interface(
@@ -161,10 +160,6 @@ def prep_nics(self: Any, nic_spec: list[dict[str, Any]], security_groups: list[A
 
 def _interface_slot(spec: dict[str, Any]) -> tuple[int, int]:
     return int(spec.get("NetworkCardIndex") or 0), int(spec.get("DeviceIndex") or 0)
-
-
-def _default_subnet(instance: Any) -> str:
-    return str(instance.ec2_backend.get_default_subnets()[instance.placement.zone].id)
 
 
 # --- checks ----------------------------------------------------------------------------------------------------------
