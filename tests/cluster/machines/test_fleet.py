@@ -301,7 +301,7 @@ def test_machine_joins_if_it_fits_also_when_the_supervisor_was_killed(make_job: 
             (job.shared / "launch").write_text(launch)
             return machine and replace(machine, facts=replace(machine.facts, **facts))
 
-        fleet.provisioner.prepare = find  # type: ignore[method-assign]
+        fleet.provisioner.prepare = find  # type: ignore[assignment, method-assign]
         folders.join_marker("2").touch()
         fleet.join_machines()
         wait_for(lambda: not folders.join_marker("2").exists() and fleet.agents_alive() and not fleet.restarting)

@@ -19,9 +19,9 @@ import pytest
 import torch
 from PIL import Image
 from support.waiting import wait_for
+from torch.utils.data import DataLoader
 
 from train.data.index.open import DataError, load_index
-from train.data.loading import loader
 from train.data.loading.augment import trivial_augment
 from train.data.loading.batch_buffers import BatchBuffers
 from train.data.loading.loader import PREFETCH_BYTES_PER_WORKER, Batch, BatchDecoder, WorkerBatch, stream_batches
@@ -226,7 +226,7 @@ def test_dev_shm_that_cannot_be_used_is_named(decoder: BatchDecoder, monkeypatch
     def make_semaphore(*_: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(loader.DataLoader, "__iter__", make_semaphore)
+    monkeypatch.setattr(DataLoader, "__iter__", make_semaphore)
     with pytest.raises(DataError, match=r"^/dev/shm: Read-only file system; .* or pass --workers 0$"):
         stream_batches(decoder, mixed_requests(), 1, CPU, LARGEST_BATCH_BYTES)
 
