@@ -1,7 +1,7 @@
 """The training loop of one process (rank): from the first step to the last validation.
 
     train                     the rest of the schedule, from the trainer's position
-      begin_phase             DistributedDataParallel; the first shape of batch is run once
+      begin_phase             DistributedDataParallel; the first shape of batch is run once, at the start also the largest
       run_epoch               all steps of an epoch; validation, checkpoint
         run_step              learning rate, forward and backward for each chunk, sums of gradients and
                               batch-norm statistics over all ranks, one update
@@ -167,7 +167,7 @@ class Trainer:
         for epoch in epochs:
             self.time_breakdown.begin_epoch(epoch.number + 1)
             if epoch is epochs[0]:
-                batches = self.begin_run(epoch, batches)
+                batches = self.begin_run(epochs, batches)
             elif epoch.scheduled_phase != self.schedule.epochs[self.epoch_index - 1].scheduled_phase:
                 with self.time_breakdown.measure(TimePart.SWITCHES):
                     self.begin_phase(epoch)
@@ -181,9 +181,17 @@ class Trainer:
             self.saver.wait()
         self.progress.finish(self.time_summary)
 
-    def begin_run(self, epoch: Epoch, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Prepare for the first epoch of this attempt, and fetch its first batch, which counts as no part of a step."""
-        self.begin_phase(epoch, is_first=True)
+    def begin_run(self, epochs: Sequence[Epoch], batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Prepare for the remaining epochs, and fetch the first batch, which counts as no part of a step.
+
+        The largest shape of later phases is tried too: whether it fits into a GPU's memory is known before hours are
+        paid.
+        """
+        self.begin_phase(epochs[0], is_first=True)
+        alike = [epoch for epoch in epochs if epoch.scheduled_phase.phase.frozen == self.freezer.frozen]
+        train_shapes, _ = batch_shapes(self.sampler, alike, self.recipe.model.compile)
+        largest = max(train_shapes, key=math.prod)
+        warm_up(self.wrapped_model, self.model, [largest], [], self.preprocessor, self.agent_channel.tick)
         batches = chain([*islice(batches, 1)], batches)  # none: no image of the last validation is this rank's
         if not self.time_breakdown.measured.startup_seconds:
             self.time_breakdown.measured.startup_seconds = self.agent_channel.seconds_by_state()
