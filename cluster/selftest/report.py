@@ -104,5 +104,5 @@ def _lines(report: SelftestReport) -> Iterator[str]:
         yield f"{number} {step.title}: {step.state} after {step.seconds / 60:.1f} minutes, ${step.dollars:.2f}"
         for observation in step.observations:
             yield f"  {'ok' if observation.is_right else 'WRONG':6} {observation.what}: {observation.seen}"
-    spent = f"${report.dollars:.2f} of ${report.max_dollars:.2f}"
-    yield f"{spent} in {report.seconds / 60:.1f} minutes; the stack's storage and data transfer are not counted"
+    spent = f"machines and data transfer cost ${report.dollars:.2f} of ${report.max_dollars:.2f}"
+    yield f"{spent} in {report.seconds / 60:.1f} minutes; the stack's storage is not counted"

@@ -1,9 +1,10 @@
-"""The stack's optional S3 bucket: data below data/, the files of jobs below runs/. Encrypted, without public access.
+"""The stack's optional S3 bucket: data below data/, the files of jobs below runs/. Encrypted, private, TLS only.
 
 The bucket is tagged last, so a tagged bucket is complete. A bucket without tags belongs to the stack only if the
 stack's journal says that it was about to be created.
 """
 
+import json
 import logging
 
 from infra.aws import prices, tags
@@ -12,6 +13,7 @@ from infra.aws.journal_events import StackChange
 from infra.errors import CloudError
 
 from . import efs as stack_efs
+from . import policies
 from .resources import StackContext, require_ours
 
 logger = logging.getLogger(__name__)
@@ -45,6 +47,7 @@ def ensure(context: StackContext, name: str, file_system: str) -> None:
             (s3.put_public_access_block, {"PublicAccessBlockConfiguration": no_public_access}),
             (s3.put_bucket_encryption, {"ServerSideEncryptionConfiguration": {"Rules": [encryption_rule]}}),
             (s3.put_bucket_lifecycle_configuration, {"LifecycleConfiguration": {"Rules": [ABORT_UPLOADS_RULE]}}),
+            (s3.put_bucket_policy, {"Policy": json.dumps(policies.bucket_policy(name, region))}),
             (s3.put_bucket_tagging, {"Tagging": {"TagSet": bucket_tags}}),  # last: a tagged bucket is complete
         )
         for function, params in settings:

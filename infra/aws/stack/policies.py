@@ -26,7 +26,8 @@ ec2:DescribeAddresses ec2:DescribeAvailabilityZones ec2:DescribeCapacity* ec2:De
 ec2:DescribeInstances ec2:DescribeInternetGateways ec2:DescribeKeyPairs ec2:DescribeNatGateways
 ec2:DescribeNetworkInterfaces ec2:DescribePlacementGroups ec2:DescribeRouteTables
 ec2:DescribeSecurityGroups ec2:DescribeSpot* ec2:DescribeSubnets ec2:DescribeVolumes ec2:DescribeVpc*
-ec2:GetGroupsForCapacityReservation elasticfilesystem:Describe* pricing:GetProducts servicequotas:Get*
+ec2:GetGroupsForCapacityReservation ec2:GetSpotPlacementScores elasticfilesystem:Describe*
+pricing:GetProducts servicequotas:Get*
 """
 CREATE_ACTIONS = """
 ec2:AllocateAddress ec2:CreateInternetGateway ec2:CreateNatGateway ec2:CreatePlacementGroup ec2:CreateRouteTable
@@ -50,8 +51,8 @@ elasticfilesystem:TagResource elasticfilesystem:UntagResource ec2-instance-conne
 """
 BUCKET_ACTIONS = """
 s3:AbortMultipartUpload s3:CreateBucket s3:DeleteBucket s3:DeleteObject s3:GetBucketTagging s3:GetObject s3:ListBucket
-s3:PutBucketPublicAccessBlock s3:PutBucketTagging s3:PutEncryptionConfiguration s3:PutLifecycleConfiguration
-s3:PutObject
+s3:PutBucketPolicy s3:PutBucketPublicAccessBlock s3:PutBucketTagging s3:PutEncryptionConfiguration
+s3:PutLifecycleConfiguration s3:PutObject
 """
 READ_ROLE_ACTIONS = "iam:GetInstanceProfile iam:GetRole iam:GetRolePolicy iam:ListRolePolicies"
 ADMIN_ACTIONS = """
@@ -194,6 +195,21 @@ def file_system_policy(account: str, region: str, file_system: str) -> Policy:
             "Resource": file_system_arn,
             "Condition": {"Bool": {"elasticfilesystem:AccessedViaMountTarget": "true"}},
         },
+    )
+
+
+def bucket_policy(bucket: str, region: str) -> Policy:
+    """Return the bucket's own policy: access over TLS only. Who has access is a matter of other policies."""
+    bucket_arn = f"arn:{get_partition(region)}:s3:::{bucket}"
+    return _make_policy(
+        {
+            "Sid": FILE_SYSTEM_STATEMENTS[0],
+            "Effect": "Deny",
+            "Principal": {"AWS": "*"},
+            "Action": "s3:*",
+            "Resource": [bucket_arn, f"{bucket_arn}/*"],
+            "Condition": {"Bool": {"aws:SecureTransport": "false"}},
+        }
     )
 
 

@@ -15,7 +15,9 @@ logger = logging.getLogger(__name__)
 
 ROLE_NAME = stack_policies.ROLE_NAME  # of the instance profile too
 ALL_REGIONS_POLICY = "imgnet"  # the name of a policy that an admin has created for all regions
-ADMIN_HINT = "an admin types once: imgnet-cluster up --region {}, or creates it from: imgnet-cluster check --iam"
+ADMIN_HINT = (
+    "an admin types once: imgnet-cluster up --stack --region {}, or creates it from: imgnet-cluster check --iam"
+)
 
 
 def missing_parts(context: StackContext, file_system: str | None, bucket: str | None) -> list[str]:

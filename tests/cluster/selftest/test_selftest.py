@@ -171,6 +171,6 @@ def test_report_is_written_as_json_and_as_text(run_steps: Callable[..., Selftest
     text = write_report(tmp_path, report)
     assert text == (tmp_path / "selftest-report.txt").read_text()
     assert "\n2 a step: failed after " in text and "\n  WRONG  a thing: account <account>" in text
-    assert "$2.50 of $10.00" in text
+    assert "$2.50 of $10.00" in text and text.endswith("; the stack's storage is not counted\n")
     read = decode(SelftestReport, json.loads((tmp_path / "selftest-report.json").read_text()))
     assert read.steps[1].observations[0].seen == 'account <account>, "quoted"' and read.max_dollars == 10.0

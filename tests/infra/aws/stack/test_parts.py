@@ -1,6 +1,7 @@
 """The parts of the stack: network, security group, ssh, keys, role, file system, bucket, claims on jobs."""
 
 import json
+import re
 import stat
 import subprocess
 import threading
@@ -11,8 +12,10 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
+from click.testing import CliRunner
 from support.aws_stack import OWN_CIDR, RecordingAccount, count_resources
 
+from cluster.cli.app import cli
 from infra.aws import tags
 from infra.aws.stack import efs, key_pairs, network, policies, resources, role, security_group, stack
 from infra.aws.stack.claims import CLAIM_PREFIX, read_claim, write_claim
@@ -242,11 +245,19 @@ def test_remove_keeps_a_role_that_another_region_uses(account: RecordingAccount,
 
 
 @pytest.mark.parametrize("action", ["CreateRole", "CreateInstanceProfile", "PutRolePolicy"])
-def test_missing_permission_names_the_admin_command(account: RecordingAccount, work: StackContext, action: str) -> None:
+def test_missing_permission_names_the_command_with_which_an_admin_grants_it(
+    account: RecordingAccount, work: StackContext, action: str
+) -> None:
     account.denied = {action: "AccessDenied"}
-    with pytest.raises(CloudError, match=r"^role imgnet-machine .*an admin types once: .*imgnet-cluster check --iam$"):
+    with pytest.raises(CloudError) as caught:
         role.ensure(work)
         role.grant_access(work, "fs-1", None)
+    match = re.search(
+        r"an admin types once: imgnet-cluster (.+), or .*: imgnet-cluster check --iam$", str(caught.value)
+    )
+    assert match and str(caught.value).startswith("role imgnet-machine ")
+    ran = CliRunner().invoke(cli, [*match[1].split(), "--from", OWN_CIDR])
+    assert ran.exit_code == 0 and stack.inspect(account)[0] == [], ran.output
 
 
 def test_role_that_another_policy_denies_names_it_too(account: RecordingAccount, work: StackContext) -> None:
@@ -310,7 +321,7 @@ def test_ensure_leaves_out_zones_without_efs(
     assert stack.ensure(second_account, OWN_CIDR) == stack.inspect(account)[1] and not second_account.changes()
 
 
-def test_bucket_is_private_encrypted_and_found_by_others(account: RecordingAccount) -> None:
+def test_bucket_is_private_encrypted_over_tls_only_and_found_by_others(account: RecordingAccount) -> None:
     own_stack = stack.ensure(account, OWN_CIDR, bucket="imgnet-data")
     assert own_stack.bucket == "imgnet-data" and stack.inspect(RecordingAccount())[1] == own_stack == stack.ensure(
         RecordingAccount(), OWN_CIDR
@@ -321,6 +332,8 @@ def test_bucket_is_private_encrypted_and_found_by_others(account: RecordingAccou
     assert [rule["AbortIncompleteMultipartUpload"] for rule in lifecycle] == [{"DaysAfterInitiation": 7}]
     rules = account.s3.get_bucket_encryption(Bucket="imgnet-data")["ServerSideEncryptionConfiguration"]["Rules"]
     assert rules[0]["ApplyServerSideEncryptionByDefault"]["SSEAlgorithm"] == "AES256"
+    policy = json.loads(account.s3.get_bucket_policy(Bucket="imgnet-data")["Policy"])
+    assert policy == policies.bucket_policy("imgnet-data", account.region)
 
 
 def test_empty_bucket_is_deleted_while_the_file_system_stays(account: RecordingAccount) -> None:

@@ -188,8 +188,20 @@ def test_policies_name_the_partition_of_their_region_and_are_short_enough_for_ia
     others = (policies.machine_policy, policies.file_system_policy)
     documents = [longest, *(make("1", region, "fs-1") for make in others)]
     documents += [policies.machine_policy("1", region, "fs-1", "theirs"), policies.dataset_policy("b", "sets", region)]
+    documents += [policies.bucket_policy("ours", region)]
     text = json.dumps(documents)
     assert text.count('"arn:') == text.count(f'"arn:{partition}:') > 15
+
+
+def test_bucket_policy_denies_every_call_without_tls_and_allows_nothing() -> None:
+    policy, bucket = policies.bucket_policy("ours", "us-east-1"), "arn:aws:s3:::ours"
+    calls = [("s3:ListBucket", bucket), ("s3:GetObject", f"{bucket}/data/x"), ("s3:PutObject", f"{bucket}/runs/x")]
+    everything = policies._allow("All", "s3:*", "*")
+    allowing: policies.Policy = {**policy, "Statement": [*policy["Statement"], everything]}
+    for action, resource in calls:
+        assert not iam.is_allowed(allowing, action, resource, {"aws:SecureTransport": "false"})
+        assert iam.is_allowed(allowing, action, resource, {"aws:SecureTransport": "true"})
+        assert not iam.is_allowed(policy, action, resource, {"aws:SecureTransport": "true"})
 
 
 def test_dataset_policy_reads_one_prefix_only() -> None:
