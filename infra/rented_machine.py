@@ -16,6 +16,7 @@ class RentedMachine:
     market: str = ""
     zone: str = ""
     placement_group: str = ""
+    boots_slowly: bool = False  # a whole computer, whose firmware takes minutes
     launch_index: int = 0  # its number in the request that brought it, as the cloud counts
     end_reason: str = ""  # as the cloud writes it, "" while the machine lives
 

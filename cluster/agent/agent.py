@@ -75,6 +75,7 @@ class Agent:
         self.reached_at = network.resolve(address)  # the IP addresses at which other machines reach this one
         self.addresses: tuple[str, ...] = ()
         self.spec = JobSpec.parse(read_file(self.spec_path), self.spec_path).resolved_on_machine(shared)
+        os.environ |= self.spec.rental_facts.environment
         self.launch_id = RunFolder.read_launch_id(shared)
         self.id = f"{machine}.{uuid4().hex[:6]}"  # an agent that is started again counts as a new machine
         previous = read_previous_status(shared, machine)

@@ -42,6 +42,7 @@ class RentalFacts:
     gpus_per_machine: int = 0  # fewer visible GPUs are a fault of the machine, not a smaller machine
     # Pip index with a torch build for GPUs that the default build no longer supports.
     torch_index_url: str | None = None
+    environment: dict[str, str] = field(default_factory=dict)  # of all processes of the job on its machines
     torch_requirement: str | None = None  # the versions of torch whose builds there support the GPUs: "torch<2.15"
 
 

@@ -1,7 +1,7 @@
 """The training loop of one process (rank): from the first step to the last validation.
 
     train                     the rest of the schedule, from the trainer's position
-      begin_phase             DistributedDataParallel; the first shape of batch is run once, at the start also the largest
+      begin_phase             DistributedDataParallel; the first shape of batch is run once; first also the largest
       run_epoch               all steps of an epoch; validation, checkpoint
         run_step              learning rate, forward and backward for each chunk, sums of gradients and
                               batch-norm statistics over all ranks, one update

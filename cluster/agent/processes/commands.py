@@ -231,7 +231,8 @@ class CommandProcesses(AttemptProcesses):
             workdir=folder.absolute(),
             mounts=[self.work.absolute(), Path(self.environment["TMPDIR"])],
             read_only_mounts=[Path(data)] if data and Path(data).exists() else [],
-            variables={*environment, GPUS_VARIABLE},  # the machine's share of a computer that several jobs use
+            # The machine's share of a computer that several jobs use, and where it is.
+            variables={*environment, GPUS_VARIABLE, *self.spec.rental_facts.environment},
             given_variables={*self.command.env, *self.command.secrets},
             has_nvidia=self.has_nvidia_runtime,
         )

@@ -20,6 +20,7 @@ from train.tools.files import write_atomic
 from .provider import REMOTE_FOLDER, CloudProvider, MachineT, find_jump_host
 
 BOOT_TIMEOUT_SECONDS = 900.0
+SLOW_BOOT_FACTOR = 2
 BOOT_POLL_SECONDS = 1.0
 UNUSABLE_SECONDS = 60.0  # how long a machine may accept the login and nothing else
 REASON_BYTES = 2000
@@ -48,6 +49,7 @@ def wait_until_ready(
     machine = list_machines().get(name)
     if machine is None:
         raise SetupFailed(f"{cloud_name} terminated the instance before it booted")
+    timeout_seconds = BOOT_TIMEOUT_SECONDS * (SLOW_BOOT_FACTOR if machine.boots_slowly else 1)
     fleet.setup_progress.set_step(name, SetupStep.BOOTING)
     while True:
         now = time.monotonic()
@@ -66,8 +68,8 @@ def wait_until_ready(
             raise SetupFailed(f"{cloud_name} terminated instance {machine.id} during boot")
         if now - last_usable > UNUSABLE_SECONDS:
             raise BootFailed(f"{pending_reason}, for {UNUSABLE_SECONDS:.0f} s")
-        if now - start > BOOT_TIMEOUT_SECONDS:
-            raise BootFailed(f"{pending_reason}, after {BOOT_TIMEOUT_SECONDS:.0f} s")
+        if now - start > timeout_seconds:
+            raise BootFailed(f"{pending_reason}, after {timeout_seconds:.0f} s")
         if stop_reason := provider.get_stop_reason() or fleet.shortage_reason:
             raise SetupFailed(stop_reason)
         time.sleep(BOOT_POLL_SECONDS)

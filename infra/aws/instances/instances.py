@@ -89,6 +89,7 @@ def parse_instance(description: Resource, region: str) -> Instance:
         market=description.get("InstanceLifecycle", "on-demand"),
         private_ip=description.get("PrivateIpAddress", ""),
         public_ip=description.get("PublicIpAddress", ""),
+        boots_slowly=".metal" in description["InstanceType"],
         launch_time=launch_time,
         end_time=_parse_end_time(description, launch_time) if has_ended else None,
         end_reason=reason if has_ended else "",

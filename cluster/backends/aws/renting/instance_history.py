@@ -185,6 +185,11 @@ class InstanceHistory(CloudProvider[Instance]):
         """Return what the machines of a run folder and their traffic have cost until `moment`. Reads files only."""
         return billing.job_cost(Journal(RunFolder(run_path).journal_path), moment, read_traffic(run_path).until(moment))
 
+    def with_machine_limits(self, spec: JobSpec) -> JobSpec:
+        """Return the specification that the machines get. It names their region, without which boto3 does nothing."""
+        cloud = {**(spec.cloud or {}), "environment": {"AWS_REGION": self.last_region}}
+        return super().with_machine_limits(replace(spec, cloud=cloud))
+
     @property
     def closing_time(self) -> float | None:
         """When EC2 ends the instances, in seconds since 1970; None for never. An extended reservation ends later."""

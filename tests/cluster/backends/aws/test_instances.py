@@ -472,6 +472,14 @@ def test_limits_are_read_from_the_run_folder(make_instances: Any) -> None:
         assert (limited.max_hours, limited.limit_name) == (max_hours, "")
 
 
+def test_machines_get_the_region_in_which_they_are(make_instances: Any) -> None:
+    western = place(region="us-west-2")
+    job_instances = make_instances(1, *granted(1, NOW, western, "0"), rental={"places": (place(), western)})
+    limited = job_instances.with_machine_limits(job_instances.spec)
+    assert limited.rental_facts.environment == {"AWS_REGION": "us-west-2"}
+    assert RentalSpec.from_json(limited.cloud).places == job_instances.rental_spec.places
+
+
 def test_changed_expiry_is_in_the_journal_before_it_is_a_tag(
     make_instances: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

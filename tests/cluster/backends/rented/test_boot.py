@@ -24,8 +24,9 @@ SHORTAGE = "only 1 of the 2 machines that the job needs can be used"
 class Machine:
     """A connector to a machine that answers as `files` says, by the second of its boot. Nothing takes real time."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: Files, machine: RentedMachine) -> None:
         self.files = files
+        self.machine = machine
         self.seconds = 0.0
         self.commands: list[list[str]] = []
         self.recorded_key = ""
@@ -41,7 +42,7 @@ class Machine:
 
     def wait(self, shortage_reason: str = "", polls: int | None = None) -> None:
         """Wait until the machine is ready. The cloud has it at the first `polls` questions; None: always."""
-        answers = iter([{"0": MACHINE}] * (100_000 if polls is None else polls))
+        answers = iter([{"0": self.machine}] * (100_000 if polls is None else polls))
         provider: Any = SimpleNamespace(
             cloud_name="the toy cloud",
             get_stop_reason=lambda: "",
@@ -57,11 +58,11 @@ class Machine:
 
 
 @pytest.fixture
-def machine_with(monkeypatch: pytest.MonkeyPatch) -> Callable[[Files], Machine]:
+def machine_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Machine]:
     """Return a maker of machines whose clock is that of the waiter."""
 
-    def make(files: Files) -> Machine:
-        machine = Machine(files)
+    def make(files: Files, **details: Any) -> Machine:
+        machine = Machine(files, replace(MACHINE, **details))
 
         def sleep(seconds: float) -> None:
             machine.seconds += seconds
@@ -97,6 +98,12 @@ def test_ready_machine_gets_a_host_key_of_its_own(machine_with: Any, files: File
     machine.wait()
     assert machine.recorded_key == "ssh-ed25519 NEW" and machine.commands == [["sudo", "-n", "imgnet-hostkey"]]
     assert machine.seconds == seconds
+
+
+def test_boot_of_a_whole_computer_may_take_half_an_hour(machine_with: Any) -> None:
+    machine = machine_with(lambda now: READY if now > 1200 else {}, boots_slowly=True)
+    machine.wait()
+    assert machine.seconds == 1201
 
 
 @pytest.mark.parametrize(
