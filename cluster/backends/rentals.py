@@ -254,9 +254,18 @@ class CloudAdministration(ABC):
 
     @abstractmethod
     def check_launch(
-        self, region: str | None, types: Sequence[str], machine_count: int, market: str, tag_texts: Sequence[str] = ()
+        self,
+        region: str | None,
+        types: Sequence[str],
+        machine_count: int,
+        market: str,
+        tag_texts: Sequence[str] = (),
+        reservation: str | None = None,
     ) -> list[LaunchFinding]:
-        """Check everything that a launch needs from the cloud. `tag_texts` are as for `ensure_stack`."""
+        """Check everything that a launch needs from the cloud, perhaps in reserved machines.
+
+        `tag_texts` are as for `ensure_stack`.
+        """
 
     @abstractmethod
     def iam_policies(self, region: str | None = None, data: str | None = None) -> Mapping[str, object]:

@@ -14,6 +14,7 @@ from infra.aws import prices, s3, tags
 from infra.aws.client import Account, get_public_address
 from infra.aws.instances import instances, preflight
 from infra.aws.instances.instances import Instance
+from infra.aws.launch_request import get_group_region
 from infra.aws.market import offers, reservations
 from infra.aws.market.instance_types import BUILTIN_TYPES, ON_DEMAND_PRICES
 from infra.aws.market.reservations import CAPACITY_BLOCK
@@ -166,11 +167,17 @@ class AwsAdministration(CloudAdministration):
         return reservations.list_block_offerings(account, types, machine_count, hours)
 
     def check_launch(
-        self, region: str | None, types: Sequence[str], machine_count: int, market: str, tag_texts: Sequence[str] = ()
+        self,
+        region: str | None,
+        types: Sequence[str],
+        machine_count: int,
+        market: str,
+        tag_texts: Sequence[str] = (),
+        reservation: str | None = None,
     ) -> list[LaunchFinding]:
         """Check everything that a launch needs of AWS."""
         user_tags = _parse_tags(tag_texts)
-        account = Account(region)
+        account = Account(region or get_group_region(reservation or "") or None)
         try:
             missing_parts, own_stack = stack.inspect(account)
         except CloudError:  # the preflight check meets the same error and reports it as a finding
@@ -180,6 +187,7 @@ class AwsAdministration(CloudAdministration):
             types=types,
             machines=machine_count,
             market=market,
+            reservation_id=reservation,
             stack_missing=missing_parts,
             own_stack=own_stack,
             user_tags=user_tags,

@@ -7,6 +7,7 @@ code (infra/aws/errors.py). Sources: AWS, "Ensuring idempotency", "Cluster place
 
 import contextlib
 import logging
+import re
 import time
 from collections.abc import Callable, Sequence
 
@@ -33,7 +34,7 @@ from train.tools import host
 
 from . import instances
 from .instances import Instance
-from .request import InstanceRequest, build_launch_request
+from .request import EFA_ONLY_DEVICES, InstanceRequest, build_launch_request
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ CLIENT_REASON = "Client."  # begins the reasons of ends that the account caused,
 PLACE_RESOURCE_CODES = ("InvalidSubnetID.NotFound", "InvalidPlacementGroup.Unknown")
 # Kinds of refusals that a place would repeat in every round.
 LASTING_KINDS = (ErrorKind.QUOTA_EXCEEDED, ErrorKind.PLACE_UNSUITABLE)
+DEVICE_INDEX = re.compile("device ?index|network ?card", re.IGNORECASE)
 RENT_ACTION = "rent machines (ec2:RunInstances)"
 BuildInstanceRequest = Callable[[Place], InstanceRequest]
 
@@ -208,17 +210,31 @@ class Gang:
         instance_request: InstanceRequest,
         instance_type: InstanceType,
         placement_group: str = "",
+        efa_only_device: int = EFA_ONLY_DEVICES[0],
     ) -> list[Instance]:
         """Send one request for the named machines at a place, and return them when all run as requested.
 
-        `placement_group` is the group of an earlier request that they join; else they get a new one.
-        Raises `LaunchRefused`, `CloudError`, `Interrupted`.
+        `placement_group` is the group of an earlier request that they join; else they get a new one. When EC2 refuses
+        the device index of EFA-only interfaces, it is asked again with the other one. Raises `LaunchRefused`,
+        `CloudError`, `Interrupted`.
         """
         number = 1 + max((recorded.request.number for recorded in self.journal.launch_requests()), default=0)
-        request = build_launch_request(instance_request, instance_type, place, names, number, placement_group)
+        request = build_launch_request(
+            instance_request, instance_type, place, names, number, placement_group, efa_only_device
+        )
         self.pause(0)  # not later: the end of a job waits a minute for the machines of a request that it has recorded
         self.journal.write(request)
-        return self._send_request(request)
+        try:
+            return self._send_request(request)
+        except LaunchRefused as refusal:
+            is_about_device = refusal.code.startswith("InvalidParameter") and DEVICE_INDEX.search(str(refusal))
+            is_last = efa_only_device == EFA_ONLY_DEVICES[-1] or len(instance_type.interface_cards) == 1
+            if is_last or not is_about_device:
+                raise
+            logger.info(f"{refusal}; asking with the device index {EFA_ONLY_DEVICES[-1]}")
+        return self.request_instances(
+            place, names, instance_request, instance_type, placement_group, EFA_ONLY_DEVICES[-1]
+        )
 
     def _send_request(self, request: LaunchRequest, is_retry: bool = False) -> list[Instance]:
         """Send a recorded request, wait until its machines run, and record the outcome.

@@ -17,13 +17,14 @@ from infra.aws.errors import DENIED_CODES, TAG_POLICY_CODE
 from infra.aws.launch_request import Place
 from infra.aws.market import offers, quotas
 from infra.aws.market.instance_types import InstanceType
+from infra.aws.market.reservations import Reservation, find_reservation
 from infra.aws.stack.network import VPC_CIDR
 from infra.aws.stack.stack import Stack
 from infra.errors import CloudError
 from infra.offers import LaunchFinding
 
 from . import amis
-from .request import InstanceRequest, build_launch_request
+from .request import EFA_ONLY_DEVICES, InstanceRequest, build_launch_request
 
 OK = "ok"
 WARNING = "warning"
@@ -39,6 +40,7 @@ def run_preflight(
     types: Sequence[str],
     machines: int,
     market: str,
+    reservation_id: str | None = None,
     stack_missing: Sequence[str] = (),
     own_stack: Stack | None = None,
     user_tags: tags.Tags = MappingProxyType({}),
@@ -46,19 +48,30 @@ def run_preflight(
     """Check everything that a launch of `machines` machines needs. Errors of AWS become findings.
 
     `types` are the instance types in order of preference; `market` is "spot", "on-demand" or "spot-then-on-demand";
-    `stack_missing` are the parts of the stack that the launch would create; `own_stack` is the complete stack;
-    `user_tags` are tags of the user that the launch would set, as an organization may demand.
+    a reservation decides on both, and no quota counts then; `stack_missing` are the parts of the stack that the launch
+    would create; `own_stack` is the complete stack; `user_tags` are tags of the user that the launch would set, as an
+    organization may demand.
     """
     findings = _check_identity(account)
+    reservation = None
+    if findings[0].level == OK and reservation_id:
+        try:
+            reservation = find_reservation(account, [account.region], reservation_id, time.time(), types)
+        except CloudError as error:
+            return [*findings, _finding_from_error(error), *check_tools()]
+        findings.append(_check_reservation(reservation, machines))
+        types, market = [reservation.type], reservation.market
     if findings[0].level == OK:
         instance_types, type_findings = _check_types(account, types)
         image, image_findings = _check_image(account, instance_types)
-        quota_findings = _check_quotas(account, instance_types, machines, market)
+        quota_findings = [] if reservation else _check_quotas(account, instance_types, machines, market)
         findings += type_findings + image_findings + quota_findings
         if stack_missing:
             findings.append(LaunchFinding(OK, f"the first launch creates {', '.join(stack_missing)}"))
         if image and instance_types:
-            findings.append(_check_launch_permission(account, instance_types, market, image, own_stack, user_tags))
+            findings += _check_launch_permission(
+                account, instance_types, market, reservation, image, own_stack, user_tags
+            )
         findings += [
             _check_permission(action, dry_run)
             for action, dry_run in _dry_run_calls(account, bool(stack_missing), user_tags)
@@ -191,6 +204,13 @@ def _check_quotas(
     return findings
 
 
+def _check_reservation(reservation: Reservation, machines: int) -> LaunchFinding:
+    """Check that enough of the reserved machines are free."""
+    free = f"{reservation.id}: {reservation.free_count} of {reservation.machine_count} machines are free"
+    level = OK if reservation.free_count >= machines else ERROR
+    return LaunchFinding(level, f"{free} ({reservation.type}, {reservation.market}), {machines} are needed")
+
+
 # --- permissions --------------------------------------------------------------------------------------------------
 
 
@@ -198,10 +218,11 @@ def _check_launch_permission(
     account: Account,
     instance_types: Sequence[InstanceType],
     market: str,
+    reservation: Reservation | None,
     image: amis.Image,
     own_stack: Stack | None,
     user_tags: tags.Tags,
-) -> LaunchFinding:
+) -> list[LaunchFinding]:
     """Ask EC2 by DryRun whether it would launch one machine, by the very request of a launch.
 
     EC2 authorizes each resource of a request, and takes default ones, which are not ours, for those that it does not
@@ -209,24 +230,21 @@ def _check_launch_permission(
     """
     if own_stack is None:
         message = "ec2:RunInstances cannot be tried before the stack is there; the first launch makes it"
-        return LaunchFinding(WARNING, message, "imgnet-cluster up --stack")
+        return [LaunchFinding(WARNING, message, "imgnet-cluster up --stack")]
     try:
         zones_by_type = offers.list_zones_by_type(account, [instance_type.name for instance_type in instance_types])
         owner = account.owner
     except CloudError as error:
-        return _finding_from_error(error, WARNING)
+        return [_finding_from_error(error, WARNING)]
     candidates = [
         (instance_type, zone)
         for instance_type in instance_types
-        for zone in zones_by_type.get(instance_type.name, [])
+        for zone in ([reservation.zone] if reservation else zones_by_type.get(instance_type.name, []))
         if zone in own_stack.subnets
     ]
     if not candidates:
-        return LaunchFinding(
-            ERROR, "the stack has no subnet in a zone that offers the types", "imgnet-cluster up --stack"
-        )
-    instance_type, zone = candidates[0]
-    place = Place(region=own_stack.region, zone=zone, type=instance_type.name, market=market.partition("-then-")[0])
+        message = "the stack has no subnet in a zone that offers the types"
+        return [LaunchFinding(ERROR, message, "imgnet-cluster up --stack")]
     instance_request = InstanceRequest(
         own_tags=tags.job_tags("dry-run", "dry-run", owner, time.time(), user_tags),
         image=image,
@@ -234,8 +252,24 @@ def _check_launch_permission(
         user_data="",
         use_placement_group=False,  # it would have to exist
     )
-    parameters = build_launch_request(instance_request, instance_type, place, ["0"], 0).parameters
-    return _check_permission("RunInstances", lambda: account.ec2_no_retry.run_instances(DryRun=True, **parameters))
+
+    def try_request(instance_type: InstanceType, zone: str, efa_only_device: int = 0) -> LaunchFinding:
+        place = Place(region=own_stack.region, zone=zone, type=instance_type.name, market=market.partition("-then-")[0])
+        place = reservation.place(None) if reservation else place
+        request = build_launch_request(
+            instance_request, instance_type, place, ["0"], 0, efa_only_device=efa_only_device
+        )
+        run_instances = partial(account.ec2_no_retry.run_instances, DryRun=True, **request.parameters)
+        return _check_permission("RunInstances", run_instances)
+
+    several_cards = [each for each in candidates if len(each[0].interface_cards) > 1]
+    tried = {index: try_request(*several_cards[0], index) for index in EFA_ONLY_DEVICES if several_cards}
+    accepted = [str(index) for index, finding in tried.items() if finding.level == OK]
+    findings = [try_request(*candidates[0], int(accepted[0]) if accepted else 0)]
+    if accepted:
+        message = f"EC2 takes EFA-only interfaces as device {' or '.join(accepted)} of their network cards"
+        findings.append(LaunchFinding(OK, f"{message} ({several_cards[0][0].name})"))
+    return findings
 
 
 def _dry_run_calls(

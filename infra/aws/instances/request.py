@@ -4,7 +4,7 @@ A request is built once, recorded, and sent again unchanged when the outcome is 
 
 Sources: AWS, RunInstances; "Ensuring idempotency"; "Launch instances using Capacity Blocks"; "Launch instances into
 Capacity Reservations in a group"; "Maximize network bandwidth on Amazon EC2 instances with multiple network cards" (an
-EFA-only interface is device 0 of its card, and never the primary interface).
+EFA-only interface is device 0 of its card, and never the primary interface). SkyPilot makes it device 1.
 """
 
 import base64
@@ -24,6 +24,7 @@ from infra.aws.tags import Resource
 from .amis import Image
 
 DISK_GB = 150  # least disk size: code, environment, and the data of a machine without fast local disks
+EFA_ONLY_DEVICES = (0, 1)  # what the device index of an EFA-only interface may be; the second, if EC2 refuses the first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,7 @@ def build_launch_request(
     names: Sequence[str],
     number: int,
     placement_group: str = "",
+    efa_only_device: int = EFA_ONLY_DEVICES[0],
 ) -> LaunchRequest:
     """Return request `number` of a job, for all of the named machines or none.
 
@@ -67,6 +69,7 @@ def build_launch_request(
             stack.subnets[place.zone],
             stack.security_group,
             is_public=instance_request.internet is Internet.PUBLIC,
+            efa_only_device=efa_only_device,
         ),
         "BlockDeviceMappings": [
             {
@@ -122,7 +125,9 @@ def build_launch_request(
     )
 
 
-def _network_interfaces(instance_type: InstanceType, subnet: str, group: str, is_public: bool) -> list[Resource]:
+def _network_interfaces(
+    instance_type: InstanceType, subnet: str, group: str, is_public: bool, efa_only_device: int
+) -> list[Resource]:
     """Return the network interfaces of a machine: the primary one, and one on each further card that takes EFA.
 
     Those on further cards are EFA only, so that the machine has one IP address and no asymmetric routes. With
@@ -131,7 +136,7 @@ def _network_interfaces(instance_type: InstanceType, subnet: str, group: str, is
     """
     interfaces: list[Resource] = [
         {
-            "DeviceIndex": 0,
+            "DeviceIndex": efa_only_device if card else 0,
             "NetworkCardIndex": card,
             "SubnetId": subnet,
             "Groups": [group],

@@ -232,6 +232,8 @@ def _check_interfaces(request: LaunchRequest) -> None:
         refuse_if(is_unfit, COMBINATION, f"Network card {card} does not support interfaces of type {kind}.")
         is_unaddressed = kind == "efa-only" and (card, device) == (0, 0)
         refuse_if(is_unaddressed, COMBINATION, "The primary network interface cannot be EFA-only.")
+        has_wrong_index = kind == "efa-only" and SimulatedAws.current.efa_only_device not in (None, device)
+        refuse_if(has_wrong_index, WRONG_VALUE, f"Device index {device} of network card {card} is not valid.")  # ours
     max_efa = network_info.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0)
     card_count = network_info.get("MaximumNetworkCards", 1)
     has_too_many = efa_count > max_efa or any(card >= card_count for card, _ in slots)

@@ -67,6 +67,19 @@ def test_acquire_uses_the_first_place_and_a_new_group(bed: GangTestbed, has_laun
     assert bed.journal_kinds() == [LaunchRequest, RequestGranted] and bed.front.count("RunInstances") == 1
 
 
+def test_refused_device_index_of_efa_only_interfaces_is_replaced_by_the_other(bed: GangTestbed) -> None:
+    bed.sim.efa_only_device = 1
+    machines = bed.acquire(bed.place(type="p4d.24xlarge"))
+    assert len(machines) == 3 and bed.front.count("RunInstances") == 2 and bed.clock.pauses == []
+    assert bed.journal_kinds() == [LaunchRequest, RequestRefused, LaunchRequest, RequestGranted]
+    assert bed.placement_group_names() == ["imgnet-job-3-9073e811-2"]
+    first, second = (request.parameters["NetworkInterfaces"] for request in bed.journal.events(LaunchRequest))
+    assert {nic["DeviceIndex"] for nic in first} == {0} and [nic["DeviceIndex"] for nic in second] == [0, 1, 1, 1]
+    bed.front.fault(action="RunInstances", code="InvalidParameterValue", status=400, times=1)
+    assert "InvalidParameterValue" in refusal(bed, bed.place(type="p4d.24xlarge"), error=NoMachines)
+    assert bed.front.count("RunInstances") == 3, "an error about something else is not repeated"
+
+
 def test_f2_acquire_without_any_capacity_repeats_in_rounds(bed: GangTestbed) -> None:
     bed.sim.capacity |= {(A, "g5.xlarge"): 0, (B, "g5.xlarge"): 0}
     times: list[float] = []

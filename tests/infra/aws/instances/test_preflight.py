@@ -133,6 +133,31 @@ def test_run_preflight_reports_all_problems_with_commands(front: AwsFrontend, to
         assert (finding.level, finding.type_next) == (level, next_command) and finding.what.startswith(message)
 
 
+@pytest.mark.parametrize(("taken", "said"), [(None, "device 0 or 1"), (0, "device 0"), (1, "device 1")])
+def test_preflight_says_which_device_index_of_efa_only_interfaces_ec2_takes(
+    front: AwsFrontend, own_stack: Stack, taken: int | None, said: str
+) -> None:
+    front.sim.efa_only_device = taken
+    findings = check(types=("g6.xlarge", "p4d.24xlarge"), own_stack=own_stack)
+    assert find_one(findings, f"EC2 takes EFA-only interfaces as {said} of their network cards (p4d.24xlarge)")
+    assert find_one(findings, "ec2:RunInstances is permitted").level == OK
+    assert "EFA-only" not in " ".join(each.what for each in check(types=("g6.xlarge",), own_stack=own_stack))
+
+
+def test_owner_of_a_capacity_block_sees_the_block_and_no_quota(front: AwsFrontend, own_stack: Stack) -> None:
+    front.sim.quota_vcpu = {"L-417A185B": 0.0, "L-C4BD4855": 0.0}
+    id = front.sim.reserve("p5.48xlarge", "us-east-1b", 4, is_block=True, end=front.sim.now() + 86400)
+    findings = check(types=(), reservation_id=id, machines=4, own_stack=own_stack)
+    assert {(finding.level, finding.type_next) for finding in findings} == {(OK, "")}
+    assert find_one(findings, f"{id}: 4 of 4 machines are free")
+    assert find_one(findings, "ec2:RunInstances is permitted") and not any("quota" in each.what for each in findings)
+    findings = check(types=(), reservation_id=id, machines=5, own_stack=own_stack)
+    assert find_one(findings, f"{id}: 4 of 4 machines are free").level == ERROR
+    findings = check(types=(), reservation_id="cr-0", own_stack=own_stack)
+    problem = find_one(findings, "cr-0: this account has no such reservation")
+    assert problem.level == ERROR and "p4d" not in " ".join(finding.what for finding in findings)
+
+
 def quotas(front: AwsFrontend, market: str, **allowed: float) -> list[str]:
     """Return the level of each finding on quotas."""
     front.sim.quota_vcpu = {"L-" + code: value for code, value in allowed.items()}
