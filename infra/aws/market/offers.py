@@ -1,6 +1,7 @@
 """What EC2 offers now: instance types, the zones that have them, and prices. An unknown price is never guessed.
 
-Sources: AWS, DescribeInstanceTypes, DescribeInstanceTypeOfferings, DescribeSpotPriceHistory, GetProducts.
+Sources: AWS, DescribeInstanceTypes, DescribeInstanceTypeOfferings, DescribeSpotPriceHistory, GetProducts,
+GetSpotPlacementScores.
 """
 
 import json
@@ -266,6 +267,41 @@ def list_spot_prices(account: Account, names: Sequence[str], **params: object) -
     action = "look up spot prices (ec2:DescribeSpotPriceHistory)"
     params |= {"InstanceTypes": list(names), "ProductDescriptions": ["Linux/UNIX"]}
     return paginate(action, account.ec2, "describe_spot_price_history", "SpotPriceHistory", **params)
+
+
+def look_up_spot_scores(
+    account: Account, types: Sequence[str], regions: Sequence[str], machine_count: int
+) -> dict[str, int]:
+    """Return how likely each zone has so many spot machines of one of the types: 1 to 10, by EC2's estimate.
+
+    EC2 scores the types together. Returns nothing when they cannot be looked up, as without the permission. Raises
+    `NoCredentials`.
+    """
+    try:
+        rows = paginate(
+            "look up spot placement scores (ec2:GetSpotPlacementScores)",
+            account.ec2,
+            "get_spot_placement_scores",
+            "SpotPlacementScores",
+            InstanceTypes=list(types),
+            TargetCapacity=machine_count,
+            TargetCapacityUnitType="units",
+            SingleAvailabilityZone=True,
+            RegionNames=list(regions),
+        )
+        scores = {row["AvailabilityZoneId"]: int(row["Score"]) for row in rows}
+        zones = [
+            zone
+            for region in dict.fromkeys(row["Region"] for row in rows)
+            for zone in paginate(
+                "zones", account.in_region(region).ec2, "describe_availability_zones", "AvailabilityZones"
+            )
+        ]
+        return {zone["ZoneName"]: scores[zone["ZoneId"]] for zone in zones if zone["ZoneId"] in scores}
+    except NoCredentials:
+        raise
+    except (CloudError, OSError, KeyError, ValueError):
+        return {}
 
 
 def _on_demand_prices(account: Account, names: Sequence[str]) -> dict[str, float]:

@@ -71,6 +71,7 @@ class Settings:
     ssh_delay_seconds: float = 0.0  # of a machine, from running to sshd
     failing_machines: Collection[int] = ()  # numbers (from 0, in the order of booting) of machines whose set-up fails
     has_instance_connect: bool = True  # the image lets keys log in that EC2 Instance Connect sends
+    efa_only_device: int | None = None  # the device index that an EFA-only interface must have; None: any
     gpus: int = 0  # of machines that boot from now on
 
 
@@ -116,6 +117,7 @@ class SimulatedAws(Settings, InstanceEndings):
             self.launches_by_token: dict[tuple[str, str], tuple[str, Any]] = {}  # of (region, client token)
             self.groups: dict[tuple[str, str], PlacementGroup] = {}  # of (region, name)
             self.reservations: dict[str, CapacityReservation] = {}
+            self.spot_scores: dict[str, int] = {}  # by zone, where they have been set
             self.spot_prices: dict[tuple[str, str], float] = {}  # by (zone, type), where they have been set
             self.meter = BillingMeter(self.now)
             self.moved: dict[str, Moved] = {}  # by instance

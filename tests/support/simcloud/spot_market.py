@@ -7,10 +7,11 @@ from typing import Any
 
 from moto.core.responses import ActionResult
 from moto.core.utils import utcnow
+from moto.ec2.models import ec2_backends
 from moto.ec2.models.amis import Ami
 from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYPES
 from moto.ssm.models import Parameter
-from support.simcloud.cloud import SimulatedAws, ec2_call, refuse_if
+from support.simcloud.cloud import ACCOUNT, SimulatedAws, ec2_call, refuse_if
 from support.simcloud.lifecycle import BILLED_STATES
 
 # Dollars per hour, Linux, on demand. Large GPU machines: Karpenter's list of 2026-07-20; small ones: from memory.
@@ -136,6 +137,28 @@ def describe_spot_price_history(self: Any) -> ActionResult:
         if zone in (None, offered_zone)
     ]
     return ActionResult({"SpotPriceHistory": rows})
+
+
+@ec2_call
+def get_spot_placement_scores(self: Any) -> ActionResult:
+    """Score the zones that offer one of the types: as set, else 5 of 10. AWS shows the ten best (API reference)."""
+    sim = SimulatedAws.current
+    types = self._get_param("InstanceTypes", [])
+    refuse_if(not self._get_param("SingleAvailabilityZone"), "NotImplemented", "only scores of zones are simulated")
+    zone_ids = {
+        (region, row.name): row.zone_id for region in self._get_param("RegionNames", []) for row in _zones(region)
+    }
+    rows = [
+        {"Region": region, "AvailabilityZoneId": id, "Score": sim.spot_scores.get(zone, 5)}
+        for (region, zone), id in zone_ids.items()
+        if any(zone in offered(region, type) for type in types)
+    ]
+    best = sorted(rows, key=lambda row: -int(row["Score"]))[:10]
+    return ActionResult({"SpotPlacementScores": best})
+
+
+def _zones(region: str) -> Any:
+    return ec2_backends[ACCOUNT][region].describe_availability_zones()
 
 
 # --- images ----------------------------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def plan_rental(
     machine_count = len(spec.machine_names)
     image = None
     account = request.account
-    places, spare_places, missing_parts = _find_places(request, types, machine_count)
+    places, spare_places, missing_parts, spot_scores = _find_places(request, types, machine_count)
     if account:  # report now when the image does not exist or does not support the GPUs, not during the launch
         image = amis.resolve_image(account.in_region(places[0].region), first_type.gpu_arch, options.ami)
     if options.ssh_address:
@@ -148,7 +148,7 @@ def plan_rental(
         spent_dollars=resumed.spent_dollars if resumed else None,
         traffic=traffic_lines,
         facts=(
-            *plan_page.describe_places(rental_spec, machine_count, rest_forecasts),
+            *plan_page.describe_places(rental_spec, machine_count, rest_forecasts, spot_scores),
             *plan_page.describe_machines(rental_spec, instance_type, image, machine_count),
             *(("creates", part) for part in missing_parts),
         ),
@@ -166,8 +166,11 @@ def plan_rental(
 
 def _find_places(
     request: RentalRequest, types: Sequence[str], machine_count: int
-) -> tuple[list[Place], list[Place], list[str]]:
-    """Return the places to try, in order, those of spares on demand, and what the stacks of their regions lack."""
+) -> tuple[list[Place], list[Place], list[str], Mapping[str, int]]:
+    """Return the places to try, in order, and those of spares on demand.
+
+    Also what the stacks of their regions lack, and the scores that the order of spot places follows.
+    """
     options, account, reservation = request.options, request.account, request.reservation
     markets = (reservation.market,) if reservation else MARKETS[options.market]
     regions = options.regions or ((account.region if account else OFFLINE_REGION),)
@@ -191,7 +194,10 @@ def _find_places(
     if not places:
         searched = ", ".join(options.zones or regions)
         raise ClusterError(f"{', '.join(types)}: not offered in {searched}; to list what is: imgnet-cluster offers")
-    return sort_places(places, regions, types, markets), spare_places, missing_parts
+    spot_scores: dict[str, int] = {}
+    if account and "spot" in markets:
+        spot_scores = offers.look_up_spot_scores(account, types, regions, machine_count)
+    return sort_places(places, regions, types, markets, spot_scores), spare_places, missing_parts, spot_scores
 
 
 def _forecasts(

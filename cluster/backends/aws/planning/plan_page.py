@@ -14,7 +14,7 @@ NOT_COUNTED = "what stays in the shared file system (EFS): about $0.30 per GB an
 
 
 def describe_places(
-    rental_spec: RentalSpec, machine_count: int, forecasts: Mapping[str, Forecast]
+    rental_spec: RentalSpec, machine_count: int, forecasts: Mapping[str, Forecast], spot_scores: Mapping[str, int]
 ) -> list[tuple[str, str]]:
     """Return where the machines are rented, with labels: the zones of the first type and market, then other choices.
 
@@ -38,9 +38,11 @@ def describe_places(
             parts += [f"${rate * run_forecast.minutes / 60:,.2f}"] if rate is not None else []
         lines[choice] = f"{choice}: {', '.join(parts)}"
     other_choices = [*lines.values()][1:]
+    is_scored = first.market == "spot" and any(place.zone in spot_scores for place in rental_spec.places)
+    order = "; by EC2's spot placement score, then by price" if is_scored else "; by price"
     return [
         ("not counted", NOT_COUNTED),
-        ("zones in order", ", ".join(zones)),
+        ("zones in order", f"{', '.join(zones)}{order}"),
         *(("then", choice) for choice in other_choices),
     ]
 

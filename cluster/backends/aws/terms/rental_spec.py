@@ -157,13 +157,21 @@ def internet_dollars(internet: Internet, machine_count: int) -> float:
 
 
 def sort_places(
-    places: Sequence[Place], regions: Sequence[str], types: Sequence[str], markets: Sequence[str]
+    places: Sequence[Place],
+    regions: Sequence[str],
+    types: Sequence[str],
+    markets: Sequence[str],
+    spot_scores: Mapping[str, int],
 ) -> list[Place]:
-    """Sort places by region, type and market, each in the given order, then by price. Unknown prices come last."""
+    """Sort places by region, type and market, each in the given order, then by score and price.
 
-    def sort_key(place: Place) -> tuple[int, int, int, float, str]:
-        price = place.price if place.price is not None else float("inf")
-        return regions.index(place.region), types.index(place.type), markets.index(place.market), price, place.zone
+    `spot_scores` are EC2's, by zone. An unknown score or price comes last.
+    """
+
+    def sort_key(place: Place) -> tuple[int, int, int, int, float, str]:
+        score = spot_scores.get(place.zone, 0) if place.market == "spot" else 0
+        order = regions.index(place.region), types.index(place.type), markets.index(place.market)
+        return *order, -score, place.price if place.price is not None else float("inf"), place.zone
 
     return sorted(places, key=sort_key)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.simcloud.http_server import AwsFrontend
 from support.specs import TINY
 
 from cluster.backends.aws.planning.image_location import find_obstacle
@@ -90,8 +91,30 @@ def test_sort_places_by_region_type_market_and_price() -> None:
         regions=["us-east-1", "eu-west-1"],
         types=["g5.xlarge"],
         markets=["spot", "on-demand"],
+        spot_scores={},
     )
     assert places == [cheap, dear, unpriced, on_demand, second_region]
+
+
+def test_spot_places_follow_the_scores_of_their_zones_and_then_the_prices(front: AwsFrontend) -> None:
+    def zones_of(market: str) -> tuple[list[str], str]:
+        options = make_launch_options(backend="aws", types=["p4d.24xlarge"], market=market)
+        plan = submit.plan(replace(TINY, gpus=8), options)
+        assert plan.rental_plan
+        places = RentalSpec.from_json(plan.spec.cloud).places
+        return [place.zone for place in places if place.market == "spot"], dict(plan.rental_plan.facts)[
+            "zones in order"
+        ]
+
+    by_price, text = zones_of("spot")
+    assert text.endswith("; by EC2's spot placement score, then by price") and len(by_price) > 2
+    front.sim.spot_scores = {by_price[-1]: 9, by_price[0]: 1}
+    assert zones_of("spot-then-on-demand")[0] == [by_price[-1], *by_price[1:-1], by_price[0]]
+    assert front.count("GetSpotPlacementScores") == 2, "once for each plan"
+    front.fault(action="GetSpotPlacementScores", code="UnauthorizedOperation", status=403, times=99)
+    zones, text = zones_of("spot")
+    assert zones == by_price and text.endswith("; by price")
+    assert zones_of("on-demand")[1].endswith("; by price") and front.count("GetSpotPlacementScores") == 3
 
 
 def test_request_fingerprint_ignores_prices_but_not_limits() -> None:
