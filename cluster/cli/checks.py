@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     hosts="Check your own machines, those of a hosts.toml file, instead of AWS.",
     machines="Number of machines.  [default: as the recipe says; with --ssh: all of the file]",
     types="EC2 instance type. Can be given several times.  [default: the types of the recipe]",
+    reservation="Check for these reserved machines: a reservation (cr-...), or the ARN of a resource group of them.",
 )
 @grouped_option("AWS", "--on-demand", is_flag=True, help="Check for on-demand instances.  [default: spot instances]")
 @tag_option
@@ -69,6 +71,7 @@ def check(
     hosts: str | None,
     machines: int | None,
     types: tuple[str, ...],
+    reservation: str | None,
     on_demand: bool,
     tags: tuple[str, ...],
     iam: bool,
@@ -91,7 +94,8 @@ def check(
         for label in send_tests(notify_targets):
             click.echo(f"sent to {label}")
         return
-    typed = typed_options({"hosts": hosts, "types": types, "on_demand": on_demand, "tags": tags, "region": region})
+    aws_options = {"types": types, "reservation": reservation, "on_demand": on_demand, "tags": tags, "region": region}
+    typed = typed_options({"hosts": hosts, **aws_options})
     is_about_aws = bool(typed.keys() - {"hosts"} or iam or backend)
     if "hosts" in typed and is_about_aws:
         raise BadInput("--ssh checks your own machines; leave out the options for AWS")
@@ -108,9 +112,10 @@ def check(
             "--data needs --ssh, or --iam: there it adds the permission to read that data set to the policies"
         )
     checked_recipe = load_recipes(recipe)[0] if recipe else None
-    types = types or (checked_recipe.types if checked_recipe else ())
+    if checked_recipe and not reservation:  # which has machines of one type
+        types = types or checked_recipe.types
     machine_count = machines or (checked_recipe.machines if checked_recipe else 1)
-    findings = cloud.check_launch(region, types, machine_count, "on-demand" if on_demand else "spot", tags)
+    findings = cloud.check_launch(region, types, machine_count, "on-demand" if on_demand else "spot", tags, reservation)
     print_rows(findings, output, display_cloud.show_findings)
     if any(finding.level == "error" for finding in findings):
         sys.exit(EXIT_ERROR)
@@ -170,6 +175,12 @@ def _check_hosts(hosts: str, recipe: str | None, machines: int | None, data: str
     help="Instance type for the test with several network cards.",
 )
 @grouped_option(
+    "AWS",
+    "--interruption",
+    is_flag=True,
+    help="Also ask you to interrupt a spot machine in the EC2 console, and wait up to 10 minutes for it.",
+)
+@grouped_option(
     "Limits",
     "--max-price-total",
     "max_dollars",
@@ -196,6 +207,7 @@ def selftest(
     tags: tuple[str, ...],
     small_type: str,
     large_type: str,
+    interruption: bool,
     max_dollars: float,
     folder: Path | None,
     clean: bool,
@@ -219,7 +231,14 @@ def selftest(
     os.environ[store.RUNS_ENV_VAR] = str(folder)  # its jobs are none of the user's folder
     region = cloud.resolve_regions([region] if region else [])[0]
     session = SelftestSession(
-        cloud, folder, region=region, tags=tags, small_type=small_type, large_type=large_type, max_dollars=max_dollars
+        cloud,
+        folder,
+        region=region,
+        tags=tags,
+        small_type=small_type,
+        large_type=large_type,
+        max_dollars=max_dollars,
+        ask=partial(click.echo, err=True) if interruption else None,
     )
     if not clean:
         _show_costs(session)
@@ -276,7 +295,9 @@ def _show_costs(session: "SelftestSession") -> None:
         total += dollars or 0.0
     print_table(rows)
     limit = f"at most ${session.max_dollars:.2f}"
-    click.echo(f"about ${total:.2f} in all, {limit}; one hour of a NAT gateway and storage come on top")
+    click.echo(
+        f"about ${total:.2f} in all, {limit}; disks, addresses, data transfer and one hour of a NAT gateway come on top"
+    )
 
 
 COMMANDS = (check, selftest)

@@ -68,6 +68,7 @@ class SelftestSession:
         small_type: str,
         large_type: str,
         max_dollars: float,
+        ask: Callable[[str], object] | None = None,
     ) -> None:
         self.cloud = cloud
         self.folder = folder
@@ -76,6 +77,7 @@ class SelftestSession:
         self.small_type = small_type
         self.large_type = large_type
         self.max_dollars = max_dollars
+        self.ask = ask  # asks the user to do something by hand; None: nobody is there to do it
         self.has_stack = False
         self.earlier_names: set[str] = set()  # of jobs of earlier sessions
 

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from cluster.jobs import billing
 from cluster.jobs.job import Job
 from cluster.state.states import JobState
+from infra.rented_machine import RentedMachine
 
 from .report import Observation
 from .session import JobRequest, SelftestSession, describe_end
 
 Part = Callable[[SelftestSession], Iterator[Observation]]
 POWEROFF_SECONDS = 30  # the limit that a machine is given, to see it power off
+INTERRUPTION_SECONDS = 600.0  # within which the user interrupts a machine, and EC2 ends it
 POWEROFF_SEEN_SECONDS = 300.0  # within which the cloud must show that
 
 # The shares add up to 1. `minutes` are estimates: about six of boot and set-up, and the work.
@@ -104,7 +106,29 @@ def replace_lost_machine(session: SelftestSession) -> Iterator[Observation]:
     session.wait_for_training(job, after_attempt=attempt)
     pauses = ", ".join(f"{row.pause:.0f}" for row in job.timeline() if row.pause is not None)
     yield Observation("a lost machine is replaced and joins", True, f"pauses of {pauses} s")
+    if session.ask:
+        yield from _see_interruption(session, job, session.ask)
     yield _stop(session, job)
+
+
+def _see_interruption(session: SelftestSession, job: Job, ask: Callable[[str], object]) -> Iterator[Observation]:
+    """Let the user interrupt a spot machine, see it leave when EC2 gives notice, and see it replaced."""
+    ids = {machine.id for machine in session.machines(job)}
+    attempt = job.last_attempt_number
+
+    def ended() -> list[RentedMachine]:
+        return [machine for machine in session.all_machines(job) if machine.id in ids and not machine.is_billed]
+
+    ask(
+        f"interrupt {' or '.join(sorted(ids))} within {INTERRUPTION_SECONDS / 60:.0f} minutes: "
+        "EC2 console, Spot Requests, Actions, Initiate interruption"
+    )
+    session.wait_until(lambda: bool(ended()), INTERRUPTION_SECONDS, "a machine is interrupted by hand")
+    session.wait_for_training(job, after_attempt=attempt)
+    end_reasons = ", ".join(machine.end_reason for machine in ended())
+    yield Observation("a spot machine is interrupted by hand", "Spot" in end_reasons, end_reasons)
+    reasons = [row.reason for row in job.timeline() if row.attempt > attempt]
+    yield Observation("it leaves at the notice, and another one joins", " left" in reasons[0], "; ".join(reasons))
 
 
 def train_behind_nat_gateway(session: SelftestSession) -> Iterator[Observation]:

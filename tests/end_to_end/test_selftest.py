@@ -1,6 +1,7 @@
 """`imgnet-cluster selftest --aws` on the simulated cloud: all steps, Ctrl-C and a kill. Nothing is left after any."""
 
 import json
+import re
 import signal
 from typing import Any
 
@@ -31,11 +32,15 @@ def interrupted_selftest(renter: Renter, signal_number: int) -> int:
 @pytest.mark.release
 def test_selftest_passes_and_leaves_nothing(renter: Renter) -> None:
     renter.cloud.post("set", internet_wait_seconds=2.0, nat_seconds=0.5)
-    ran = renter.cli(*ARGUMENTS, "-y", timeout=1200)
-    folder = renter.path / "runs" / "selftest"
+    process = renter.sandbox.start(*ARGUMENTS, "--interruption", "-y")
+    wish = renter.wait_for(lambda: re.search(r"interrupt (i-\w+) or i-\w+ within", renter.sandbox.output()), 900)
+    renter.cloud.interrupt(wish[1], notice=10)
+    code = process.wait(900)
+    folder, output = renter.path / "runs" / "selftest", renter.sandbox.output()
     text = (folder / "selftest-report.txt").read_text()
-    assert ran.code == 0, f"{ran}\n{text}"
-    assert "about $" in ran.out and text in ran.out and ACCOUNT not in ran.out.partition("self-test on")[2]
+    assert code == 0, output
+    assert "about $" in output and text in output and ACCOUNT not in output.partition("self-test on")[2]
+    assert "a spot machine is interrupted by hand" in text and "ok     it leaves at the notice" in text
     report = decode(SelftestReport, json.loads((folder / "selftest-report.json").read_text()))
     assert [step.state for step in report.steps] == [StepState.PASSED] * 5
     assert 0 < report.dollars < report.max_dollars == 10.0
