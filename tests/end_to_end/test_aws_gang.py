@@ -10,7 +10,7 @@ from support.simcloud.spot_market import offered
 from infra.aws.journal_events import LaunchRequest, RequestRefused
 
 MACHINES = 16
-REFUSED_TYPE = "c7i.4xlarge"
+REFUSED_TYPE = "c7i.4xlarge"  # tried first
 REGION = "us-east-1"
 SAY_WHERE = 'echo "rank $RANK of $WORLD_SIZE in $AWS_REGION"; sleep 2'
 
@@ -27,7 +27,8 @@ def limit_capacity(renter: Renter, market: str) -> tuple[str, ...]:
 def test_sixteen_machines_start_in_one_zone_are_billed_and_leave_nothing(renter: Renter, market: str) -> None:
     renter.create_stack()
     options = ("--machines", str(MACHINES), "--procs", "1", *limit_capacity(renter, market))
-    folder = renter.path / "mine"
+    renter.sandbox.env["IMGNET_RUNS"] = str(renter.path / "runs")
+    folder = renter.path / "empty"
     folder.mkdir()
     ran = renter.cli("run", "-y", *options, "--", "sh", "-c", SAY_WHERE, cwd=folder, timeout=500)
     job = renter.sandbox.job(1)
