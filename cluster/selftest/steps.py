@@ -128,7 +128,8 @@ def _see_interruption(session: SelftestSession, job: Job, ask: Callable[[str], o
     end_reasons = ", ".join(machine.end_reason for machine in ended())
     yield Observation("a spot machine is interrupted by hand", "Spot" in end_reasons, end_reasons)
     reasons = [row.reason for row in job.timeline() if row.attempt > attempt]
-    yield Observation("it leaves at the notice, and another one joins", " left" in reasons[0], "; ".join(reasons))
+    has_left = any(part.endswith(" left") for part in reasons[0].split("; "))
+    yield Observation("it leaves at the notice, and another one joins", has_left, "; ".join(reasons))
 
 
 def train_behind_nat_gateway(session: SelftestSession) -> Iterator[Observation]:

@@ -34,7 +34,7 @@ def test_selftest_passes_and_leaves_nothing(renter: Renter) -> None:
     renter.cloud.post("set", internet_wait_seconds=2.0, nat_seconds=0.5)
     process = renter.sandbox.start(*ARGUMENTS, "--interruption", "-y")
     wish = renter.wait_for(lambda: re.search(r"interrupt (i-\w+) or i-\w+ within", renter.sandbox.output()), 900)
-    renter.cloud.interrupt(wish[1], notice=10)
+    renter.cloud.interrupt(wish[1], notice=60)
     code = process.wait(900)
     folder, output = renter.path / "runs" / "selftest", renter.sandbox.output()
     text = (folder / "selftest-report.txt").read_text()
