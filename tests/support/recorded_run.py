@@ -18,7 +18,6 @@ from train.recipe.history import EpochResult
 from train.recipe.schedule import Epoch, Schedule
 from train.tools.records import encode
 
-Fixture = Any
 LOADING_BEGAN, PRICE = 1_700_000_000.0, 2.5
 IMAGES, VAL_IMAGES = 1000, 50
 STEP_SECONDS = 2.0
@@ -103,7 +102,7 @@ class SimulatedTrainer:
 
 
 def make_job(
-    hand_made: Fixture, backend: str = "local", done: bool = True, target: str = "top5=93", data: str = "drawn"
+    hand_made: Any, backend: str = "local", done: bool = True, target: str = "top5=93", data: str = "drawn"
 ) -> Any:
     """Return an ended job of a backend, with its run folder; `done` or failed. `data` is the name of its data set."""
     cloud = {"places": [PLACE]} if backend == "aws" else None

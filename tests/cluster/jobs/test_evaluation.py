@@ -16,7 +16,6 @@ from cluster.jobs import evaluation
 from cluster.plots import crops
 from train.evaluation.protocol import CropAnswer, Evaluation, EvaluationRow, ExampleImage, RatioBucket
 
-Fixture = Any
 FACTS: dict[str, Any] = {
     "checkpoint": "x", "recipe": "x", "model": "x", "epoch": 3, "step": 691, "images": 1, "classes": 2, "data": "x",
     "device": "cpu", "precision": "float32", "procs": 1,

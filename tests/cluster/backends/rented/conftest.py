@@ -13,8 +13,6 @@ from cluster.backends.rented import controller as rented_controller
 from cluster.connectors.hosts_file import Hosts
 from cluster.state.run_folder import Run
 
-Fixture = Any
-
 
 class SilentFleet:
     """Machines on which agents always run; their shared folder is a local one. Background work is done at once."""
@@ -65,7 +63,7 @@ class SilentFleet:
 
 
 @pytest.fixture
-def make_backend(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ToyBackend]:
+def make_backend(hand_made: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ToyBackend]:
     """Make a job on two machines of a cloud that has three: make_backend(free_machines=3, spares=0)."""
     monkeypatch.setattr(rented_controller, "Fleet", SilentFleet)
 
