@@ -280,7 +280,7 @@ UNWANTED_IMPORTS: dict[tuple[str, ...], set[str]] = {  # by the arguments of Pyt
     # It shares tables with the report, which needs numpy and matplotlib.
     ("-c", "from cluster.display import cloud, forecast, plan, status"): SLOW_TO_IMPORT,
     (COMMAND, "plan", "-o", "json", str(ROOT / "recipes/quickstart.py")): {
-        *("torch", "boto3", "paramiko", "tensorboard", "libtmux"),
+        *("torch", "boto3", "paramiko", "tensorboard", "libtmux")
     },
 }
 

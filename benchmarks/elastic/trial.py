@@ -45,12 +45,7 @@ class Trial(FaultTrial):
             workload=bench.recipe,
             recipe_file="",
             train=TrainOptions(
-                data=str(bench.data),
-                copies=f"{bench.data}-sz",
-                save_seconds=0.5,
-                workers=0,
-                log_ids=True,
-                exact=True,
+                data=str(bench.data), copies=f"{bench.data}-sz", save_seconds=0.5, workers=0, log_ids=True, exact=True
             ),
             recovery=RecoveryOptions(
                 standby=plan.standby, lost_seconds=2.0, stall_seconds=30.0, in_place=bench.in_place

@@ -39,9 +39,7 @@ def shortened_recipe(model: str = "resnet18", batch_divisor: int = BATCH_DIVISOR
     full_recipe = resnet50_18min.recipe.for_machines(1)
     phases = [
         replace(
-            phase,
-            batch=max(4, phase.batch // batch_divisor),
-            lr=_divide_learning_rate(phase.lr, 8 * batch_divisor),
+            phase, batch=max(4, phase.batch // batch_divisor), lr=_divide_learning_rate(phase.lr, 8 * batch_divisor)
         )
         for phase in full_recipe.phases
     ]

@@ -27,12 +27,7 @@ def main() -> int:
     try:
         with locked(options.work / AGENT_LOCK, LOCK_TIMEOUT_SECONDS):
             agent = Agent(
-                options.shared,
-                options.work,
-                options.machine,
-                options.address,
-                options.elapsed,
-                options.user_project,
+                options.shared, options.work, options.machine, options.address, options.elapsed, options.user_project
             )
             return agent.run()
     except BlockingIOError:

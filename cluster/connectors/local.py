@@ -12,10 +12,7 @@ PROJECT_ROOT = Path(__file__).resolve().parents[2]
 
 
 def module_command(
-    module: str,
-    *arguments: str,
-    module_folders: Sequence[str] = (),
-    environment: Mapping[str, str] | None = None,
+    module: str, *arguments: str, module_folders: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> list[str]:
     """Return the command that runs a module of this project from any folder, with `environment` added to the caller's.
 

@@ -117,12 +117,7 @@ class SSHConnector:
     # --- commands -------------------------------------------------------------------------------------------------
 
     def run(
-        self,
-        argv: Sequence[str],
-        *,
-        check: bool = True,
-        timeout: float | None = None,
-        input: bytes = b"",
+        self, argv: Sequence[str], *, check: bool = True, timeout: float | None = None, input: bytes = b""
     ) -> CommandResult:
         """Run a command and wait until it ends. A reconnection does not run it again.
 

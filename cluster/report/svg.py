@@ -14,12 +14,9 @@ from cluster.plots.figures import GRID_COLOR, MUTED_COLOR, PAGE_BACKGROUND_COLOR
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CSS_VARIABLE_BY_COLOR = {
-    TEXT_COLOR: "ink",
-    GRID_COLOR: "grid",
-    PAGE_BACKGROUND_COLOR: "paper",
-    MUTED_COLOR: "soft",
-} | {color: f"s{index + 1}" for index, color in enumerate(SERIES_COLORS)}
+CSS_VARIABLE_BY_COLOR = {TEXT_COLOR: "ink", GRID_COLOR: "grid", PAGE_BACKGROUND_COLOR: "paper", MUTED_COLOR: "soft"} | {
+    color: f"s{index + 1}" for index, color in enumerate(SERIES_COLORS)
+}
 
 
 def figure_to_svg(figure: "Figure", title: str, job: str = "") -> str:

@@ -196,9 +196,7 @@ def _decide_as_spare(view: ClusterView, rules: MembershipRules, attempt: Attempt
     if are_members_alive or len(ready_ids) < rules.min_size:
         return NO_ACTION
     takeover = Attempt(
-        members=tuple(ready_ids[: rules.target_size]),
-        reason=AttemptReason.ALL_LOST,
-        fault_counts=attempt.fault_counts,
+        members=tuple(ready_ids[: rules.target_size]), reason=AttemptReason.ALL_LOST, fault_counts=attempt.fault_counts
     )
     return _propose_on_turn(view, ready_ids, takeover, rules)
 
@@ -399,9 +397,7 @@ def next_attempt(
             end_state = MachineState.LEFT if rules.is_rented else MachineState.STOPPED
             return Attempt(end_state=end_state, reason=leaving[0].leave_reason)
         return Attempt(
-            end_state=MachineState.FAILED,
-            reason=f"{failure_reason} ({MAX_CRASHES} times)",
-            failed_rank=failed_rank,
+            end_state=MachineState.FAILED, reason=f"{failure_reason} ({MAX_CRASHES} times)", failed_rank=failed_rank
         )
     if len(members) < rules.min_size:
         if not left_out_ids:

@@ -68,12 +68,7 @@ class PublishedRun:
         recipe = Recipe(name="published", data=data, model=Model(name="resnet50"), comm=self.comm, phases=self.phases)
         schedule = Schedule(recipe, IMAGENET.train, self.machines * self.gpus)
         result = forecast(
-            schedule,
-            gpus=self.gpus,
-            gpu=self.gpu,
-            gbit=self.gbit,
-            machines=self.machines,
-            constants=self.constants,
+            schedule, gpus=self.gpus, gpu=self.gpu, gbit=self.gbit, machines=self.machines, constants=self.constants
         )
         if result is None:
             raise ValueError(f"{self.name}: no forecast for {self.gpu}")
@@ -214,9 +209,7 @@ def imagenet18_runs(phases_by_machines: dict[int, Sequence[Phase]]) -> list[Publ
 # of 16,667 training images. The start of the loader's workers in each epoch takes what it takes in imagenet18 at 224
 # pixels: both create a new DataLoader each time.
 KEMPNER_CONSTANTS = Constants(
-    source="Kempner on one GPU",
-    images_per_second=(1_281_167 + 16_667) / (129_686 / 90 - 5.2),
-    epoch_seconds=5.2,
+    source="Kempner on one GPU", images_per_second=(1_281_167 + 16_667) / (129_686 / 90 - 5.2), epoch_seconds=5.2
 )
 
 
@@ -283,10 +276,7 @@ def ffcv_runs() -> list[PublishedRun]:
 # depend on the batch comes from 2528 H100 (0.228 minutes for 69 epochs of 32 steps with 16 images on each GPU: 6.2 ms,
 # of which 2.1 ms are compute). The network's switches add the gradients, so a hop costs no time.
 MLPERF_H100_CONSTANTS = Constants(
-    source="NVIDIA's MLPerf v4.0",
-    images_per_second=7_592.0,
-    network=NetworkSpec(0.8, 0.0),
-    optimizer_seconds=0.0040,
+    source="NVIDIA's MLPerf v4.0", images_per_second=7_592.0, network=NetworkSpec(0.8, 0.0), optimizer_seconds=0.0040
 )
 MLPERF_L40S_CONSTANTS = replace(MLPERF_H100_CONSTANTS, images_per_second=1_919.0)
 

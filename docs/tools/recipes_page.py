@@ -72,10 +72,7 @@ def our_schedule(paper_schedule: PaperSchedule) -> Schedule:
 def as_paper_phase(scheduled_phase: ScheduledPhase) -> PaperPhase:
     """Return a phase of our schedule in the form of a source."""
     return PaperPhase(
-        scheduled_phase.epochs,
-        scheduled_phase.size,
-        scheduled_phase.global_batch,
-        scheduled_phase.scaled_lr_endpoints,
+        scheduled_phase.epochs, scheduled_phase.size, scheduled_phase.global_batch, scheduled_phase.scaled_lr_endpoints
     )
 
 

@@ -51,10 +51,7 @@ def parse(experiments: Sequence[Experiment], argv: Sequence[str] | None) -> argp
     parser.add_argument("--photographs", type=Path, metavar="DIR|TAR", help="photographs with any names")
     parser.add_argument("--seeds", type=int, default=MIN_SEEDS, help=f"runs of each arm (default: {MIN_SEEDS})")
     parser.add_argument(
-        "--jobs",
-        type=int,
-        default=usable_cpu_count(),
-        help="runs at a time, of one thread each (default: cores)",
+        "--jobs", type=int, default=usable_cpu_count(), help="runs at a time, of one thread each (default: cores)"
     )
     parser.add_argument(
         "--work", type=Path, default=HERE.parent / "runs" / "experiments", help="folder for images and unfinished runs"

@@ -46,10 +46,7 @@ def make_recipe(
         optim=replace(OPTIM, **optim_changes),
         machines=1,
         gpus=1,
-        phases=[
-            make_phase(0, WARMUP_EPOCHS, warmup_rate),
-            make_phase(WARMUP_EPOCHS, EPOCHS, (rate, 0.0)),
-        ],
+        phases=[make_phase(0, WARMUP_EPOCHS, warmup_rate), make_phase(WARMUP_EPOCHS, EPOCHS, (rate, 0.0))],
     )
 
 

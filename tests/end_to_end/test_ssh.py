@@ -91,9 +91,7 @@ def test_job_survives_a_power_cut_and_a_freeze_and_its_network_comes_home(make_u
     assert (job.path / f"network-{EPOCHS + 1}/model.safetensors").exists(), "the network of before stays"
 
 
-def test_unreachable_machines_train_on_and_another_user_can_adopt_the_job(
-    make_user: Callable[..., SshUser],
-) -> None:
+def test_unreachable_machines_train_on_and_another_user_can_adopt_the_job(make_user: Callable[..., SshUser]) -> None:
     user = make_user(2, ENDLESS)
     sandbox = user.sandbox
     job = user.launch("--machines", "2", "--no-standby")

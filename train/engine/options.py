@@ -177,11 +177,7 @@ class TrainOptions(OptionSet):
         "is trained. Their environment variables hold there.",
     )
     save_seconds: float = option_field(
-        30.0,
-        metavar="SECONDS",
-        group="Recovery",
-        minimum=0,
-        help="Seconds between checkpoints.",
+        30.0, metavar="SECONDS", group="Recovery", minimum=0, help="Seconds between checkpoints."
     )
     gpus: int | None = option_field(
         None, metavar="N", minimum=1, help="Compute the schedule for this many GPUs.", default_text="one per process"
@@ -226,11 +222,7 @@ class RunOptions(TrainOptions):
         1, metavar="N", minimum=1, help="Use the recipe's table of phases for this many machines."
     )
     procs: int | None = option_field(
-        None,
-        metavar="N",
-        minimum=1,
-        help="Training processes to start here.",
-        default_text="one per GPU, else 1",
+        None, metavar="N", minimum=1, help="Training processes to start here.", default_text="one per GPU, else 1"
     )
     local: Path | None = option_field(None, metavar="DIR", help="Folder for metrics and events.", default_text="--out")
 

@@ -57,10 +57,7 @@ def parameter_groups(model: nn.Module, optim: Optim) -> list[ParamDict]:
     without_decay: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():  # a parameter that several modules share comes once
         (with_decay if decays[parameter_kind(model, name, parameter)] else without_decay).append(parameter)
-    return [
-        {"params": with_decay, "weight_decay": optim.weight_decay},
-        {"params": without_decay, "weight_decay": 0.0},
-    ]
+    return [{"params": with_decay, "weight_decay": optim.weight_decay}, {"params": without_decay, "weight_decay": 0.0}]
 
 
 def build_optimizer(model: nn.Module, optim: Optim) -> torch.optim.Optimizer:

@@ -4,15 +4,4 @@ from .command import Command
 from .components import IMAGENET, MODELS, SAMPLE, Comm, Data, Model, Optim
 from .schema import Phase, Recipe
 
-__all__ = [
-    "IMAGENET",
-    "MODELS",
-    "SAMPLE",
-    "Comm",
-    "Command",
-    "Data",
-    "Model",
-    "Optim",
-    "Phase",
-    "Recipe",
-]
+__all__ = ["IMAGENET", "MODELS", "SAMPLE", "Comm", "Command", "Data", "Model", "Optim", "Phase", "Recipe"]

@@ -234,12 +234,7 @@ class Schedule:
         """The phases in order. A phase whose image size grows is divided: an entry for each size."""
         return tuple(
             ScheduledPhase(
-                phase,
-                self.gpus,
-                self.lr_factor,
-                math.ceil(self.images / (phase.batch * self.gpus)),
-                epochs,
-                size,
+                phase, self.gpus, self.lr_factor, math.ceil(self.images / (phase.batch * self.gpus)), epochs, size
             )
             for phase in self.recipe.phases
             for size, epochs in epochs_by_size(phase)

@@ -148,11 +148,7 @@ class GrowingFile(Generic[RowT]):
     """
 
     def __init__(
-        self,
-        path: Path,
-        marker: bytes,
-        parse_line: Callable[[bytes], RowT | None],
-        max_bytes: int = MAX_HISTORY_BYTES,
+        self, path: Path, marker: bytes, parse_line: Callable[[bytes], RowT | None], max_bytes: int = MAX_HISTORY_BYTES
     ) -> None:
         self.path = path
         self.marker = marker

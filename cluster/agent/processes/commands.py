@@ -98,10 +98,7 @@ class CommandProcesses(AttemptProcesses):
 
     def _job_environment(self) -> dict[str, str]:
         """Return the variables that are the same for all processes of all attempts on this machine."""
-        folders = {
-            "IMGNET_CHECKPOINTS": self.work / CHECKPOINTS_FOLDER,
-            "IMGNET_EVENTS": self.work / EVENTS_FOLDER,
-        }
+        folders = {"IMGNET_CHECKPOINTS": self.work / CHECKPOINTS_FOLDER, "IMGNET_EVENTS": self.work / EVENTS_FOLDER}
         for folder in folders.values():
             with contextlib.suppress(FileExistsError):  # the script has put something else in its place
                 folder.mkdir(parents=True, exist_ok=True)

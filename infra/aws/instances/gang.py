@@ -73,11 +73,7 @@ class Gang:
     """
 
     def __init__(
-        self,
-        account: Account,
-        job_uid: str,
-        journal: Journal,
-        pause: Callable[[float], None] = time.sleep,
+        self, account: Account, job_uid: str, journal: Journal, pause: Callable[[float], None] = time.sleep
     ) -> None:
         self.account = account
         self.job_uid = job_uid

@@ -331,10 +331,7 @@ def _ensure_gateway(context: StackContext, vpc: str) -> str:
     gateway_id = str(gateway["InternetGatewayId"])
     if not gateway["Attachments"]:
         context.create(
-            "attachment of the internet gateway",
-            ec2.attach_internet_gateway,
-            InternetGatewayId=gateway_id,
-            VpcId=vpc,
+            "attachment of the internet gateway", ec2.attach_internet_gateway, InternetGatewayId=gateway_id, VpcId=vpc
         )
     return gateway_id
 

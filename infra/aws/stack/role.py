@@ -163,10 +163,7 @@ def _expected_policy(context: StackContext, file_system: str, bucket: str | None
 def _has_access(context: StackContext, file_system: str | None, bucket: str | None) -> bool:
     """Whether the role may use the file system and the bucket."""
     response = find(
-        "rights of the role",
-        context.account.iam.get_role_policy,
-        RoleName=ROLE_NAME,
-        PolicyName=_policy_name(context),
+        "rights of the role", context.account.iam.get_role_policy, RoleName=ROLE_NAME, PolicyName=_policy_name(context)
     )
     if file_system and response and response["PolicyDocument"] == _expected_policy(context, file_system, bucket):
         return True

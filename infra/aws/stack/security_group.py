@@ -60,10 +60,7 @@ def ensure_security_group(context: StackContext, vpc: str) -> str:
             f"AWS does not show the security group {RESOURCE_NAME} in {vpc}",
             RESOURCE_VISIBILITY_SECONDS,
         )
-    authorize_functions = {
-        "in": ec2.authorize_security_group_ingress,
-        "out": ec2.authorize_security_group_egress,
-    }
+    authorize_functions = {"in": ec2.authorize_security_group_ingress, "out": ec2.authorize_security_group_egress}
     for direction, function in authorize_functions.items():
         for rule in _missing_rules(group, direction):
             context.create(

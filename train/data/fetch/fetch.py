@@ -20,15 +20,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from train.data.manifest import (
-    MANIFEST_FILE,
-    PACK_LOCK_FILE,
-    SPLITS,
-    FetchError,
-    FileEntry,
-    Manifest,
-    ManifestError,
-)
+from train.data.manifest import MANIFEST_FILE, PACK_LOCK_FILE, SPLITS, FetchError, FileEntry, Manifest, ManifestError
 from train.tools.errors import one_line_error
 from train.tools.files import FULL_DISK_ERRORS, SHARED_LOCK, locked, write_atomic
 from train.tools.process_log import Progress, no_progress

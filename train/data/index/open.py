@@ -94,10 +94,7 @@ def doubtful_entries(root: Path) -> Iterator[tuple[str, str]]:
 def _unknown_classes(root: Path, val_classes: Sequence[str], train_classes: Sequence[str]) -> list[tuple[str, str]]:
     """Return (place, problem) of each class of val/ that train/ lacks."""
     return [
-        (
-            str(root / "val" / name),
-            OTHER_UNICODE_FORM if has_other_unicode_form(name, train_classes) else UNKNOWN_CLASS,
-        )
+        (str(root / "val" / name), OTHER_UNICODE_FORM if has_other_unicode_form(name, train_classes) else UNKNOWN_CLASS)
         for name in sorted(set(val_classes) - set(train_classes))
     ]
 

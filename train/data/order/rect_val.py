@@ -48,12 +48,7 @@ def plan_square_validation(
 
 
 def plan_rect_validation(
-    widths: ArrayLike,
-    heights: ArrayLike,
-    size: int,
-    batch: int,
-    rank: int,
-    world_size: int,
+    widths: ArrayLike, heights: ArrayLike, size: int, batch: int, rank: int, world_size: int
 ) -> list[tuple[CropShape, NDArray[np.int64]]]:
     """Return this rank's validation batches (shape, image IDs), in the global order of width / height.
 

@@ -16,13 +16,7 @@ from typing import IO, NamedTuple, cast
 import numpy as np
 
 from train.data.index.base import DataError, encode_name_line, names_crc32, stems_sha256
-from train.data.index.packed import (
-    ROW_DTYPE,
-    UNFINISHED_MARKER,
-    file_crc32,
-    is_packed,
-    read_manifest,
-)
+from train.data.index.packed import ROW_DTYPE, UNFINISHED_MARKER, file_crc32, is_packed, read_manifest
 from train.data.manifest import (
     INDEX_FILE,
     MANIFEST_FILE,

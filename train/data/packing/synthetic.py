@@ -62,12 +62,7 @@ def draw_image(seed: int, split: str, number: int) -> bytes:
 
 
 def draw_sample_set(
-    root: Path,
-    *,
-    seed: int = 0,
-    train: int = 4000,
-    val: int = 1000,
-    progress: Progress = no_progress,
+    root: Path, *, seed: int = 0, train: int = 4000, val: int = 1000, progress: Progress = no_progress
 ) -> int:
     """Draw `train` + `val` images into `root` (Linux only). Returns the number of new files.
 

@@ -44,8 +44,7 @@ def expect_traffic(
     save_bytes = checkpoint_bytes(schedule.recipe) if schedule else None
     per_hour = _heartbeat_traffic(machines).scaled(3600 / NETWORK_HEARTBEAT_SECONDS)
     once = Traffic(
-        home_bytes=save_bytes or 0,
-        internet_bytes=round(machines * (TORCH_BYTES if installs_torch else PACKAGES_BYTES)),
+        home_bytes=save_bytes or 0, internet_bytes=round(machines * (TORCH_BYTES if installs_torch else PACKAGES_BYTES))
     )
     lines = [f"heartbeats of {machines} machines, {_dollars(per_hour)} an hour" if machines > 1 else ""]
     if save_bytes is None:

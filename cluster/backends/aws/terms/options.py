@@ -59,11 +59,7 @@ class AwsOptions(BackendOptions):
         default_text="from the AWS configuration",
     )
     zones: tuple[str, ...] = option_field(
-        (),
-        "--zone",
-        metavar="ZONE",
-        group="AWS",
-        help="Use only this availability zone. Can be given several times.",
+        (), "--zone", metavar="ZONE", group="AWS", help="Use only this availability zone. Can be given several times."
     )
     ssh_address: str | None = option_field(
         None,
@@ -90,14 +86,10 @@ class AwsOptions(BackendOptions):
         default_text="public; nat if EC2 refuses the addresses",
     )
     on_demand_spares: bool = option_field(
-        False,
-        group="AWS",
-        help="Rent the spares (--spares) on demand, beside spot machines.",
+        False, group="AWS", help="Rent the spares (--spares) on demand, beside spot machines."
     )
     late_spares: bool = option_field(
-        False,
-        group="AWS",
-        help="Rent the spares (--spares) only when EC2 warns that it may interrupt a spot machine.",
+        False, group="AWS", help="Rent the spares (--spares) only when EC2 warns that it may interrupt a spot machine."
     )
     use_placement_group: bool = option_field(
         True, "--no-group", group="AWS", help="Do not put the machines into one placement group."
