@@ -60,7 +60,7 @@ from .inputs import IMAGENET_NORMALIZATION, BatchPreprocessor, normalization_of,
 from .options import RunOptions
 from .progress import ProgressReporter
 from .validation import run_validation
-from .warmup import batch_shapes, compile_per_shape, image_sizes, warm_up
+from .warmup import batch_shapes, compile_per_shape, image_sizes, largest_train_shape, warm_up
 
 MAX_STEPS_BETWEEN_SYNCS = 50  # also the capacity of the meter that keeps the steps' losses on the device
 SYNC_SECONDS = 1.0  # target interval between two calls of `sync_metrics`
@@ -157,10 +157,8 @@ class Trainer:
         requests = self.sampler.all_requests(first_epoch_index, self.step, self.history)
         batches = stream_batches(decoder, requests, workers, self.group.device, largest_batch_bytes)
 
-        epoch_count = self.schedule.epochs[-1].number + 1
-        self.agent_channel.report_state(
-            TrainerState.WARMING, steps=self.schedule.steps, step=self.steps_done, epochs=epoch_count
-        )
+        counts = {"steps": self.schedule.steps, "epochs": self.schedule.epochs[-1].number + 1}
+        self.agent_channel.report_state(TrainerState.WARMING, **counts, step=self.steps_done)
         if not isinstance(self.model, ResNet):
             input_size.check_shapes(self.model, self.recipe.model.name, image_sizes(self.sampler, epochs))
 
@@ -182,15 +180,9 @@ class Trainer:
         self.progress.finish(self.time_summary)
 
     def begin_run(self, epochs: Sequence[Epoch], batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Prepare for the remaining epochs, and fetch the first batch, which counts as no part of a step.
-
-        The largest shape of later phases is tried too: whether it fits into a GPU's memory is known before hours are
-        paid.
-        """
+        """Prepare for the remaining epochs, and fetch the first batch, which counts as no part of a step."""
         self.begin_phase(epochs[0], is_first=True)
-        alike = [epoch for epoch in epochs if epoch.scheduled_phase.phase.frozen == self.freezer.frozen]
-        train_shapes, _ = batch_shapes(self.sampler, alike, self.recipe.model.compile)
-        largest = max(train_shapes, key=math.prod)
+        largest = largest_train_shape(self.sampler, epochs, self.recipe.model.compile)
         warm_up(self.wrapped_model, self.model, [largest], [], self.preprocessor, self.agent_channel.tick)
         batches = chain([*islice(batches, 1)], batches)  # none: no image of the last validation is this rank's
         if not self.time_breakdown.measured.startup_seconds:

@@ -1,5 +1,6 @@
 """Runs shapes of batch once before the first step of a phase, and leaves the model as it was."""
 
+import math
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -55,6 +56,16 @@ def batch_shapes(
         for plan in sampler.val_plans(epoch.scheduled_phase).values():
             val |= {(phase.batch, *size): None for size, _ in plan}
     return list(train), list(val)
+
+
+def largest_train_shape(sampler: DistributedBatchSampler, epochs: Sequence[Epoch], is_compiled: bool) -> BatchShape:
+    """Return the largest training shape of epochs, without those in which other parameters are frozen than first.
+
+    It is tried at the start of a run, because a later phase that does not fit into a GPU's memory costs hours.
+    """
+    frozen = epochs[0].scheduled_phase.phase.frozen
+    alike = [epoch for epoch in epochs if epoch.scheduled_phase.phase.frozen == frozen]
+    return max(batch_shapes(sampler, alike, is_compiled)[0], key=math.prod)
 
 
 def image_sizes(sampler: DistributedBatchSampler, epochs: Sequence[Epoch]) -> set[tuple[int, int]]:
