@@ -157,8 +157,8 @@ class Trainer:
         requests = self.sampler.all_requests(first_epoch_index, self.step, self.history)
         batches = stream_batches(decoder, requests, workers, self.group.device, largest_batch_bytes)
 
-        counts = {"steps": self.schedule.steps, "epochs": self.schedule.epochs[-1].number + 1}
-        self.agent_channel.report_state(TrainerState.WARMING, **counts, step=self.steps_done)
+        steps, epoch_count = self.schedule.steps, self.schedule.epochs[-1].number + 1
+        self.agent_channel.report_state(TrainerState.WARMING, steps=steps, step=self.steps_done, epochs=epoch_count)
         if not isinstance(self.model, ResNet):
             input_size.check_shapes(self.model, self.recipe.model.name, image_sizes(self.sampler, epochs))
 
