@@ -20,6 +20,8 @@ from moto.ec2.models.instances import Instance
 from moto.ec2.responses import EC2Response
 from moto.efs.models import EFSBackend
 from moto.efs.responses import EFSResponse
+from moto.iam.access_control import PermissionResult
+from moto.s3.models import FakeBucket
 from moto.ssm.models import SimpleSystemManagerBackend
 from support.simcloud import efs, instances, internet, permissions, run_instances, spot_market  # noqa: F401
 from support.simcloud.aws_protocol import error_response
@@ -55,6 +57,8 @@ def install() -> None:
     # A repeated client token shows the state as it is now.
     shapes.pop("RunInstances.Reservation.Instances.Instance.State")
     shapes["Instances.Instance.StateReason"] = lambda reason: reason if reason.code else None
+    # moto ignores the conditions of a bucket's policy, so it would deny what comes over TLS.
+    replace_attribute(FakeBucket, "get_permission", lambda *_: PermissionResult.NEUTRAL)
     # regions
     replace_attribute(EC2Backend, "__init__", ec2_init, "ec2 init")
     replace_attribute(SimpleSystemManagerBackend, "__init__", ssm_init, "ssm init")
