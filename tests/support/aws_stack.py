@@ -13,6 +13,7 @@ from botocore.exceptions import ClientError
 from botocore.loaders import Loader
 from moto import mock_aws
 from support.simcloud.cloud import SimulatedAws
+from support.simcloud.moto_patches import BUCKETS_WITHOUT_CONDITIONS
 
 from infra.aws import client as aws_client
 from infra.aws.client import Account
@@ -90,8 +91,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def aws(home: Path) -> Iterator[Path]:
+def aws(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty AWS, and a home folder for this test. A simulated cloud of this process creates EFS at once."""
+    monkeypatch.setattr(*BUCKETS_WITHOUT_CONDITIONS)
     if sim := getattr(SimulatedAws, "current", None):
         sim.reset()
         sim.efs_seconds = 0.0

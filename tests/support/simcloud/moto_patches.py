@@ -34,6 +34,8 @@ HTTP_STATUS_BY_CODE = {  # EC2 answers 400 to all other errors; moto answers 400
     **dict.fromkeys(("NotImplemented", "SimulatorBroken"), 501),
     **dict.fromkeys(("RequestLimitExceeded", "ServiceUnavailable", "Unavailable"), 503),
 }
+# moto ignores the conditions of a bucket's policy, so it would deny what comes over TLS.
+BUCKETS_WITHOUT_CONDITIONS = FakeBucket, "get_permission", lambda *_: PermissionResult.NEUTRAL
 
 
 def replace_attribute(owner: Any, name: str, replacement: Any, key: str = "") -> None:
@@ -57,8 +59,7 @@ def install() -> None:
     # A repeated client token shows the state as it is now.
     shapes.pop("RunInstances.Reservation.Instances.Instance.State")
     shapes["Instances.Instance.StateReason"] = lambda reason: reason if reason.code else None
-    # moto ignores the conditions of a bucket's policy, so it would deny what comes over TLS.
-    replace_attribute(FakeBucket, "get_permission", lambda *_: PermissionResult.NEUTRAL)
+    replace_attribute(*BUCKETS_WITHOUT_CONDITIONS)
     # regions
     replace_attribute(EC2Backend, "__init__", ec2_init, "ec2 init")
     replace_attribute(SimpleSystemManagerBackend, "__init__", ssm_init, "ssm init")
