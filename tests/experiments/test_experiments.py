@@ -52,7 +52,6 @@ def make_arm(name: str = "a", lr: float = 0.05, epochs: int = 2) -> Arm:
         ([1, 2, 3, 4, 5], [2, 3, 4, 5, 6], -1.0, 2.306),  # equal variances of 2.5: error 1, 8 degrees
         ([1, 2, 3, 4, 5], [3, 3, 3, 3, 3], 0.0, 2.776 * math.sqrt(0.5)),  # all variance on one side: 4 degrees
         ([0, 2], [5, 5], -4.0, 12.706),  # error 1, 1 degree
-        ([10.0, 10.0], [12.0, 12.0], -2.0, 0.0),
     ],
 )
 def test_welch_interval_equals_examples_by_hand(first: Any, second: Any, difference: float, half: float) -> None:
@@ -198,11 +197,7 @@ def test_run_sweep_real_trainer_resumes_and_another_diverges(images: Path, tmp_p
     assert process.returncode == 3
     sweep.run_sweep([run, diverging_run], location, 2, lambda _: None)
     row = runs.read_row(run, location.results)
-    assert (
-        row
-        and row["steps"] == 320
-        and len(row["train_top1"]) == 40
-        and row["train_top1"][-1] > 2 * row["train_top1"][0]
-    ), row
+    assert row and row["steps"] == 320 and len(row["train_top1"]) == 40, row
+    assert row["train_top1"][-1] > 2 * row["train_top1"][0], row
     diverged_row = runs.read_row(diverging_run, location.results)
     assert diverged_row and diverged_row["top1"] is None and "is nan at step" in diverged_row["diverged"]

@@ -37,15 +37,7 @@ def run(machine: Any, command: str) -> "subprocess.CompletedProcess[str]":
 
 def test_fake_commands_reject_other_uses(cloud: Cloud, boot: Any) -> None:
     (machine,) = boot(1)
-    for command in (
-        "imgnet-limit 5",
-        "systemctl poweroff",
-        "sudo imgnet-limit 5",
-        "sudo -n imgnet-limit",
-        "sudo -n imgnet-limit soon",
-        "sudo -n reboot",
-        "sudo -n shutdown -h now",
-    ):
+    for command in ("imgnet-limit 5", "sudo imgnet-limit 5", "sudo -n imgnet-limit soon", "sudo -n shutdown -h now"):
         result = run(machine, command)
         assert result.returncode == 1 and result.stderr.count("\n") == 1, result
     assert cloud.state(machine.id) == "running" and machine.listens()

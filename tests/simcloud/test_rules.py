@@ -133,17 +133,6 @@ def test_network_in_use_by_an_instance_cannot_be_deleted(cloud: Cloud) -> None:
     cloud.ec2.delete_vpc(VpcId=vpc)
 
 
-def test_security_group_that_another_names_cannot_be_deleted(cloud: Cloud) -> None:
-    vpc, _, first = cloud.network()
-    second = cloud.ec2.create_security_group(GroupName="second", Description="d", VpcId=vpc)["GroupId"]
-    rule = [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": first}]}]
-    for group_id in (first, second):
-        cloud.ec2.authorize_security_group_ingress(GroupId=group_id, IpPermissions=rule)
-    assert refused(cloud.ec2.delete_security_group, GroupId=first)[0] == IN_USE
-    cloud.ec2.delete_security_group(GroupId=second)
-    cloud.ec2.delete_security_group(GroupId=first)
-
-
 def test_efs_is_created_and_deleted_by_the_clock(cloud: Cloud) -> None:
     cloud.sim.efs_seconds = 8
     efs = cloud.account.efs

@@ -146,9 +146,7 @@ def test_start_incomplete_standby_is_not_used(make_trainers: Any) -> None:
     wait_for(trainers.ensure_standby)
 
 
-def test_ensure_standby_that_dies_while_it_loads_is_given_up(
-    make_trainers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_standby_that_dies_while_it_loads_is_given_up(make_trainers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the machine would never be ready, and nobody would learn why: the trainers fail too, and report it."""
     trainers = make_trainers(standby=True)
     monkeypatch.setattr(trainers_module, "module_command", lambda *_: ["false"])

@@ -130,9 +130,7 @@ def test_commands_take_the_newest_job_but_for_the_one_that_destroys(hand_made: A
     refused(["ssh", "1", "df"], 1, "job-1 runs on this computer")
 
 
-def test_ls_without_jobs_names_the_folders_in_which_jobs_are_at_work(
-    sandbox: Any, hand_made: Any, tmp_path: Path
-) -> None:
+def test_ls_without_jobs_names_the_folders_where_jobs_are_at_work(sandbox: Any, hand_made: Any, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     run = hand_made()
     run.write_status("training")

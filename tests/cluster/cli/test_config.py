@@ -121,9 +121,7 @@ def test_config_and_help_show_value_and_source(sandbox: Any, write_config: Write
     assert "[IMGNET_MAX_HOURS:5]" in text and f"[{path}:eu-west-1]" in text and text.count(f"[{path}:") == 2
 
 
-def test_wrong_line_refuses_only_commands_that_start_or_create_something(
-    sandbox: Any, write_config: WriteConfig
-) -> None:
+def test_wrong_line_refuses_only_commands_that_start_or_create(sandbox: Any, write_config: WriteConfig) -> None:
     path = write_config('bad = 1\nregion = "eu-west-1"')
     env = {"XDG_CONFIG_HOME": str(path.parents[1])}
     fault = f"{path}: bad: is no option of a launch that can be set here"

@@ -32,14 +32,8 @@ def parse_text(tmp_path: Path, text: str) -> Hosts:
 
 
 def test_read_hosts_keys_of_a_machine_override_top_level_keys(tmp_path: Path) -> None:
-    common: dict[str, Any] = {
-        "port": 2222,
-        "user": "ubuntu",
-        "folder": "~/work",
-        "key": "~/.ssh/id_ed25519",
-        "jump": "me@gate.example.com:22",
-        "python": "python3.11",
-    }
+    common: dict[str, Any] = {"port": 2222, "user": "ubuntu", "folder": "~/work", "key": "~/.ssh/id_ed25519"}
+    common |= {"jump": "me@gate.example.com:22", "python": "python3.11"}
     own: list[dict[str, Any]] = [
         {"host": "gpu1", "address": "10.0.0.11", "host_key": "ssh-ed25519 AAAAC3"},
         {"host": "gpu2", "user": "other", "port": 22, "folder": "/scratch/imgnet"},

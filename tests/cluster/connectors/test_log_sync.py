@@ -138,9 +138,7 @@ def test_copy_to_a_full_disk_raises_then_continues(
     assert (small_disk / path).read_bytes() == content
 
 
-def test_pull_logs_keeps_a_part_of_the_disk_free(
-    shared: Path, run_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pull_logs_keeps_some_of_the_disk_free(shared: Path, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free = untrusted.FREE_DISK_BYTES + 10
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=10**13, free=free))
     append(shared / "logs/a", b"few bytes")

@@ -543,9 +543,7 @@ def test_connect_accepts_host_key_of_known_hosts_unless_it_is_revoked(shared_bed
     assert "is marked as revoked" in refusal_line(host(shared_bed, host_key=None))
 
 
-def test_connect_accepts_a_host_key_that_is_known_without_the_port_as_openssh_does(
-    shared_bed: Testbed, home: Path
-) -> None:
+def test_connect_accepts_a_host_key_known_without_the_port_as_openssh_does(shared_bed: Testbed, home: Path) -> None:
     server, other_server = shared_bed.machines[:2]
     known_hosts = home / ".ssh/known_hosts"
     openssh = ["ssh", "-F", "none", "-i", str(shared_bed.key), "-o", f'UserKnownHostsFile="{known_hosts}"']

@@ -115,9 +115,7 @@ def test_tmux_that_is_too_old_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
         tmux.start_session("job-1", tmp_path, "first", ["true"])
 
 
-def test_failing_tmux_is_not_taken_for_no_session(
-    sandbox: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_tmux_is_not_read_as_no_session(sandbox: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert tmux.session_names() == set() and tmux.session_owner("job-1") is None and tmux.window_names("job-1") == []
     (tmp_path / "tmux").write_text("#!/bin/sh\necho 'error connecting to /tmp/x (Permission denied)' >&2; exit 1\n")
     (tmp_path / "tmux").chmod(0o755)

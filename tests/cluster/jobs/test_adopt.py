@@ -74,15 +74,8 @@ def test_job_of_another_backend_is_refused_and_leaves_no_run_folder(change: Chan
 
 
 def test_fields_that_name_things_of_this_computer_are_not_taken(change: Change) -> None:
-    change(
-        queue="/etc",
-        parallel=99,
-        hosts={"shared": "/", "machines": [{"host": "evil"}]},
-        poweroff_grace=1.0,
-        metadata_address="http://evil",
-        name="../../evil",
-        forecast={"minutes": 1.0, "terms": {"evil": 1.0}},
-    )
+    change(queue="/etc", parallel=99, hosts={"shared": "/", "machines": [{"host": "evil"}]}, poweroff_grace=1.0)
+    change(metadata_address="http://evil", name="../../evil", forecast={"minutes": 1.0, "terms": {"evil": 1.0}})
     Path("runs/job-3").mkdir(parents=True)
     spec = adopt.adopt("hosts.toml").spec
     assert (spec.queue, spec.parallel, spec.metadata_address) == ("", 1, "")

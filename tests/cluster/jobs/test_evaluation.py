@@ -93,9 +93,7 @@ def test_eval_of_a_checkpoint_file_prints_tables_although_its_plot_cannot_be_wri
         ((), 102, "there is no job in"),
     ],
 )
-def test_eval_bad_input_is_refused_in_one_line(
-    sandbox: Any, arguments: tuple[str, ...], code: int, message: str
-) -> None:
+def test_eval_refuses_bad_input_in_one_line(sandbox: Any, arguments: tuple[str, ...], code: int, message: str) -> None:
     ran = sandbox.cli("eval", *arguments)
     assert ran.code == code and message in ran.err and ran.err.count("\n") == 1 and not ran.out, ran
 

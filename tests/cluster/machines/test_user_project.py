@@ -76,9 +76,7 @@ def test_project_outside_git_is_the_launch_folder_if_that_has_the_modules(
         find(place)
 
 
-def test_project_is_the_git_repository_and_has_what_git_would_track(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_project_is_the_git_repository_with_what_git_would_track(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     git(place, "init")
     write(place / ".gitignore", "data/\n*.pt\n")
     write_all(place, "experiments/first.py", "committed.py", "gone.py", "settings/job.json", "data/train/a.jpg")

@@ -140,9 +140,7 @@ def test_url_is_shown_by_its_host_and_a_command_by_its_program(target: str, show
 
 @pytest.mark.parametrize("target", [URL, "curl -d @- https://chat.googleapis.com/s3cr3t"])
 @pytest.mark.parametrize("form", ["--notify {}", "--notify={}"])
-def test_command_of_a_launch_is_kept_without_its_targets(
-    target: str, form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_command_of_a_launch_is_kept_without_targets(target: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is in the job.json that the machines get, and in the report."""
     words = [word.replace("{}", target) for word in form.split()]
     monkeypatch.setattr("sys.argv", ["imgnet-cluster", "launch", *words, "recipe.py"])

@@ -73,9 +73,7 @@ def test_each_event_is_sent_once_to_each_target_by_whatever_process(
     assert run.job.status().notifications == "" and not has_untold_end(Run.read(run.run_folder.path))
 
 
-def test_supervisor_that_was_killed_while_it_sent_has_a_successor_that_sends(
-    make_run: Any, webhook: WebhookServer
-) -> None:
+def test_supervisor_killed_while_it_sent_has_a_successor_that_sends(make_run: Any, webhook: WebhookServer) -> None:
     """The end of a killed process is the end of its delivery; the same "id" lets a receiver tell repetitions."""
     run = make_run(webhook.url)
     webhook.status = 0

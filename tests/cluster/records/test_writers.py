@@ -170,9 +170,7 @@ def test_command_writes_all_formats_and_one_to_stdout(hand_made: Any, sandbox: A
 
 
 @pytest.mark.parametrize("arguments", [("-o", ""), ("-o", "/"), ("-o", ".."), ("--format", "json", "-o", "f")])
-def test_command_refuses_an_output_that_is_no_file_name(
-    hand_made: Any, sandbox: Any, arguments: tuple[str, ...]
-) -> None:
+def test_command_refuses_output_that_is_no_file_name(hand_made: Any, sandbox: Any, arguments: tuple[str, ...]) -> None:
     make_job(hand_made)
     (sandbox.path / "f").mkdir()
     before = {*sandbox.path.iterdir(), *sandbox.path.parent.iterdir()}

@@ -105,9 +105,7 @@ def test_publish_on_a_full_disk_leaves_the_version_before(
     assert contents(first) == {"model.pt": b"first"}
 
 
-def test_copy_without_copy_file_range_has_all_bytes(
-    folder: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copy_without_copy_file_range_is_whole(folder: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "copy_file_range", Mock(side_effect=OSError(errno.EXDEV, "Invalid cross-device link")))
     monkeypatch.setattr(snapshot, "COPY_BYTES", 3)
     (folder / "model.pt").write_bytes(b"0123456789")
@@ -297,18 +295,14 @@ def test_next_attempt_begins_with_the_version_and_not_with_the_rest_of_the_folde
 FAILURE = Mock(side_effect=OSError(28, "No space left on device", "model.pt"))
 
 
-def test_version_that_cannot_be_read_is_a_problem_and_not_an_empty_folder(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_version_that_cannot_be_read_is_a_problem_no_empty_folder(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "restore", FAILURE)
     begun = CheckpointFolder(bed.folder, bed.shared, 2, "checkpoints/000002/resume-00000001-ab", True)
     assert begun.wait(60) and not begun.is_restored
     assert begun.problem == "the checkpoint folder cannot be restored: model.pt: No space left on device"
 
 
-def test_folder_at_rest_is_copied_once_and_a_failed_copy_is_tried_again(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_at_rest_is_copied_once_and_a_failed_copy_again(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     publish = snapshot.publish
     monkeypatch.setattr(snapshot, "publish", FAILURE)
     begun = bed.start()

@@ -11,16 +11,7 @@ from cluster.state.membership import Action, ActionKind, ClusterView, Membership
 from cluster.state.states import AgentPhase, MachineState
 from train.tools.agent_protocol import Fault
 
-RULES = MembershipRules(
-    machine_names=("0", "1", "2"),
-    target_size=3,
-    loss_timeout=5.0,
-    heartbeat_timeout=2.5,
-    startup_loss_timeout=15.0,
-    stall_timeout=120.0,
-    startup_stall_timeout=300.0,
-    orphan_timeout=60.0,
-)
+RULES = MembershipRules(machine_names=("0", "1", "2"), target_size=3)
 FOUR = replace(RULES, machine_names=("0", "1", "2", "3"))
 TWO = replace(RULES, target_size=2)
 COMMAND_RULES = replace(RULES, has_progress=False, max_crashes=1)  # commands of the user report no steps
@@ -47,15 +38,9 @@ def choose(
 ) -> Action:
     """Return what the agent `own_id` does. Statuses are fresh but those in `silent`, which gives ages in seconds."""
     statuses_by_id = {status.id: status for status in statuses}
-    view = ClusterView(
-        own_id=own_id,
-        phase=statuses_by_id[own_id].phase,
-        attempt=attempt,
-        statuses=statuses_by_id,
-        status_ages=dict.fromkeys(statuses_by_id, 0.1) | (silent or {}),
-        **more,
-    )
-    return decide(view, rules)
+    phase, ages = statuses_by_id[own_id].phase, dict.fromkeys(statuses_by_id, 0.1) | (silent or {})
+    known: Any = {"own_id": own_id, "phase": phase, "attempt": attempt, "statuses": statuses_by_id}
+    return decide(ClusterView(**known, status_ages=ages, **more), rules)
 
 
 def propose(statuses: list[MachineStatus], **seen: Any) -> Attempt:

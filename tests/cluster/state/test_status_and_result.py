@@ -61,9 +61,7 @@ def test_write_result_done_merges_trainer_result(hand_made: Any) -> None:
     assert result.seconds == {"training": 4.0, "total": 10.0, "setup": 1.0, "starting": 3.0}
 
 
-def test_agent_without_status_fails_the_job_after_its_time_to_start(
-    hand_made: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_agent_without_status_fails_the_job_after_some_time(hand_made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     young, old, resumed = hand_made("job-1", created=time.time()), hand_made("job-2"), hand_made("job-3")
     young.job.refresh()
     assert not young.job.has_ended and young.job.state == "booting"

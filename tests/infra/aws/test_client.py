@@ -51,9 +51,7 @@ def test_profile_that_wants_an_mfa_code_fails_instead_of_asking(
 
 
 @pytest.mark.parametrize("error_hours", [-5.0, 0.0, 5.0])
-def test_answers_of_aws_set_a_wrong_clock(
-    front: AwsFrontend, monkeypatch: pytest.MonkeyPatch, error_hours: float
-) -> None:
+def test_answers_of_aws_set_the_clock(front: AwsFrontend, monkeypatch: pytest.MonkeyPatch, error_hours: float) -> None:
     """For example after a boot. A small difference is only the way of the answer."""
     right_offset = host.SteadyClock.wall_offset()
     clock = host.SteadyClock(right_offset + 3600 * error_hours + 3)
@@ -94,9 +92,7 @@ def test_owner_has_only_characters_that_all_services_take_in_tags(monkeypatch: p
     assert account.owner == "ann_o_hara_ DOMAIN_änn"
 
 
-def test_get_public_address_is_the_one_that_the_endpoint_sees(
-    front: AwsFrontend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_get_public_address_is_the_one_the_endpoint_sees(front: AwsFrontend, monkeypatch: pytest.MonkeyPatch) -> None:
     assert aws_client.get_public_address() == "127.0.0.1/32"
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     with pytest.raises(CloudError, match=r"pass it: --from 203\.0\.113\.7/32"):
@@ -181,9 +177,7 @@ def test_explain_error_is_one_line_with_the_next_command(
         assert part in str(explained)
 
 
-def test_keys_whose_own_expiry_has_passed_are_no_credentials(
-    front: AwsFrontend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_whose_expiry_has_passed_are_no_credentials(front: AwsFrontend, monkeypatch: pytest.MonkeyPatch) -> None:
     # `aws configure export-credentials --format env` tells when the keys end; botocore then sends no request.
     monkeypatch.setenv("AWS_CREDENTIAL_EXPIRATION", "2020-01-01T00:00:00+00:00")
     with pytest.raises(NoCredentials, match=r"^AWS: the keys have expired.*aws sts get-caller-identity$"):

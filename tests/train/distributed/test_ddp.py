@@ -332,8 +332,6 @@ def test_ddp_names_an_unused_parameter_in_one_line(hook: str, in_group: Any) -> 
       for hook in COMM_HOOKS if hook != "none"),
     ("powersgd", False, torch.float16, "powersgd does not work with float16; .*'fp16'"),
 ])  # fmt: skip
-def test_hook_that_cannot_be_used_is_refused_in_one_line(
-    hook: str, exact: bool, dtype: torch.dtype, message: str
-) -> None:
+def test_unusable_hook_is_refused_in_one_line(hook: str, exact: bool, dtype: torch.dtype, message: str) -> None:
     with pytest.raises(TrainingError, match=f"comm, hook: {message}"):
         ddp.select_hook(Comm(hook=hook), exact, CPU, dtype, 0)

@@ -47,9 +47,7 @@ def test_seed_dropout_depends_on_seed_step_and_chunk_only() -> None:
     assert [draw(*key) for key in reversed(keys)] == draws[::-1]
 
 
-def test_trainer_fixed_size_network_trains_at_its_size_only(
-    tiny: Any, tiny_data: Path, tmp_path: Path, mine: Any
-) -> None:
+def test_fixed_size_network_trains_at_its_size_only(tiny: Any, tiny_data: Path, tmp_path: Path, mine: Any) -> None:
     mine.positions = lambda classes: nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, classes))
     phases = [Phase(epochs=(0, 1), size=32, batch=8, lr=0.01), Phase(epochs=(1, 2), size=64, batch=8, lr=0.01)]
     model = Model(name="mine:positions", zero_gamma=False)

@@ -108,9 +108,7 @@ def test_bad_function_ends_the_run_with_one_line_that_names_it_and_the_image(
         assert re.fullmatch(pattern, message), message
 
 
-def test_function_is_left_out_of_phases_that_do_not_augment(
-    tiny: Any, tiny_data: Path, tmp_path: Path, mine: Any
-) -> None:
+def test_function_is_left_out_of_phases_without_augment(tiny: Any, tiny_data: Path, tmp_path: Path, mine: Any) -> None:
     mine.change = fail
     phases = [Phase(epochs=(0, 1), size=32, batch=8, lr=0.05, augment=False)]
     trainer, decoder = open_trainer(tiny(phases=phases, transform="mine:change"), tiny_data, tmp_path)

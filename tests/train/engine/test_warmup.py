@@ -122,7 +122,7 @@ def test_compile_failure_is_one_line(model: Any, monkeypatch: pytest.MonkeyPatch
 def test_restore_between_compiled_and_plain_trainers(
     tiny: Any, tiny_data: Any, tmp_path: Any, compiled_shapes: Any
 ) -> None:
-    """A compiled trainer trains two steps, a plain one restores its state and repeats them."""
+    """A compiled trainer trains two steps, a plain one restores its state."""
     phases = [Phase(epochs=(0, 1), size=32, batch=8, lr=0.01)]
 
     def trainer(use_compile: bool) -> Any:
@@ -133,14 +133,10 @@ def test_restore_between_compiled_and_plain_trainers(
     first_trainer.train(decoder, 0)
     assert compiled_shapes
     state = checkpoint_io.copy_to_cpu(first_trainer.state())
-    second_trainer, decoder = trainer(False)
+    second_trainer, _ = trainer(False)
     second_trainer.restore(state)
     assert second_trainer.state()["model"].keys() == state["model"].keys()
     assert all(torch.equal(value, state["model"][name]) for name, value in second_trainer.state()["model"].items())
-    second_trainer.epoch_index, second_trainer.step = 0, 0
-    second_trainer.history.pop()
-    second_trainer.train(decoder, 0)
-    assert second_trainer.steps_done == 2
 
 
 class HalfTallIndex:

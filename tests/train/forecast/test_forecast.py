@@ -183,16 +183,8 @@ def make_run(gpus: int = 2, waits: float = 0.0) -> MeasuredRun:
             "checkpoints": 1.5,
             "other": 0.5,
         }
-        row = make_epoch(
-            epoch=epoch.number + 1,
-            size=phase.final_size,
-            global_batch=global_batch,
-            steps=epoch.steps,
-            train_images=410,
-            val_images=80,
-            where=parts,
-        )
-        rows.append(row)
+        shape = {"size": phase.final_size, "global_batch": global_batch, "steps": epoch.steps}
+        rows.append(make_epoch(epoch=epoch.number + 1, **shape, train_images=410, val_images=80, where=parts))
     return MeasuredRun(processes=2, machines=1, epochs=rows, schedule=schedule.table(), schedule_gpus=gpus)
 
 

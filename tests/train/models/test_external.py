@@ -102,9 +102,7 @@ def build_and_log(name: str, **settings: Any) -> tuple[Any, list[str]]:
 
 @pytest.mark.parametrize("library", ["timm", "torchvision"])
 @pytest.mark.parametrize("zero", [True, False])
-def test_build_from_library_without_weights_sets_zero_gamma(
-    library: str, zero: bool, calls: list[dict[str, Any]]
-) -> None:
+def test_build_without_weights_sets_zero_gamma(library: str, zero: bool, calls: list[dict[str, Any]]) -> None:
     net, log = build_and_log(f"{library}:resnet50", zero_gamma=zero)
     expected: dict[str, Any] = {"timm": {"pretrained": False, "zero_init_last": zero}}
     expected["torchvision"] = {"weights": None, "zero_init_residual": zero}

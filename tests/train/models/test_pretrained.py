@@ -156,9 +156,7 @@ def quantized(tensor: torch.Tensor) -> torch.Tensor:
     (lambda tensor: tensor.long(), "holds int64 instead of floating-point weights: fc.weight"),
 ])  # fmt: skip
 @pytest.mark.filterwarnings("ignore")  # deprecation warnings of torch
-def test_load_pretrained_unusable_tensor_is_one_line(
-    change: Any, message: str, other_state: State, tmp_path: Path
-) -> None:
+def test_load_pretrained_bad_tensor_is_one_line(change: Any, message: str, other_state: State, tmp_path: Path) -> None:
     file = save_file(tmp_path, {**other_state, "fc.weight": change(other_state["fc.weight"])})
     with pytest.raises(TrainingError, match=r"model, weights: .*w\.pt " + message) as caught:
         load_file(file)

@@ -1,6 +1,7 @@
 """Tests of `Command`: what it takes from its arguments, what it refuses, and that it survives JSON."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +33,8 @@ def test_command_finds_its_script_and_its_name(argv: list[str], script: str, mod
 
 
 def test_command_survives_json() -> None:
-    command = Command(
-        argv=["python", "train.py", "a b"],
-        machines=4,
-        procs=2,
-        env={"A": "1"},
-        secrets=("TOKEN",),
-        types=("p4d.24xlarge",),
-        save_signal="sigusr1",
-        elastic=False,
-        retries=2,
-    )
+    command = Command(argv=["python", "train.py", "a b"], machines=4, procs=2, env={"A": "1"}, secrets=("TOKEN",))
+    command = replace(command, types=("p4d.24xlarge",), save_signal="sigusr1", elastic=False, retries=2)
     assert Command.from_json(json.loads(json.dumps(command.to_json()))) == command
     assert (command.save_signal, command.text) == ("USR1", "python train.py 'a b'")
     long = Command(argv=["echo", "a\nb", "x" * 1000])

@@ -147,9 +147,7 @@ def test_read_recipes_of_a_package_precede_a_file_of_its_name_in_the_search_path
     assert recipe_names(write("own/mine_b/one.py", "recipe = make('one')")) == ["one"]
 
 
-def test_read_recipes_isolates_output_and_working_directory(
-    working_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_read_recipes_isolates_output_and_current_folder(working_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = "import os\nprint('hello')\nos.chdir('/')\nrecipe = make('a')\n"
     assert recipe_names(write("talks.py", text)) == ["a"]
     assert Path.cwd() == working_dir and capsys.readouterr() == ("", "hello\n")

@@ -92,14 +92,8 @@ def norm_parameters(*modules: str) -> set[str]:
 
 GRU = {f"bias_{kind}_l0{way}" for kind in ("ih", "hh") for way in ("", "_reverse")}
 ENCODER = norm_parameters("block.norm1", "block.norm2", "norm")
-ENCODER_BIASES = {
-    "patch.bias",
-    "block.self_attn.in_proj_bias",
-    "block.self_attn.out_proj.bias",
-    "block.linear1.bias",
-    "block.linear2.bias",
-    "head.bias",
-}
+ENCODER_BIASES = {f"block.{name}bias" for name in ("self_attn.in_proj_", "self_attn.out_proj.", "linear1.", "linear2.")}
+ENCODER_BIASES |= {"patch.bias", "head.bias"}
 CASES: dict[str, tuple[Callable[[], nn.Module], set[str], set[str]]] = {  # builder, parameters of norms, biases
     "norms of torch": (norms_of_torch, norm_parameters("1", "2", "3") | {"4.weight"}, {"0.bias", "6.bias"}),
     "norm with own names": (lambda: nn.Sequential(CustomNorm(), nn.Linear(2, 2)), {"0.gain", "0.tau"}, {"1.bias"}),

@@ -95,9 +95,7 @@ def test_endless_lines_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("block_bytes", [1, 3, 16, 4096])
 @pytest.mark.parametrize("tail", [b"", b"half a li"])
-def test_lines_backwards_are_the_lines_in_reverse(
-    monkeypatch: pytest.MonkeyPatch, block_bytes: int, tail: bytes
-) -> None:
+def test_lines_backwards_are_those_in_reverse(monkeypatch: pytest.MonkeyPatch, block_bytes: int, tail: bytes) -> None:
     monkeypatch.setattr(text_files, "BLOCK_BYTES", block_bytes)
     text = b"".join(LINES) + tail
     assert list(lines_backwards(io.BytesIO(text))) == [line for line in text.split(b"\n") if line][::-1]

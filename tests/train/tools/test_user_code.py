@@ -51,9 +51,7 @@ def test_modules_find_each_other_also_when_their_functions_run(folders: list[Pat
     ("import sys\nsys.exit(0)", r"ends the program when it is imported \(SystemExit: 0, own_parts.py line 2\)"),
     ("build = 3", "own_parts has no function build"),
 ])  # fmt: skip
-def test_module_that_cannot_be_used_is_an_error_of_one_line(
-    text: str | None, message: str, folders: list[Path]
-) -> None:
+def test_module_that_cannot_be_used_is_one_line(text: str | None, message: str, folders: list[Path]) -> None:
     if text is not None:
         (folders[0] / "own_parts.py").write_text(text)
     search_path = list(sys.path)

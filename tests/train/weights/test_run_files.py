@@ -132,13 +132,7 @@ def test_write_weights_that_the_format_cannot_hold_is_one_line(
     assert not list(run.out.iterdir())
 
 
-KNOWN: dict[str, Any] = {
-    "epoch": 3,
-    "step": 40,
-    "mean": (0.5, 0.4, 0.3),
-    "std": (0.2, 0.2, 0.2),
-    "classes": ["airplane", "ship"],
-}
+KNOWN: Any = {"epoch": 3, "step": 40, "mean": (0.5, 0.4, 0.3), "std": (0.2, 0.2, 0.2), "classes": ["airplane", "ship"]}
 
 
 def test_of_run_takes_the_view_of_the_validation_or_of_the_last_phase(tiny: Any) -> None:

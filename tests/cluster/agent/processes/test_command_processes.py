@@ -208,9 +208,7 @@ def test_file_of_the_project_that_cannot_be_copied_is_named(make: Any, monkeypat
     assert start_and_end(make("exit 0")).reason == reason
 
 
-def test_container_gets_the_variables_of_the_user_the_gpus_of_its_machine_and_its_region(
-    make: Any, tmp_path: Path
-) -> None:
+def test_container_gets_the_variables_of_the_user_the_gpus_and_the_region(make: Any, tmp_path: Path) -> None:
     processes = make("", image="img:1", env={"PYTHONPATH": "lib"})
     processes.spec = replace(processes.spec, cloud={"environment": {"AWS_REGION": "us-west-2"}})
     text = " ".join(processes._container_argv(0, tmp_path, {"PYTHONPATH": "lib"}))

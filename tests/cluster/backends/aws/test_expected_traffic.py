@@ -99,18 +99,15 @@ def test_images_read_from_the_shared_folder_name_their_price_and_that_of_s3() ->
     assert rental_spec.traffic.dollars_per_hour > 10 * rental_of()[1].traffic.dollars_per_hour
 
 
-def test_images_fetched_once_from_the_shared_folder_are_counted_once_a_machine() -> None:
-    plan, rental_spec, lines = rental_of(machines=16, data="data/imagenet", fetch="~/.imgnet/data")
-    assert [line for line in lines if "each of 16 machines fetches them once" in line]
-    image_dollars = 16 * fetch_bytes(plan.schedule) / 1e9 * prices.EFS_PER_GB_READ
-    assert rental_spec.traffic.dollars_once == pytest.approx(image_dollars + HOME_DOLLARS, abs=0.001)
-    assert image_dollars > 70
-
-
-def test_rehearsal_on_a_part_of_the_images_fetches_all_and_validates_on_its_part() -> None:
+def test_each_machine_fetches_all_images_once_also_in_a_rehearsal_which_validates_on_its_part() -> None:
     options: dict[str, Any] = {"machines": 16, "data": "data/imagenet", "fetch": "~/.imgnet/data"}
-    (whole, whole_rental, _), (part, part_rental, _) = rental_of(**options), rental_of(**options, scale=0.01)
-    assert part_rental.traffic.dollars_once == pytest.approx(whole_rental.traffic.dollars_once)
+    (whole, whole_rental, lines), (part, part_rental, _) = rental_of(**options), rental_of(**options, scale=0.01)
+    assert [line for line in lines if "each of 16 machines fetches them once" in line]
+    image_dollars = 16 * fetch_bytes(whole.schedule) / 1e9 * prices.EFS_PER_GB_READ
+    for rental in (whole_rental, part_rental):
+        assert (
+            rental.traffic.dollars_once == pytest.approx(image_dollars + HOME_DOLLARS, abs=0.001) and image_dollars > 70
+        )
     whole_terms, part_terms = whole.spec.forecast.terms, part.spec.forecast.terms
     assert part.spec.forecast.start == whole.spec.forecast.start
     assert part_terms["validation"] == pytest.approx(whole_terms["validation"] / 100)

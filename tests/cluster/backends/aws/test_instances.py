@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -480,9 +481,7 @@ def test_machines_get_the_region_in_which_they_are(make_instances: Any) -> None:
     assert RentalSpec.from_json(limited.cloud).places == job_instances.rental_spec.places
 
 
-def test_changed_expiry_is_in_the_journal_before_it_is_a_tag(
-    make_instances: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_expiry_is_in_the_journal_before_the_tag(make_instances: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """EC2 forgets a machine an hour after its end; then the journal alone says when it ended at the latest."""
     job_instances = make_instances(1, *granted(1, NOW, place(), "0"))
     job_instances.fake_gang.list_instances = lambda: [SimpleNamespace(id="i-10", name="0", is_billed=True)]
@@ -496,21 +495,13 @@ def test_changed_expiry_is_in_the_journal_before_it_is_a_tag(
 # --- adoption --------------------------------------------------------------------------------------------------------
 
 
-def test_job_without_its_claim_rents_and_terminates_nothing(
-    make_instances: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_job_without_its_claim_rents_and_ends_nothing(make_instances: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "read_claim", lambda account, uid: Claim(id="b" * 32, since=NOW, holder="ann on desk"))
     launched = make_instances(1, *granted(1, NOW, place(), "0"))
     adopted = make_instances(1, *granted(1, NOW, place(), "0"), JobAdopted(claim="a" * 32, dollars=2.0), name="job-2")
     for lost in (launched, adopted):
-        actions = (
-            lost.list_machines,
-            lost.rent_all,
-            lost.finish_open_requests,
-            lambda lost=lost: lost.rent_replacement("0"),
-            lambda lost=lost: lost.terminate(["i-10"], "left"),
-        )
-        for action in actions:
+        actions = lost.list_machines, lost.rent_all, lost.finish_open_requests, partial(lost.rent_replacement, "0")
+        for action in (*actions, partial(lost.terminate, ["i-10"], "left")):
             with pytest.raises(AdoptedElsewhere, match=r"computer \(ann on desk\), .* since 20.*cluster down job-"):
                 action()
     assert make_instances(1, name="job-3").list_machines() == {}, "nothing was rented, so nothing can be adopted"

@@ -86,13 +86,8 @@ def test_highest_cost_is_that_of_the_dearest_place_or_the_limit_or_unknown() -> 
 def test_sort_places_by_region_type_market_and_price() -> None:
     cheap, dear, unpriced = place(1.0, zone="b"), place(2.0, zone="a"), place(None, zone="c")
     second_region, on_demand = place(0.1, region="eu-west-1"), place(0.1, market="on-demand")
-    places = sort_places(
-        [second_region, on_demand, unpriced, dear, cheap],
-        regions=["us-east-1", "eu-west-1"],
-        types=["g5.xlarge"],
-        markets=["spot", "on-demand"],
-        spot_scores={},
-    )
+    wishes: Any = {"regions": ["us-east-1", "eu-west-1"], "types": ["g5.xlarge"], "markets": ["spot", "on-demand"]}
+    places = sort_places([second_region, on_demand, unpriced, dear, cheap], **wishes, spot_scores={})
     assert places == [cheap, dear, unpriced, on_demand, second_region]
 
 
@@ -317,9 +312,7 @@ def test_folder_without_images_is_an_obstacle(folder: str, ami: str, has_file_sy
     assert expected in obstacle and bool(expected) == bool(obstacle)
 
 
-def test_launch_with_images_of_this_computer_alone_rents_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_launch_with_images_of_this_computer_rents_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IMGNET_RUNS", str(tmp_path / "runs"))
     planned = submit.plan(replace(RECIPE, data=IMAGENET), make_launch_options("aws"), offline=True)
     assert "imgnet-cluster data put FOLDER s3://BUCKET/NAME" in "".join(planned.obstacles)
@@ -356,22 +349,7 @@ def test_damaged_terms_are_refused(text: str) -> None:
 
 
 def test_resume_of_an_adopted_job_keeps_its_place_and_its_limit_of_dollars() -> None:
-    place = Place(region="us-east-1", zone="us-east-1b", type="m7i.2xlarge", market="on-demand", price=0.4)
-    rental_spec = RentalSpec(
-        places=(place,),
-        ssh_address="203.0.113.7/32",
-        owner="somebody",
-        max_dollars=0.25,
-        use_placement_group=False,
-        internet=Internet.NAT,
-    )
-    options = adopted_options(rental_spec)
-    assert options == AwsOptions(
-        types=("m7i.2xlarge",),
-        market="on-demand",
-        regions=("us-east-1",),
-        zones=("us-east-1b",),
-        internet=Internet.NAT,
-        use_placement_group=False,
-        max_dollars=0.25,
-    )
+    common: dict[str, Any] = {"max_dollars": 0.25, "use_placement_group": False, "internet": Internet.NAT}
+    options = adopted_options(replace(rental_spec(place(zone="us-east-1b", market="on-demand")), **common))
+    where: Any = {"regions": ("us-east-1",), "zones": ("us-east-1b",), "types": ("g5.xlarge",)}
+    assert options == AwsOptions(market="on-demand", **where, **common)

@@ -82,7 +82,6 @@ def test_plan_of_a_group_is_in_the_region_of_the_group(front: AwsFrontend) -> No
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"machines": 5}, "{id}: 4 of its 4 machines are free, and the job needs 5; pass --machines 4"),
         ({"machines": 3, "spares": 2}, "{id}: 4 of its 4 machines are free, and the job needs 5; pass --machines 4"),
         ({"types": ["p4d.24xlarge"]}, "{id}: it has machines of type p5.48xlarge, not p4d.24xlarge"),
         ({"zones": ("us-east-1a",)}, "{id}: it is in us-east-1b"),

@@ -57,9 +57,7 @@ def test_upload_of_a_damaged_or_incomplete_set_is_refused(tmp_path: Path, front:
         S3Source(SET_URL).upload(tmp_path / "files", ignore_progress)
 
 
-def test_fetch_goes_on_after_a_lasting_error_and_an_upload_skips_what_is_there(
-    front: AwsFrontend, tmp_path: Path
-) -> None:
+def test_fetch_goes_on_after_a_lasting_error_and_upload_skips_what_is_there(front: AwsFrontend, tmp_path: Path) -> None:
     root = make_set(tmp_path / "set")
     assert S3Source(SET_URL).upload(root, ignore_progress) == (10, 0)
     front.fault(action="GetObject", service="s3", code="AccessDenied", status=403, skip=4, times=99)

@@ -113,16 +113,9 @@ def test_list_of_machines_older_than_an_exchange_does_not_undo_it(backend: ToyBa
 def end_agent(backend: ToyBackend, name: str, fault: Fault = Fault.MACHINE, reason: str = GPU_LOST) -> None:
     """Let the agent of a machine end because the machine is broken, or leaves for another reason."""
     folder = backend.run.folder
-    status = MachineStatus(
-        id=f"{name}.a",
-        address=backend.controller.live_machines[name].private_ip,
-        phase=AgentPhase.ENDED,
-        state=MachineState.LEFT,
-        ended=True,
-        fault=fault,
-        reason=reason,
-        launch=folder.launch_id,
-    )
+    of_launch: Any = {"address": backend.controller.live_machines[name].private_ip, "launch": folder.launch_id}
+    end: dict[str, Any] = {"phase": AgentPhase.ENDED, "state": MachineState.LEFT, "fault": fault, "reason": reason}
+    status = MachineStatus(id=f"{name}.a", ended=True, **end, **of_launch)
     folder.status_path(name).parent.mkdir(exist_ok=True)
     folder.status_path(name).write_text(json.dumps(encode(status)))
 

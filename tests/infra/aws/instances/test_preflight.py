@@ -18,14 +18,8 @@ from infra.offers import LaunchFinding
 
 def check(account: Account | None = None, **changes: Any) -> list[LaunchFinding]:
     """Run the checks for 16 machines, with these changes of arguments."""
-    params: dict[str, Any] = {
-        "types": ("p4d.24xlarge", "p5.48xlarge"),
-        "machines": 16,
-        "market": "spot",
-        "stack_missing": [],
-    }
-    params |= changes
-    return preflight.run_preflight(account or Account(), **params)
+    params: Any = {"types": ("p4d.24xlarge", "p5.48xlarge"), "machines": 16, "market": "spot", "stack_missing": []}
+    return preflight.run_preflight(account or Account(), **{**params, **changes})
 
 
 def find_one(findings: list[LaunchFinding], text: str) -> LaunchFinding:

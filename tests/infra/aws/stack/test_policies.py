@@ -15,17 +15,8 @@ from infra.aws import tags
 from infra.aws.stack import policies
 
 INFRA = Path(policies.__file__).parents[2]
-SERVICES = {
-    "ec2": "ec2",
-    "ec2_no_retry": "ec2",
-    "efs": "elasticfilesystem",
-    "instance_connect": "ec2-instance-connect",
-    "iam": "iam",
-    "ssm": "ssm",
-    "s3": "s3",
-    "quotas": "servicequotas",
-    "pricing": "pricing",
-}
+SERVICES = {name: name for name in ("ec2", "iam", "ssm", "s3", "pricing")} | {"ec2_no_retry": "ec2"}
+SERVICES |= {"efs": "elasticfilesystem", "instance_connect": "ec2-instance-connect", "quotas": "servicequotas"}
 MAX_POLICY_CHARACTERS = 6144  # AWS's limit for a managed policy, without white space
 BOTO_SERVICE_NAMES = {"servicequotas": "service-quotas", "elasticfilesystem": "efs"}
 ACTION_BY_OPERATION = {

@@ -232,9 +232,7 @@ def test_dev_shm_that_cannot_be_used_is_named(decoder: BatchDecoder, monkeypatch
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_stream_batches_names_broken_file_in_one_line(
-    workers: int, tiny_data: Path, tmp_path: Path, in_group: Any
-) -> None:
+def test_stream_names_broken_file_in_one_line(workers: int, tiny_data: Path, tmp_path: Path, in_group: Any) -> None:
     """In its own process: the error keeps its frames alive, these keep the stream, and this keeps the workers."""
     shutil.copytree(tiny_data / "train", tmp_path / "train")
     index = load_index(tmp_path, "train")

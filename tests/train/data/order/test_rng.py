@@ -72,9 +72,7 @@ def test_boxes_depend_on_seed_and_epoch_and_not_on_batch(draw_boxes: Any, parame
     (600, 256, 1.5, (225, 337)),
     (300, 400, 1.5, (175, 263)),
 ])  # fmt: skip
-def test_random_position_boxes_have_size_of_val_crop(
-    width: int, height: int, aspect: float, box: tuple[int, int]
-) -> None:
+def test_random_position_boxes_have_val_crop_size(width: int, height: int, aspect: float, box: tuple[int, int]) -> None:
     boxes, flips = random_position_boxes(0, 0, np.arange(3000), [width] * 3000, [height] * 3000, aspect)
     assert {tuple(size) for size in boxes[:, 2:].tolist()} == {box}
     for start, room in ((boxes[:, 0], height - box[0]), (boxes[:, 1], width - box[1])):

@@ -66,26 +66,18 @@ def test_split_has_each_image_once_as_a_launch_would_hold_them_out(
         (lambda folder: (folder / "train").rename(folder / "a"), "new", "too few|Is a directory"),
         (lambda folder: folder.rename(folder.parent / "gone"), "new", "has no photos/"),
         (lambda folder: (folder / "train/cat/more").mkdir(), "new", "Is a directory: .*cat/more"),
+        (lambda folder: [*map(Path.unlink, folder.rglob("[1-9]*"))], "new", "photos/train: has too few images"),
+        (lambda folder: pack_set(folder, {None: folder.parent / "packed"}, val_fraction=0.2), "new", "split already"),
     ],
 )
 def test_split_refuses_what_it_cannot_divide(tmp_path: Path, spoil: Any, target: str, message: str) -> None:
-    draw(tmp_path / "photos/train")
-    spoil(tmp_path / "photos")
+    source, packed = tmp_path / "photos", tmp_path / "packed"
+    draw(source / "train")
+    spoil(source)
     before = files(tmp_path)
     with pytest.raises((DataError, OSError), match=message):
-        split_folder(tmp_path / "photos", tmp_path / target)
+        split_folder(packed if packed.exists() else source, tmp_path / target)
     assert files(tmp_path) == before
-
-
-def test_split_of_a_packed_set_and_of_single_images_is_refused(tmp_path: Path) -> None:
-    draw(tmp_path / "photos/train")
-    pack_set(tmp_path / "photos", {None: tmp_path / "packed"}, val_fraction=0.2)
-    (tmp_path / "few/cat").mkdir(parents=True)
-    (tmp_path / "few/cat/1.JPEG").touch()
-    for name, message in (("packed", "the data set is split already"), ("few", "few: has too few images")):
-        with pytest.raises(DataError, match=message):
-            split_folder(tmp_path / name, tmp_path / "new")
-    assert not (tmp_path / "new").exists()
 
 
 def test_killed_split_leaves_no_data_set_and_is_repeated(tmp_path: Path) -> None:
