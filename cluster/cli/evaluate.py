@@ -326,6 +326,8 @@ def predict(job_or_file_and_images: tuple[str, ...], best: bool, model: str | No
     first, path = job_or_file_and_images[0], Path(job_or_file_and_images[0])
     has_source = path.suffix in WEIGHTS_SUFFIXES or (store.is_job(first) and not path.is_file())
     job_or_file, images = first if has_source else None, job_or_file_and_images[has_source:]
+    if not has_source and not path.exists():  # of the newest job, these would be the answers of another network
+        raise BadInput(f"{first}: is neither a job nor a file; to list the jobs: imgnet-cluster ls")
     if not images:
         raise BadInput(f"{job_or_file}: name the images after it: imgnet-cluster predict {job_or_file} IMAGE...")
     source = open_source(job_or_file, best, model)

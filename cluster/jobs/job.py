@@ -494,6 +494,7 @@ class Job:
         self._refuse_if(not self.has_ended)
         if self.state == JobState.DONE and not adds_epochs:
             longer = "" if self.spec.own_command else f"To train it on: imgnet-cluster resume {self.name} --epochs +N. "
+            again = "again with another --name" if self.spec.given_name else "again"
             raise ClusterError(
-                f"{self.name} is done; there is nothing to resume. {longer}Run it again: {self.launch_command}"
+                f"{self.name} is done; there is nothing to resume. {longer}Run it {again}: {self.launch_command}"
             )

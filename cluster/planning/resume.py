@@ -101,6 +101,9 @@ def plan_resume(
 def options_of(spec: JobSpec) -> LaunchOptions:
     """Return the options with which a job was launched, from its specification. Raises `DamagedRecord`."""
     options_class = catalog.options_class(spec.backend)
+    backend_options = spec.backend_options or {}
+    if (dollars := spec.rental_facts.max_dollars) is not None and "max_dollars" in backend_options:
+        backend_options = {**backend_options, "max_dollars": dollars}  # `extend` may have changed it
     return LaunchOptions(
         backend=spec.backend,
         machines=spec.machines,
@@ -109,7 +112,7 @@ def options_of(spec: JobSpec) -> LaunchOptions:
         notify=spec.notify,
         recovery=spec.recovery,
         train=spec.train,
-        backend_options=decode(options_class, spec.backend_options or {}, "backend_options"),
+        backend_options=decode(options_class, backend_options, "backend_options"),
     )
 
 

@@ -110,7 +110,10 @@ def is_sealed(path: Path) -> bool:
 
 def _verify_footer(path: Path, footer: bytes, payload_length: int, digest: str) -> None:
     if not footer.startswith(f"\n{CHECKSUM_MAGIC} ".encode()):
-        raise ValueError(f"{path}: is damaged or cut short, or is not a checkpoint of this program")
+        raise ValueError(
+            f"{path}: is damaged or cut short, or is not a checkpoint of this program; of what `export --format torch` "
+            "wrote, name the job"
+        )
     if footer != _checksum_footer(payload_length, digest):
         raise ValueError(f"{path}: is damaged: its checksum does not match its content")
 

@@ -123,7 +123,7 @@ def test_commands_take_the_newest_job_but_for_the_one_that_destroys(hand_made: A
     refused(["rehearse-loss", "--machine", "1"], 1, "job-2 is failed; it has no machine")
     refused(["export"], 1, "job-2 is failed and has saved nothing")
     refused(["pull"], 1, "job-2 is failed and has saved nothing")
-    refused(["predict", "photo.jpg", "job-1"], 1, "job-2 is failed and has saved nothing")
+    refused(["predict", "photo.jpg", "job-1"], 2, "photo.jpg: is neither a job nor a file")
     refused(["predict", "job-1", "photo.jpg"], 1, "job-1 is failed and has saved nothing")
     refused(["predict", "1"], 2, "name the images")
     refused(["ssh", "--", "df", "-h"], 1, "job-2 runs on this computer")

@@ -140,6 +140,9 @@ def test_rest_of_a_rented_job_has_time_price_and_limits(
     assert " 0-2 128 " not in shown, "the first phase is done"
     with pytest.raises(BadInput, match=r"^--max-price-total 5: job-1 has cost 7.5 dollars already; to continue: "):
         plan_resume(run, 125, 7.5, max_dollars=5.0)
+    extended = replace(run, spec=replace(run.spec, cloud={**(run.spec.cloud or {}), "max_dollars": 30.0}))
+    kept = plan_resume(extended, 125, 7.5)
+    assert kept.spec.rental_facts.max_dollars == 30.0 and not kept.changes, "`extend` has set another limit"
 
 
 def test_rest_of_a_rented_job_is_forecast_from_what_it_has_measured(

@@ -19,6 +19,8 @@ def split_folder(source: Path, target: Path, fraction: float, progress: Progress
     `target` appears when it is complete; what a killed call has left is removed by the next. Returns how many images
     are in train/ and in val/, and notes. Raises `DataError` for a set that is split already, and an existing target.
     """
+    if not source.is_dir():
+        raise DataError(f"{source}: there is no such folder")
     train = source / "train"
     images = train if train.is_dir() and class_folders(train) else source
     if train.is_dir() and (others := [name for name in ("val", "valid", "validation") if (source / name).exists()]):

@@ -64,7 +64,7 @@ def test_split_has_each_image_once_as_a_launch_would_hold_them_out(
         (lambda folder: None, "photos/train/new", "exists already, or lies among the images; name another"),
         (lambda folder: (folder / "train/9.png").touch(), "new", "9.png: an image beside the class folders"),
         (lambda folder: (folder / "train").rename(folder / "a"), "new", "too few|Is a directory"),
-        (lambda folder: folder.rename(folder.parent / "gone"), "new", "has no photos/"),
+        (lambda folder: folder.rename(folder.parent / "gone"), "new", "photos: there is no such folder"),
         (lambda folder: (folder / "train/cat/more").mkdir(), "new", "Is a directory: .*cat/more"),
         (lambda folder: [*map(Path.unlink, folder.rglob("[1-9]*"))], "new", "photos/train: has too few images"),
         (lambda folder: pack_set(folder, {None: folder.parent / "packed"}, val_fraction=0.2), "new", "split already"),
