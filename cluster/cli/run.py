@@ -172,7 +172,7 @@ def run(
 @click.command()
 @click.argument("job_and_hosts", nargs=-1, required=True, metavar="[JOB] HOST...")
 def join(job_and_hosts: tuple[str, ...]) -> None:
-    """Let machines join JOB, which trains on machines of your own.
+    """Add machines to JOB while it trains on machines of your own.
 
     Without JOB, the newest job is taken. HOST is a machine of the job's hosts file: one that was added to it, is free
     again or was repaired. It is set up as at the launch, and trains with the others as soon as it is ready; where all

@@ -112,7 +112,7 @@ def replace_lost_machine(session: SelftestSession) -> Iterator[Observation]:
 
 
 def _see_interruption(session: SelftestSession, job: Job, ask: Callable[[str], object]) -> Iterator[Observation]:
-    """Let the user interrupt a spot machine, see it leave when EC2 gives notice, and see it replaced."""
+    """Ask the user to interrupt a spot machine; check that it leaves at EC2's notice and is replaced."""
     ids = {machine.id for machine in session.machines(job)}
     attempt = job.last_attempt_number
 

@@ -173,7 +173,7 @@ class JobSpec:
         return tuple(map(str, range(self.machines + self.recovery.spares)))
 
     def with_joined(self, machine: str) -> Self:
-        """Return the specification after `machine` was set up for the running job: no spare any more if it has work."""
+        """Return the specification once `machine` is set up: it trains if there is work for it, else it is a spare."""
         joining = tuple(name for name in self.joining if name != machine)
         has_work = self.own_command.elastic if self.own_command else self.machines * self.procs < self.schedule_gpus
         count = int(has_work and machine in self.joining)

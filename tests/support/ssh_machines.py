@@ -78,7 +78,7 @@ def command_line(pid: int) -> str:
 
 
 def pids_with_variable(name: str, folder: str, table: Mapping[int, Any]) -> set[int]:
-    """Return the processes of a table, but not this one, whose environment names this folder, or one below it."""
+    """Return the processes, without our own, whose environment names this folder or one below it."""
     marked = set()
     variable = f"{name}={folder}".encode()
     for pid in table.keys() - {os.getpid()}:

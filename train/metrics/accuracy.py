@@ -53,5 +53,5 @@ def zero_confusion(class_count: int, device: torch.device) -> torch.Tensor | Non
 
 
 def count_confusion(confusion: torch.Tensor, scores: torch.Tensor, labels: torch.Tensor) -> None:
-    """Count images by label [n], the row, and by the class of the highest of their scores [n, classes], the column."""
+    """Add images to a confusion matrix: their labels [n] are rows, the best of their scores [n, classes] columns."""
     confusion.index_put_((labels, top_guesses(scores)[:, 0]), torch.ones_like(labels), accumulate=True)

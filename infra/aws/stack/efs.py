@@ -77,7 +77,7 @@ def find_file_system(context: StackContext) -> FileSystem | None:
         bucket=tags.read_tags(description).get(BUCKET_TAG),
         mount_target_states={target["SubnetId"]: target["LifeCycleState"] for target in targets},
         access_point=access_points[0]["AccessPointId"] if access_points else "",
-        has_policy=all(f'"{statement}"' in policy for statement in policies.FILE_SYSTEM_STATEMENTS),
+        has_policy=all(f'"{statement}"' in policy for statement in (policies.ONLY_TLS, policies.BY_MOUNT_TARGET)),
     )
 
 

@@ -17,7 +17,7 @@ from infra.aws import tags
 ROLE_NAME = "imgnet-machine"
 DATA_PREFIX = "data"  # machines read objects of the bucket below this prefix
 RUNS_PREFIX = "runs"  # machines write objects of the bucket below this prefix
-FILE_SYSTEM_STATEMENTS = ("OnlyTLS", "ByMountTarget")  # statement IDs of the file system's policy
+ONLY_TLS, BY_MOUNT_TARGET = "OnlyTLS", "ByMountTarget"  # statement IDs of the policies of file system and bucket
 BUCKET_PATTERN = "imgnet-*"
 
 # Patterns keep the policy below the limit.
@@ -177,18 +177,10 @@ def trust_policy() -> Policy:
 def file_system_policy(account: str, region: str, file_system: str) -> Policy:
     """Return the file system's own policy: access over TLS, through a mount target, by a role of this account only."""
     file_system_arn = f"arn:{get_partition(region)}:elasticfilesystem:{region}:{account}:file-system/{file_system}"
-    only_tls, by_mount_target = FILE_SYSTEM_STATEMENTS
     return _make_policy(
+        _deny_without_tls("*", file_system_arn),
         {
-            "Sid": only_tls,
-            "Effect": "Deny",
-            "Principal": {"AWS": "*"},
-            "Action": "*",
-            "Resource": file_system_arn,
-            "Condition": {"Bool": {"aws:SecureTransport": "false"}},
-        },
-        {
-            "Sid": by_mount_target,
+            "Sid": BY_MOUNT_TARGET,
             "Effect": "Allow",
             "Principal": {"AWS": f"arn:{get_partition(region)}:iam::{account}:root"},
             "Action": ["elasticfilesystem:ClientMount", "elasticfilesystem:ClientWrite"],
@@ -201,16 +193,18 @@ def file_system_policy(account: str, region: str, file_system: str) -> Policy:
 def bucket_policy(bucket: str, region: str) -> Policy:
     """Return the bucket's own policy: access over TLS only. Who has access is a matter of other policies."""
     bucket_arn = f"arn:{get_partition(region)}:s3:::{bucket}"
-    return _make_policy(
-        {
-            "Sid": FILE_SYSTEM_STATEMENTS[0],
-            "Effect": "Deny",
-            "Principal": {"AWS": "*"},
-            "Action": "s3:*",
-            "Resource": [bucket_arn, f"{bucket_arn}/*"],
-            "Condition": {"Bool": {"aws:SecureTransport": "false"}},
-        }
-    )
+    return _make_policy(_deny_without_tls("s3:*", [bucket_arn, f"{bucket_arn}/*"]))
+
+
+def _deny_without_tls(actions: str, resources: str | list[str]) -> Statement:
+    return {
+        "Sid": ONLY_TLS,
+        "Effect": "Deny",
+        "Principal": {"AWS": "*"},
+        "Action": actions,
+        "Resource": resources,
+        "Condition": {"Bool": {"aws:SecureTransport": "false"}},
+    }
 
 
 def get_partition(region: str) -> str:

@@ -18,7 +18,7 @@ from train.tools.text_files import to_json_bytes
 
 
 def write_journal(run: Any, *machines: tuple[str, float, float], price: float | None = 3600.0) -> None:
-    """Write the journal of machines given as (instance ID, launch time, end time), for a dollar a second."""
+    """Write a journal of machines (instance ID, launch time, end time) that cost a dollar a second."""
     place = Place(region="us-east-1", zone="us-east-1a", type="p5.48xlarge", market="on-demand", price=price)
     events: list[JournalEvent] = []
     for number, (id, launched, ended) in enumerate(machines, 1):

@@ -49,7 +49,7 @@ def terminate_instances(self: Any) -> ActionResult:
 
 
 def _end(self: Any, name: str, end: Callable[[Any, str, str], None]) -> ActionResult:
-    """End the instances of a request, and return under this name how their states have changed."""
+    """End the instances of a request; return their changes of state under `name`."""
     rows = []
     for instance in find_instances(self, self._get_param("InstanceIds", [])):
         states = {"PreviousState": instance.state}
