@@ -84,7 +84,8 @@ class SimulatedCloud:
     """The simulated cloud in this process, and a host to which it looks like AWS."""
 
     def __init__(self, folder: Path, machines_folder: Path) -> None:
-        self.sim = SimulatedAws(new_login(), boot_seconds=PENDING_SECONDS, visible_after=VISIBLE_AFTER_SECONDS)
+        delays = {"boot_seconds": PENDING_SECONDS, "ssh_delay_seconds": SSHD_SECONDS}
+        self.sim = SimulatedAws(new_login(), visible_after=VISIBLE_AFTER_SECONDS, **delays)
         self.server, url = serve(sim=self.sim)
         self.answers: list[tuple[float, float]] = []  # begin and end of each, as Unix times
         self._time_answers()
@@ -94,7 +95,6 @@ class SimulatedCloud:
         python = STUB_DELAYS.write_script(folder / "python")
         self.machines = SlowMachines(self.sim, machines_folder / "machines")
         self.machines.stub = str(python)
-        self.machines.configure(ssh_delay_seconds=SSHD_SECONDS)
 
     def _time_answers(self) -> None:
         """Note from when to when the server prepares each answer."""

@@ -80,6 +80,7 @@ class SimulatedMachine(TestMachine):
         self._sshd = None
         self.start_time = 0.0  # when its sshd started
         self.has_new_host_key = False
+        self.python = sys.executable
         self.failure = ""  # why its set-up failed
         for path in (self.home, tools, sockets):
             path.mkdir(parents=True)
@@ -123,7 +124,7 @@ class SimulatedMachine(TestMachine):
         file_system.mkdir(parents=True, exist_ok=True)
         (folder / "shared").symlink_to(file_system)
         # Not a symlink: in another folder the Python of a virtual environment does not find its packages.
-        _write_script(folder / "python", _exec_script(sys.executable))
+        _write_script(folder / "python", _exec_script(self.python))
         write_atomic(folder / "ready", b"ready\n", durable=False)
 
     def write_counters(self, shared: Path, moved: Moved) -> None:
