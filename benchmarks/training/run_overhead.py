@@ -56,7 +56,7 @@ if dist.get_rank() == 0:
     with open(path, "w") as file:
         json.dump({"first_line": first_line, "steps_per_second": rate}, file)
 dist.destroy_process_group()
-os._exit(0)  # Gloo's threads may abort a Python that ends (pytorch issue 190489), under torchrun as well
+os._exit(0)  # Gloo's threads may abort a Python that ends: pytorch issue 190489
 """
 
 
