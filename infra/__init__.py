@@ -1,1 +1,1 @@
-"""Renting machines: what all clouds share, and `aws`, which alone imports boto3. Knows nothing of training."""
+"""Renting machines: errors, costs and offers, and `aws`, which alone imports boto3. Knows nothing of training."""

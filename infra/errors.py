@@ -43,3 +43,7 @@ class MachinesRefused(CloudError):
 
 class NoMachines(CloudError):
     """No place has the machines, or none may be rented any more."""
+
+
+class EndedExternally(NoMachines):
+    """The job's machines were terminated by a user or by a limit, so the job stops instead of renting new ones."""

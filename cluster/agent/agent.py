@@ -34,7 +34,7 @@ from train.tools.records import DamagedRecord
 
 from .data import DataPreparationError, count_fetch_requests, prepare_data, prepare_environment
 from .ending import EndConditions, JobFinished, broken_machine_end
-from .gpu_check import GpuCheck
+from .gpus import GpuCheck
 from .processes.attempt_state import AttemptState
 from .processes.base import ProcessesExit, UnkillableProcess
 from .processes.commands import CommandProcesses
@@ -102,7 +102,7 @@ class Agent:
             shared, machine, self.launch_id, self.spec.heartbeat_seconds, self.traffic_meter
         )
         # EC2 says how many GPUs a rented machine has; of them the job uses one for each trainer.
-        self.gpu_check = GpuCheck(work, self.spec.procs if self.spec.rental_facts.gpus_per_machine else 0)
+        self.gpu_check = GpuCheck(self.spec.procs if self.spec.rental_facts.gpus_per_machine else 0)
         self.unexplained_failure: ProcessesExit | None = None  # of trainers, while the GPUs are checked
         is_session_shared = len(self.spec.machine_names) > 1 and self.spec.is_one_computer
         self.tmux_windows = TmuxWindows(self.spec.tmux_session, work, machine if is_session_shared else "")

@@ -5,15 +5,14 @@ Network traffic that bypasses the kernel is counted by the driver below /sys/cla
 """
 
 import contextlib
-import os
-import shutil
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from cluster.state.heartbeats import GpuLoad, MachineLoad
-from train.tools import host, process
+from cluster.state.heartbeats import MachineLoad
+from train.tools import host
+
+from .gpus import GpuSampler
 
 # Of a port: the files that count what it received and sent, and the bytes of one count.
 EFA_COUNTERS = ("hw_counters/rx_bytes", "hw_counters/tx_bytes", 1)
@@ -86,70 +85,3 @@ class HostSampler:
             devices = {name for name in devices if not name.startswith("ib")}
         physical_counts = {name: count for name, count in counts.items() if name in devices}
         return (physical_counts or counts) | port_counts
-
-
-NVIDIA_SMI_FIELDS = {  # nvidia-smi's name of a value: name here, factor from nvidia-smi's unit to the unit here
-    "utilization.gpu": ("use", 1.0),
-    "memory.used": ("memory_gb", 2**20 / 1e9),
-    "temperature.gpu": ("temperature", 1.0),
-    "power.draw": ("watts", 1.0),
-}
-QUERY_SECONDS = 5  # between two measurements by nvidia-smi
-STALE_SECONDS = 20.0  # older values are not shown
-
-
-class GpuSampler:
-    """Reads what nvidia-smi prints every few seconds. Starts it again when it has ended; one that hangs may go on."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.nvidia_smi_path = shutil.which("nvidia-smi")
-        self.clock = clock
-        self.process: subprocess.Popen[bytes] | None = None
-        self.start_time = float("-inf")
-        self.unread = b""  # the beginning of a line
-        self.loads: dict[int, tuple[float, GpuLoad]] = {}  # by GPU index, with the time when it was read
-
-    def read(self) -> tuple[GpuLoad, ...]:
-        """Return each GPU's newest load, by GPU index; none while nvidia-smi is missing or does not answer."""
-        now = self.clock()
-        if self.process and self.process.stdout:
-            has_ended = self.process.poll() is not None  # asked before the read, which then brings all
-            *lines, self.unread = (self.unread + (self.process.stdout.read() or b"")).split(b"\n")
-            loads = filter(None, map(_parse_line, lines))
-            self.loads |= {index: (now, load) for index, load in loads}
-            if has_ended:
-                self.process.stdout.close()
-                self.process = None
-        if self.process is None and self.nvidia_smi_path and now - self.start_time >= QUERY_SECONDS:
-            self._start(self.nvidia_smi_path, now)
-        return tuple(load for _, (read_at, load) in sorted(self.loads.items()) if now - read_at < STALE_SECONDS)
-
-    def _start(self, program: str, now: float) -> None:
-        self.start_time, self.unread = now, b""
-        argv = host.gpu_query_command(["index", *NVIDIA_SMI_FIELDS], "-l", str(QUERY_SECONDS), program=program)
-        with contextlib.suppress(OSError):
-            self.process = subprocess.Popen(
-                argv, bufsize=0, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, preexec_fn=process.die_with_parent
-            )
-            if self.process.stdout:
-                os.set_blocking(self.process.stdout.fileno(), False)
-
-    def close(self) -> None:
-        """Kill nvidia-smi, and start none again. One that hangs in the driver is left behind after a second."""
-        self.nvidia_smi_path = None
-        if self.process and self.process.stdout:
-            self.process.kill()
-            self.process.stdout.close()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(1.0)
-        self.process = None
-
-
-def _parse_line(line: bytes) -> tuple[int, GpuLoad] | None:
-    """Return GPU index and load in a line of nvidia-smi, None for others. What the GPU lacks ("[N/A]") is None."""
-    index, *cells = host.gpu_query_cells(line.decode(errors="replace"))
-    values = {}
-    for (name, factor), cell in zip(NVIDIA_SMI_FIELDS.values(), cells, strict=False):
-        with contextlib.suppress(ValueError):
-            values[name] = round(float(cell) * factor, 2)
-    return (int(index), GpuLoad(**values)) if index.isdecimal() and values else None

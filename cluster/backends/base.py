@@ -19,7 +19,7 @@ from train.tools.process_log import Progress, no_progress
 
 from .options import BackendOptions
 from .planner import ElsewherePlanner, MachinePlanner
-from .rentals import CloudAdministration, RentalLimit, RentedNow
+from .rentals import RentalLimit, RentedNow
 
 
 class Backend(ABC):
@@ -34,7 +34,6 @@ class Backend(ABC):
     # read the files that it has copied to the local run folder.
     is_remote: ClassVar[bool] = False
     is_billed: ClassVar[bool] = False  # its machines cost money while they exist
-    administration: ClassVar[type[CloudAdministration] | None] = None  # of the cloud that it rents from
     options: ClassVar[type[BackendOptions]] = BackendOptions
     planner_class: ClassVar[type[MachinePlanner]] = ElsewherePlanner
 

@@ -1,4 +1,4 @@
-"""Opens backends and clouds by name."""
+"""Opens backends by name."""
 
 from cluster.errors import BadInput
 from cluster.state.run_folder import Run
@@ -6,7 +6,6 @@ from cluster.state.run_folder import Run
 from .base import Backend
 from .catalog import UNKNOWN_MACHINES, load_class
 from .planner import MachinePlanner, MachineRequest
-from .rentals import CloudAdministration
 
 
 def backend_class(name: str) -> type[Backend]:
@@ -29,11 +28,3 @@ def open_planner(name: str, request: MachineRequest) -> MachinePlanner:
     """Return the planner of a backend, or of unknown machines. Raises `ClusterError`."""
     planner_class = MachinePlanner if name == UNKNOWN_MACHINES else backend_class(name).planner_class
     return planner_class(request)
-
-
-def open_cloud(name: str) -> CloudAdministration:
-    """Return the cloud of a backend. Raises `BadInput`."""
-    backend = backend_class(name)
-    if backend.administration:
-        return backend.administration()
-    raise BadInput(f"the backend {name} rents from no cloud")

@@ -16,7 +16,6 @@ from .cloud import fail_if_resources_remain, region_option, tag_option
 from .options import (
     FiniteFloatRange,
     GroupedCommand,
-    cloud_option,
     confirm_or_abort,
     grouped_option,
     launch_options,
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
 @grouped_option("AWS", "--on-demand", is_flag=True, help="Check for on-demand instances.  [default: spot instances]")
 @tag_option
 @region_option
-@cloud_option
 @grouped_option(
     "AWS",
     "--iam",
@@ -77,7 +75,6 @@ def check(
     iam: bool,
     data: str | None,
     region: str | None,
-    backend: str | None,
     notify_targets: tuple[str, ...],
     output: str,
 ) -> None:
@@ -96,7 +93,7 @@ def check(
         return
     aws_options = {"types": types, "reservation": reservation, "on_demand": on_demand, "tags": tags, "region": region}
     typed = typed_options({"hosts": hosts, **aws_options})
-    is_about_aws = bool(typed.keys() - {"hosts"} or iam or backend)
+    is_about_aws = bool(typed.keys() - {"hosts"} or iam)
     if "hosts" in typed and is_about_aws:
         raise BadInput("--ssh checks your own machines; leave out the options for AWS")
     if hosts and not is_about_aws:
@@ -104,7 +101,7 @@ def check(
     from cluster.display import cloud as display_cloud
     from cluster.planning.resolve import load_recipes
 
-    cloud = open_cloud(backend)
+    cloud = open_cloud()
     if iam:
         return print_json(cloud.iam_policies(region, data))
     if data:
@@ -226,7 +223,7 @@ def selftest(
     if not aws:
         raise BadInput("name the cloud: imgnet-cluster selftest --aws")
     make_launch_options("aws", tags=tags)  # raises for a tag that AWS would refuse, before anything is planned
-    cloud = open_cloud("aws")
+    cloud = open_cloud()
     folder = folder.absolute() if folder else store.runs_folder() / "selftest"
     os.environ[store.RUNS_ENV_VAR] = str(folder)  # its jobs are none of the user's folder
     region = cloud.resolve_regions([region] if region else [])[0]

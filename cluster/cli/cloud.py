@@ -12,7 +12,6 @@ from .options import (
     ConfiguredCommand,
     FaultTolerantCommand,
     FiniteFloatRange,
-    cloud_option,
     confirm_or_abort,
     dry_run_option,
     grouped_option,
@@ -28,7 +27,7 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from cluster.backends.rentals import CloudAdministration
+    from cluster.backends.aws.admin import AwsAdministration
     from cluster.jobs.job import Job
 
 DEFAULT_BLOCK_HOURS = 24.0
@@ -71,16 +70,9 @@ def fail_if_resources_remain(descriptions: list[str]) -> None:
 )
 @tag_option
 @region_option
-@cloud_option
 @dry_run_option
 def up(
-    stack: bool,
-    bucket: str | None,
-    address: str | None,
-    tags: tuple[str, ...],
-    region: str | None,
-    backend: str | None,
-    dry_run: bool,
+    stack: bool, bucket: str | None, address: str | None, tags: tuple[str, ...], region: str | None, dry_run: bool
 ) -> None:
     """Create the AWS resources that jobs of a region share.
 
@@ -89,7 +81,7 @@ def up(
     """
     if not stack:
         raise BadInput("nothing to create; run: imgnet-cluster up --stack")
-    cloud = open_cloud(backend)
+    cloud = open_cloud()
     if dry_run:
         for description in cloud.missing_stack_parts(region) or ["nothing is missing"]:
             click.echo(description)
@@ -112,18 +104,10 @@ def up(
 )
 @click.option("--delete-data", is_flag=True, help="With --stack: delete the file system and the bucket with all data.")
 @regions_option
-@cloud_option
 @dry_run_option
 @yes_option
 def down(
-    job: str | None,
-    all_jobs: bool,
-    stack: bool,
-    delete_data: bool,
-    regions: tuple[str, ...],
-    backend: str | None,
-    dry_run: bool,
-    yes: bool,
+    job: str | None, all_jobs: bool, stack: bool, delete_data: bool, regions: tuple[str, ...], dry_run: bool, yes: bool
 ) -> None:
     """Terminate JOB at once, with all its rented machines.
 
@@ -140,7 +124,7 @@ def down(
         raise BadInput("give exactly one of: a job, --all, --stack")
     if stack:
         read_config()  # raises for a wrong line, which may be the one of the region
-        cloud = open_cloud(backend)
+        cloud = open_cloud()
         if typed_options({"regions": regions}) and len(regions) > 1:
             raise BadInput("--stack: give one --region at a time")
         region = cloud.resolve_regions(regions)[0]
@@ -154,11 +138,11 @@ def down(
         fail_if_resources_remain(leftovers)
         return click.echo(f"removed {target}")
     if all_jobs:
-        return _down_all(open_cloud(backend), regions, dry_run, yes)
+        return _down_all(open_cloud(), regions, dry_run, yes)
     try:
         local_job = store.find(job)
     except NoSuchJob:
-        return _down_elsewhere(open_cloud(backend), regions, str(job), dry_run, yes)
+        return _down_elsewhere(open_cloud(), regions, str(job), dry_run, yes)
     if dry_run:
         return click.echo(f"would terminate {local_job.name} (state: {local_job.state}) and all its rented machines")
     had_ended = local_job.has_ended
@@ -199,7 +183,7 @@ def _confirm_loss(job: "Job") -> None:
 
 
 def _down_elsewhere(
-    cloud: "CloudAdministration", regions: Sequence[str], uid_or_name: str, dry_run: bool, assume_yes: bool
+    cloud: "AwsAdministration", regions: Sequence[str], uid_or_name: str, dry_run: bool, assume_yes: bool
 ) -> None:
     """Terminate a job of another folder or computer, in the only region in which it rents, or else the first."""
     searched_regions = regions_to_search(cloud, regions)
@@ -216,7 +200,7 @@ def _down_elsewhere(
     click.echo(f"{uid_or_name} is gone")
 
 
-def _down_all(cloud: "CloudAdministration", regions: Sequence[str], dry_run: bool, assume_yes: bool) -> None:
+def _down_all(cloud: "AwsAdministration", regions: Sequence[str], dry_run: bool, assume_yes: bool) -> None:
     """Terminate the unfinished jobs of this folder, and all that is billed with imgnet-cluster's tags in the regions.
 
     Where the cloud cannot be asked, the jobs of this folder are terminated nevertheless. That is an error only if there
@@ -264,10 +248,9 @@ def _down_all(cloud: "CloudAdministration", regions: Sequence[str], dry_run: boo
 @click.command(cls=FaultTolerantCommand)
 @click.option("--unknown", is_flag=True, help="Include resources of jobs that are not in this folder.")
 @regions_option
-@cloud_option
 @click.option("-y", "--yes", is_flag=True, help="Delete the resources.  [default: only list them]")
 @output_option
-def gc(unknown: bool, regions: tuple[str, ...], backend: str | None, yes: bool, output: str) -> None:
+def gc(unknown: bool, regions: tuple[str, ...], yes: bool, output: str) -> None:
     """Remove leftover AWS resources of imgnet-cluster's jobs.
 
     A resource is left over when no unfinished job owns it, or when it is past its expiry time. Without --yes the
@@ -276,7 +259,7 @@ def gc(unknown: bool, regions: tuple[str, ...], backend: str | None, yes: bool, 
     from cluster.backends.rentals import Garbage
     from cluster.jobs import billing
 
-    cloud = open_cloud(backend)
+    cloud = open_cloud()
     is_live_by_uid = {job.spec.uid: not job.has_ended for job in billing.rented_jobs()}
     remaining: list[str] = []
     found: list[Garbage] = []
@@ -389,7 +372,6 @@ def extend(job: str | None, max_hours: float | None, max_dollars: float | None, 
     help="With --capacity-blocks: how long the machines are needed. EC2 sells whole days.  [default: 24]",
 )
 @region_option
-@cloud_option
 @output_option
 def offers(
     gpu: str | None,
@@ -398,7 +380,6 @@ def offers(
     capacity_blocks: bool,
     hours: float | None,
     region: str | None,
-    backend: str | None,
     output: str,
 ) -> None:
     """Show the GPU instance types that EC2 offers now, with prices.
@@ -412,14 +393,14 @@ def offers(
     if capacity_blocks:
         if recipe:
             raise BadInput("--recipe: there is no forecast for capacity blocks; leave out one of the two")
-        block_rows = open_cloud(backend).capacity_block_rows(region, gpu, machines or 1, hours or DEFAULT_BLOCK_HOURS)
+        block_rows = open_cloud().capacity_block_rows(region, gpu, machines or 1, hours or DEFAULT_BLOCK_HOURS)
         return print_rows(block_rows, output, display_cloud.show_capacity_blocks)
     if hours is not None:
         raise BadInput("--hours is about --capacity-blocks; add that option")
     recipes = load_recipes(recipe) if recipe else []
     if len(recipes) > 1:
         raise BadInput(f"{recipe}: has {len(recipes)} recipes; --recipe takes a file with one")
-    rows = open_cloud(backend).offer_rows(region, gpu, recipes[0] if recipes else None, machines)
+    rows = open_cloud().offer_rows(region, gpu, recipes[0] if recipes else None, machines)
     print_rows(rows, output, display_cloud.show_offers)
 
 

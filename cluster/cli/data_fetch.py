@@ -98,7 +98,7 @@ def put(folder: Path, place: str, sizes: str) -> None:
 
     PLACE is the destination, such as s3://my-bucket/data/imagenet. Files that are there already are not sent again.
     """
-    from cluster.backends import catalog
+    from cluster.backends.aws.s3_source import S3Source
     from cluster.planning import data_fetch
     from train.data.fetch.fetch import format_bytes
 
@@ -111,8 +111,7 @@ def put(folder: Path, place: str, sizes: str) -> None:
             source = data_fetch.copies_location(source, "", short_side)
             destination = data_fetch.copies_location(destination, "", short_side)
         with ProgressBar(f"uploading {source}", format_bytes) as progress:
-            store = catalog.open_object_store(destination)
-            uploaded, existing = store.upload(Path(source).expanduser(), progress)
+            uploaded, existing = S3Source(destination).upload(Path(source).expanduser(), progress)
         uploaded_count += uploaded
         existing_count += existing
     click.echo(f"{place}: {uploaded_count} files uploaded, {existing_count} already present")

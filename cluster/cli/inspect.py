@@ -13,7 +13,6 @@ from cluster.errors import EXIT_UNFINISHED, BadInput, ClusterError
 
 from .options import (
     FaultTolerantCommand,
-    cloud_option,
     open_cloud,
     output_option,
     pluralize,
@@ -26,7 +25,7 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from cluster.backends.rentals import CloudAdministration
+    from cluster.backends.aws.admin import AwsAdministration
     from cluster.jobs.job import Job
     from cluster.state.status import JobStatus, MachineRow
 
@@ -63,9 +62,8 @@ def refresh(job: "Job") -> None:
     "--everywhere", is_flag=True, help="List also the jobs of other folders in which a job is running on this computer."
 )
 @regions_option
-@cloud_option
 @output_option
-def ls(cloud: bool, everywhere: bool, regions: tuple[str, ...], backend: str | None, output: str) -> None:
+def ls(cloud: bool, everywhere: bool, regions: tuple[str, ...], output: str) -> None:
     """List the jobs of this folder.
 
     The jobs are in ./runs, or in $IMGNET_RUNS.
@@ -74,7 +72,7 @@ def ls(cloud: bool, everywhere: bool, regions: tuple[str, ...], backend: str | N
     from cluster.jobs import store
 
     if cloud:
-        return _ls_cloud(open_cloud(backend), regions, output)
+        return _ls_cloud(open_cloud(), regions, output)
     if typed_options({"regions": regions}):
         raise BadInput("--region needs --cloud: the jobs of this folder are listed for all regions")
     folders = [store.runs_folder(), *(store.busy_runs_folders() if everywhere else [])]
@@ -116,7 +114,7 @@ def _list_jobs(folder: Path) -> "tuple[dict[str, JobStatus | None], list[dict[st
     return statuses, rows
 
 
-def _ls_cloud(cloud: "CloudAdministration", regions: tuple[str, ...], output: str) -> None:
+def _ls_cloud(cloud: "AwsAdministration", regions: tuple[str, ...], output: str) -> None:
     from cluster.display import cloud as display_cloud
 
     asked_regions = regions_to_search(cloud, regions)

@@ -21,7 +21,6 @@ from .options import (
     GroupedCommand,
     GroupedOption,
     click_options,
-    cloud_option,
     configured_options,
     confirm_or_abort,
     deferred_options,
@@ -472,8 +471,7 @@ def rehearse_loss(job: str | None, machine: int, notice: float | None, for_good:
 @click.argument("uid", required=False)
 @click.option("--ssh", "hosts", metavar="FILE", help="The machines of a job on your own machines: a hosts.toml file.")
 @region_option
-@cloud_option
-def adopt(uid: str | None, hosts: str | None, region: str | None, backend: str | None) -> None:
+def adopt(uid: str | None, hosts: str | None, region: str | None) -> None:
     """Supervise a job that another computer launched.
 
     Its files are copied here, and lost machines are replaced from here. UID is the name of the job on its machines and
@@ -488,7 +486,7 @@ def adopt(uid: str | None, hosts: str | None, region: str | None, backend: str |
     if hosts:
         job = adoption.adopt(hosts, uid)
     elif uid:
-        job = adoption.adopt_rented(open_cloud(backend), [region] if region else [], uid)
+        job = adoption.adopt_rented(open_cloud(), [region] if region else [], uid)
     else:
         raise BadInput(
             "which job? pass --ssh hosts.toml for your own machines, or the UID of a job that `ls --cloud` lists"

@@ -13,7 +13,7 @@ from cluster.display.terminal import clean_output, cut_text, discard
 from cluster.errors import EXIT_ERROR, EXIT_INTERRUPTED, BadInput, ClusterError
 
 if TYPE_CHECKING:
-    from cluster.backends.rentals import CloudAdministration
+    from cluster.backends.aws.admin import AwsAdministration
     from train.tools.option_fields import Option
 
 CommandFunction = Callable[..., Any]  # Any: each command has its own parameters
@@ -463,18 +463,13 @@ def confirm_or_abort(question: str, assume_yes: bool) -> None:
         sys.exit(EXIT_ERROR)
 
 
-cloud_option = grouped_option(
-    "Machines", "--backend", metavar="NAME", help=f"Backend that rents from the cloud.  [default: {DEFAULT_BACKEND}]"
-)
-
-
-def open_cloud(backend: str | None) -> "CloudAdministration":
-    """Return the cloud of a backend, and show on stderr what it does. Raises `BadInput`."""
-    from cluster.backends import registry
+def open_cloud() -> "AwsAdministration":
+    """Return what manages AWS without a job, and show on stderr what it does."""
+    from cluster.backends.aws.admin import AwsAdministration
     from train.tools import process_log
 
     process_log.log_to_user()
-    return registry.open_cloud(backend or DEFAULT_BACKEND)
+    return AwsAdministration()
 
 
 regions_option = grouped_option(
@@ -488,7 +483,7 @@ regions_option = grouped_option(
 )
 
 
-def regions_to_search(cloud: "CloudAdministration", regions: Sequence[str]) -> list[str]:
+def regions_to_search(cloud: "AwsAdministration", regions: Sequence[str]) -> list[str]:
     """Return the regions of `regions_option` if they were typed; else also those of this folder's jobs."""
     from cluster.jobs import billing
 

@@ -8,9 +8,9 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cluster.backends import registry
-from cluster.backends.rentals import CloudAdministration
 from cluster.connectors.hosts_file import Hosts, read_hosts
 from cluster.connectors.ssh import SSHConnector
 from cluster.errors import BadInput, ClusterError, NoSuchJob
@@ -23,6 +23,9 @@ from train.tools.text_files import read_json, to_json_bytes
 
 from . import store
 from .job import Job
+
+if TYPE_CHECKING:
+    from cluster.backends.aws.admin import AwsAdministration
 
 UID_PATTERN = re.compile(r"[\w-]+-[0-9a-f]{8}", re.ASCII)
 LAUNCH_ID_PATTERN = re.compile(r"[0-9a-f]{32}", re.ASCII)
@@ -86,7 +89,7 @@ def adopt(hosts_file: str | Path, uid: str | None = None) -> Job:
     return _create_job(adopted_spec, launch_id, lambda run_path: None)
 
 
-def adopt_rented(cloud: CloudAdministration, regions: Sequence[str], uid: str) -> Job:
+def adopt_rented(cloud: "AwsAdministration", regions: Sequence[str], uid: str) -> Job:
     """Create a run folder for a job on rented machines, and supervise it here instead of on the other computer.
 
     `regions` has the job's region, or nothing for the configured one. The cloud's account says what the job may rent

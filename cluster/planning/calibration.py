@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from cluster.backends.catalog import MachineType, find_machine_type
+from cluster.backends.aws.shipped_tables import MachineType, find_machine_type
 from cluster.errors import BadInput
 from cluster.state.run_folder import Run
 from cluster.state.spec import JobSpec

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from cluster.backends.catalog import MachineType, find_machine_type
+from cluster.backends.aws.shipped_tables import MachineType, find_machine_type
 from cluster.backends.planner import Plan
 from cluster.errors import BadInput, ClusterError
 from train.forecast import Constants, Forecast, forecast

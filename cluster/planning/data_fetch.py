@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from cluster.backends import catalog
 from cluster.backends.planner import RENTED_DATA_FOLDER, MachinePlanner, SourceAccess
 from cluster.errors import BadInput, ClusterError
 from train.data.fetch.fetch import SetToFetch, format_bytes
@@ -31,7 +30,9 @@ def is_in_object_store(location: str) -> bool:
 def open_source(location: str) -> Source:
     """Open a folder or a location in an object store as the source of a fetch. Raises `ClusterError`."""
     if is_in_object_store(location):
-        return catalog.open_object_store(location)
+        from cluster.backends.aws.s3_source import S3Source  # late: boto3 takes time
+
+        return S3Source(location)
     return FolderSource(Path(location).expanduser().absolute())
 
 

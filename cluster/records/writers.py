@@ -8,7 +8,7 @@ import json
 import time
 from typing import Any
 
-from cluster.backends import catalog
+from cluster.backends.aws.shipped_tables import find_machine_type
 from train.tools.records import encode
 
 from .run_data import RunData
@@ -78,7 +78,7 @@ def describe_hardware(run: RunData) -> str:
     process_counts = _describe_counts([row.world for row in run.starts])
     type_texts = []
     for type_name in sorted({machine.type for machine in run.machines}):
-        machine_type = catalog.find_machine_type(type_name)
+        machine_type = find_machine_type(type_name)
         gpus_text = f" ({machine_type.gpus} x {machine_type.gpu})" if machine_type and machine_type.gpu != "CPU" else ""
         places = {f"{machine.zone} {machine.market}" for machine in run.machines if machine.type == type_name}
         type_texts.append(f"{type_name}{gpus_text}, {run.backend} {', '.join(sorted(places))}")

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from cluster.backends.aws.admin import AwsAdministration
 from cluster.backends.planner import Plan
-from cluster.backends.rentals import CloudAdministration
 from cluster.errors import ClusterError
 from cluster.jobs import billing, store, submit
 from cluster.jobs.job import Job
 from cluster.planning.launch_options import make_launch_options
-from infra.rented_machine import RentedMachine
+from infra.aws.instances.instances import Instance
 from train.recipe import Data, Model, Phase, Recipe
 from train.tools.files import write_atomic
 from train.tools.records import encode, read_record
@@ -60,7 +60,7 @@ class SelftestSession:
 
     def __init__(
         self,
-        cloud: CloudAdministration,
+        cloud: AwsAdministration,
         folder: Path,
         *,
         region: str,
@@ -130,11 +130,11 @@ class SelftestSession:
         """What the jobs have cost until now."""
         return sum(billing.cost_report(job).cost.dollars for job in self.jobs)
 
-    def machines(self, job: Job) -> Sequence[RentedMachine]:
+    def machines(self, job: Job) -> Sequence[Instance]:
         """Return the live machines of a job."""
         return [row for row in self.all_machines(job) if row.is_billed]
 
-    def all_machines(self, job: Job) -> Sequence[RentedMachine]:
+    def all_machines(self, job: Job) -> Sequence[Instance]:
         """Return the machines of a job, also those that have ended."""
         return self.cloud.rented_machines(self.region, job.spec.uid)
 

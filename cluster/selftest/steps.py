@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from cluster.jobs import billing
 from cluster.jobs.job import Job
 from cluster.state.states import JobState
-from infra.rented_machine import RentedMachine
+from infra.aws.instances.instances import Instance
 
 from .report import Observation
 from .session import JobRequest, SelftestSession, describe_end
@@ -116,7 +116,7 @@ def _see_interruption(session: SelftestSession, job: Job, ask: Callable[[str], o
     ids = {machine.id for machine in session.machines(job)}
     attempt = job.last_attempt_number
 
-    def ended() -> list[RentedMachine]:
+    def ended() -> list[Instance]:
         return [machine for machine in session.all_machines(job) if machine.id in ids and not machine.is_billed]
 
     ask(

@@ -21,7 +21,7 @@ from support.simcloud.reservations import CLOSING_SECONDS, END_REASON
 from support.ssh_machines import command_line
 from support.waiting import PATIENCE
 
-from cluster.backends.rented.traffic import read_traffic
+from cluster.backends.aws.renting.traffic import read_traffic
 from cluster.jobs.billing import rental_limit
 from cluster.jobs.job import Job
 from cluster.state.status import JobResult, machine_statuses

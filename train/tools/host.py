@@ -10,7 +10,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -117,9 +117,9 @@ def _mount_lines(mountstats: str, folder: Path) -> dict[str, str]:
     return {name.strip(): text.strip() for name, _, text in (line.partition(":") for line in mount_lines)}
 
 
-def gpu_query_command(fields: Sequence[str], *options: str, program: str = "nvidia-smi") -> list[str]:
+def gpu_query_command(fields: Iterable[str], *options: str) -> list[str]:
     """Return the command with which nvidia-smi prints one line per GPU with these values."""
-    return [program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits", *options]
+    return ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits", *options]
 
 
 def gpu_query_cells(line: str) -> list[str]:

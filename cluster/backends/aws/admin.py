@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cluster.backends.aws.renting.adoption import AwsAdoption
 from cluster.backends.aws.terms.rental_spec import RentalSpec
-from cluster.backends.rentals import CloudAdministration, Garbage, OfferRow, RentedJob
+from cluster.backends.rentals import Garbage, OfferRow, RentedJob
 from cluster.errors import BadInput, ClusterError, NoSuchJob
 from cluster.state.spec import JobSpec
 from infra.aws import prices, s3, tags
@@ -29,8 +29,12 @@ from train.recipe.schema import Recipe
 from train.tools.host import unix_time
 
 
-class AwsAdministration(CloudAdministration):
-    """AWS: the stack of each region, tagged resources, prices and permissions."""
+class AwsAdministration:
+    """AWS without a run folder: everything works from tags alone, on a computer that never saw the jobs.
+
+    The stack of a region is what its jobs share. A region of None is the one that the user's environment names. Methods
+    raise `ClusterError`. Lines are for the user, one for each resource.
+    """
 
     backend = "aws"
 
@@ -45,7 +49,10 @@ class AwsAdministration(CloudAdministration):
     def ensure_stack(
         self, region: str | None, address: str | None, bucket: str | None, tag_texts: Sequence[str] = ()
     ) -> str:
-        """Create the missing parts of a region's stack. `address` is a CIDR range; each tag has the form KEY=VALUE."""
+        """Create the missing parts of a region's stack, and return a line about it.
+
+        `address` is the CIDR range that may connect over ssh, None for this computer; each tag has the form KEY=VALUE.
+        """
         user_tags = _parse_tags(tag_texts)
         own_stack = stack.ensure(Account(region), address or get_public_address(), bucket, user_tags)
         return f"the stack of {own_stack.region} is ready: {own_stack.vpc}, file system {own_stack.file_system}"
@@ -59,7 +66,7 @@ class AwsAdministration(CloudAdministration):
         return stack.exists(Account(region))
 
     def remove_stack(self, region: str | None, delete_data: bool) -> list[str]:
-        """Remove a region's stack, unless instances still run in it."""
+        """Remove a region's stack, unless instances still run in it. Returns a line for each resource that is left."""
         return stack.remove(Account(region), delete_data)
 
     def rented_jobs(self, region: str) -> list[RentedJob]:
@@ -82,11 +89,17 @@ class AwsAdministration(CloudAdministration):
         return sorted(found_instances, key=lambda instance: (instance.name, instance.id))
 
     def begin_adoption(self, region: str, uid: str) -> AwsAdoption:
-        """Find a rented job by its tags, and let this computer log in to it."""
+        """Find a rented job by its tags, and let this computer log in to its machines.
+
+        The other computer supervises the job until `AwsAdoption.take_over`, but may lose its own access earlier.
+        """
         return AwsAdoption(region, uid)
 
     def terminate_job(self, region: str, uid_or_name: str) -> list[str]:
-        """Terminate a job found by the tags of its resources."""
+        """Terminate a job found by the tags of its resources, by its uid or, if that is unambiguous, by its name.
+
+        Another owner's job has to be named by its uid. Returns a line for each resource that is not gone.
+        """
         account = Account(region)
         owner_by_uid = {
             instance.job_uid: instance.tags.get(tags.OWNER, "")
@@ -115,7 +128,11 @@ class AwsAdministration(CloudAdministration):
         return [line for uid in uids for line in terminate_by_uid(account, uid)]
 
     def find_garbage(self, region: str, local_jobs: Mapping[str, bool], include_unknown: bool) -> Garbage:
-        """Find the resources in a region that no live job needs, by their tags."""
+        """Find the resources in a region that no live job needs, by their tags.
+
+        `local_jobs` says for each job of this runs folder whether it is alive. Any other job is another computer's: it
+        is left alone until it expires by AWS's clock, unless `include_unknown`.
+        """
         account = Account(region)
         billed_instances = [instance for instance in instances.describe(account, {}) if instance.is_billed]
         leftovers = _leftovers_by_job(account)
@@ -148,7 +165,11 @@ class AwsAdministration(CloudAdministration):
     def offer_rows(
         self, region: str | None, gpu: str | None, recipe: Recipe | None, machine_count: int | None
     ) -> list[OfferRow]:
-        """Return a row for each instance type and zone that EC2 offers."""
+        """Return a row for each instance type and zone that EC2 offers.
+
+        With a recipe, each row has the forecast on `machine_count` machines (None: the recipe's number), and the
+        cheapest row is first.
+        """
         found_offers = offers.list_offers(Account(region), gpu)
         rows = [_offer_row(offer, recipe, machine_count) for offer in found_offers]
         return sorted(rows, key=lambda row: row.dollars or float("inf")) if recipe else rows
@@ -194,7 +215,7 @@ class AwsAdministration(CloudAdministration):
         )
 
     def iam_policies(self, region: str | None = None, data: str | None = None) -> dict[str, stack_policies.Policy]:
-        """Return the minimal IAM policies."""
+        """Return the least permissions of user and machines, for a region or all, with `data` also to read there."""
         policies = {
             "user": stack_policies.user_policy(region=region or "*"),
             "machines": stack_policies.machine_policy(region=region or "*"),

@@ -7,12 +7,25 @@ letter (EC2 user guide, "Regions and Zones"); which letters an account has, only
 import importlib.util
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.backends.catalog import MachineType
 from infra.aws.market import instance_types
 
 ZONE_LETTERS = "abcdef"
+
+
+@dataclass(frozen=True)
+class MachineType:
+    """A machine type with its hardware and its price."""
+
+    name: str
+    gpus: int  # GPUs per machine; 1 where there is none, because a process then trains on the CPUs
+    gpu: str  # GPU model, such as "A100"
+    network_gbps: float
+    vcpus: float | None
+    on_demand_price: float | None  # dollars per hour, None: unknown
+    retired_reason: str = ""  # why the type can no longer be rented; "" if it can
 
 
 def find_machine_type(name: str) -> MachineType | None:

@@ -78,18 +78,14 @@ def _complete_value(param: click.Parameter, args: list[str], incomplete: str) ->
     values: list[str] = []
     if param.name == "machine":
         values = _machine_numbers(args)
-    elif param.name == "backend":
-        from cluster.backends import catalog
-
-        values = catalog.backend_names()
     elif "JOB" in kinds:
         values = list(_job_ids())
     elif "RECIPE" in kinds:
         values = _recipe_names(incomplete)
     elif kinds & {"TYPE", "REGION", "ZONE"}:
-        from cluster.backends import catalog
+        from cluster.backends.aws import shipped_tables as tables
 
-        values = catalog.known_names(shown_name)
+        values = {"TYPE": tables.machine_types, "REGION": tables.regions, "ZONE": tables.zones}[shown_name]()
     items = [CompletionItem(value) for value in values if value.startswith(incomplete)]
     if not items and kinds & FOLDER_NAMES:
         return [CompletionItem(incomplete, type="dir")]

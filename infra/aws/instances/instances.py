@@ -18,7 +18,6 @@ from infra.aws.stack import network
 from infra.aws.stack.resources import StackContext
 from infra.aws.tags import Resource
 from infra.errors import CloudError
-from infra.rented_machine import RentedMachine
 from train.tools import host
 
 from . import internet
@@ -45,20 +44,32 @@ TERMINATE_BATCH = 100  # instance IDs in one TerminateInstances call
 
 
 @dataclass(frozen=True, kw_only=True)
-class Instance(RentedMachine):
+class Instance:
     """One machine, as EC2 describes it. Times are in seconds since 1970. Unknown strings are "".
 
     Spot requests may give all their machines the `launch_index` 0.
     """
 
+    id: str
+    name: str  # the machine's number in its job
     job_uid: str
     state: str
     region: str
+    zone: str
+    type: str
+    market: str
     image: str
+    private_ip: str
+    public_ip: str
     launch_time: float
     end_time: float | None  # None while the machine is billed
+    end_reason: str  # as EC2 writes it, "" while the machine lives
+    launch_index: int  # its number in the request that brought it
     launch_token: str
+    placement_group: str
     primary_interface_id: str
+    expires: str  # when it powers itself off at the latest
+    boots_slowly: bool  # a whole computer, whose firmware takes minutes
     tags: dict[str, str] = field(default_factory=dict)
 
     @property

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.waiting import wait_for
 
-from cluster.agent import host_metrics
+from cluster.agent import gpus
 from cluster.agent.host_metrics import HostSampler
 from cluster.state.heartbeats import GpuLoad, MachineLoad
 
@@ -136,7 +136,7 @@ def test_gpus_are_those_of_the_newest_lines_and_become_stale_while_nvidia_smi_ha
     first, second = wait_for(lambda: (gpus := sampler.sample().gpus)[1:] and gpus)
     assert first == GpuLoad(use=97.0, memory_gb=64.21, temperature=64.0, watts=612.5)
     assert second == GpuLoad(memory_gb=0.01, watts=70.1)
-    smi.now += host_metrics.STALE_SECONDS
+    smi.now += gpus.STALE_SECONDS
     assert sampler.sample().gpus == ()
     (smi.folder / "go").touch()
     assert wait_for(lambda: sampler.sample().gpus) == (GpuLoad(use=1.0, memory_gb=0.0, temperature=3.0, watts=4.0),)
@@ -150,9 +150,9 @@ def test_gpus_of_an_nvidia_smi_that_fails_are_none_until_it_works(smi: FakeNvidi
     (smi.folder / "nvidia-smi").write_text(content)
     for _ in range(3):
         assert sampler.sample().gpus == ()
-        if sampler.gpus.process:
-            sampler.gpus.process.wait()
-        smi.now += host_metrics.QUERY_SECONDS
+        if sampler.gpus.nvidia_smi.process:
+            sampler.gpus.nvidia_smi.process.wait()
+        smi.now += gpus.QUERY_SECONDS
     (smi.folder / "nvidia-smi").write_text('#!/bin/sh\necho "0, 1, 2, 3, 4"\n')
     wait_for(lambda: sampler.sample().gpus)
 
@@ -160,7 +160,7 @@ def test_gpus_of_an_nvidia_smi_that_fails_are_none_until_it_works(smi: FakeNvidi
 def test_close_kills_nvidia_smi_for_good(smi: FakeNvidiaSmi) -> None:
     sampler = smi.install("trap '' TERM HUP; while :; do sleep 0.1; done")
     wait_for(lambda: sampler.sample() and smi.starts)
-    process = sampler.gpus.process
+    process = sampler.gpus.nvidia_smi.process
     sampler.gpus.close()
     assert process and process.poll() is not None
     smi.now += 100

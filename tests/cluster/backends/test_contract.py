@@ -13,7 +13,6 @@ from cluster.backends.local import LocalBackend
 from cluster.cli.launch import launch
 from cluster.connectors.hosts_file import Hosts
 from cluster.errors import BadInput
-from cluster.planning import data_fetch
 from cluster.planning.launch_options import choose_backend, make_launch_options
 from cluster.state.run_folder import Run
 
@@ -68,11 +67,6 @@ class ClashingBackend(LocalBackend):
     name = "other"
     options = ClashingOptions
 
-class Bucket:
-    "An object store: what is in it does not matter here."
-    def __init__(self, url):
-        self.name = url
-
 not_a_class = 3
 """
 
@@ -84,19 +78,13 @@ def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     (tmp_path / "broken_package.py").write_text("import a_library_that_is_missing")
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    def add(name: str, value: str, group: str = catalog.ENTRY_POINT_GROUP) -> None:
-        entry = EntryPoint(name, value, group)
+    def add(name: str, value: str) -> None:
+        entry = EntryPoint(name, value, catalog.ENTRY_POINT_GROUP)
         monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [entry] if group == entry.group else [])
-        clear_caches()
+        catalog._sort_backends.cache_clear()
 
     yield add
-    clear_caches()
-
-
-def clear_caches() -> None:
-    """Let the catalog look for backends again."""
-    for cached in (catalog._sort_backends, catalog.find_machine_type):
-        cached.cache_clear()
+    catalog._sort_backends.cache_clear()
 
 
 def test_builtin_backend_cannot_be_replaced(register: Any) -> None:
@@ -131,30 +119,6 @@ def test_launch_on_an_unusable_backend_says_why(register: Any, value: str, reaso
     register("other", value)
     printed = CliRunner().invoke(launch, ["--other", "recipes/quickstart.py"])
     assert printed.exit_code == 2 and f"--other: {reason}" in printed.output.splitlines()[-1]
-
-
-def test_registered_object_store_is_opened_by_the_scheme_of_its_urls(register: Any) -> None:
-    register("gs", "plug_in_package:Bucket", catalog.OBJECT_STORE_GROUP)
-    assert data_fetch.open_source("gs://bucket/set").name == "gs://bucket/set"
-    assert data_fetch.copies_location("gs://bucket/set/", "", 128) == "gs://bucket/set-sz/128"
-    assert data_fetch.copies_location("gs://bucket/", "", 128) == "gs://bucket/-sz/128", "no other bucket"
-    with pytest.raises(BadInput, match=r"^az://bucket: not in an object store; a location looks like s3://my-bucket"):
-        data_fetch.open_source("az://bucket")
-
-
-@pytest.mark.parametrize(
-    ("group", "find", "name", "what"),
-    [
-        (catalog.OBJECT_STORE_GROUP, data_fetch.open_source, "gs://bucket", "object store gs://"),
-        (catalog.MACHINE_TYPE_GROUP, catalog.find_machine_type, "podman.large", "table of machine types gs"),
-    ],
-)
-def test_unusable_object_store_or_table_of_machine_types_is_one_line(
-    register: Any, group: str, find: Any, name: str, what: str
-) -> None:
-    register("gs", "broken_package:find", group)
-    with pytest.raises(BadInput, match=rf"^the {what} \(broken_package:find\) cannot be import[^\n]* or uninstall"):
-        find(name)
 
 
 def test_python_and_command_line_choose_a_registered_backend_alike(register: Any) -> None:

@@ -72,7 +72,6 @@ def test_recipes_are_files_here_or_those_of_the_project(sandbox: Any, complete: 
         (("launch", "--type", "p4d.24"), "p4d.24xlarge"),
         (("launch", "--zone", "eu-west-1c"), "eu-west-1c"),
         (("ls", "--region", "ap-northeast-2"), "ap-northeast-2"),
-        (("up", "--backend", "slu"), "slurm"),
         (("launch", "--lo"), "--local"),
         (("comp",), "completion"),
         (("completion", "z"), "zsh"),

@@ -149,7 +149,7 @@ def test_check_takes_ssh_from_the_file(
     write_config('ssh = "hosts.toml"\nregion = "eu-west-1"\ntype = "p4d.24xlarge"')
     asked: list[str] = []
 
-    def open_cloud(backend: str | None) -> None:
+    def open_cloud() -> None:
         asked.append("cloud")
         raise BadInput("no cloud here")
 

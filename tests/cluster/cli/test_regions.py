@@ -8,12 +8,9 @@ import pytest
 from click.testing import CliRunner, Result
 from support.sandbox import Sandbox
 
-from cluster.backends import catalog, registry
-from cluster.backends.aws.backend import AwsBackend
+from cluster.backends.aws import admin
 from cluster.backends.rentals import Garbage
 from cluster.cli.app import cli
-from cluster.cli.options import open_cloud
-from cluster.errors import BadInput
 from cluster.jobs import billing
 from cluster.state.states import JobState
 from infra.errors import NoCredentials
@@ -55,7 +52,7 @@ class FakeCloud:
 def cloud(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> FakeCloud:
     """The user's cloud, in a folder without jobs."""
     fake_cloud = FakeCloud()
-    monkeypatch.setattr(registry, "open_cloud", lambda _: fake_cloud)
+    monkeypatch.setattr(admin, "AwsAdministration", lambda: fake_cloud)
     monkeypatch.chdir(sandbox.path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(sandbox.path / "config"))
     return fake_cloud
@@ -163,12 +160,3 @@ def test_down_names_machines_that_did_not_answer(
     down = run("down", "-y", *words)
     told = "machines 0-1 3 of job-1 did not answer at the end, so processes may still be running there; to end them"
     assert down.exit_code == 0 and told in down.output and "job-1 is gone" not in down.output, down.output
-
-
-def test_cloud_is_opened_without_the_other_backends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands that end rented machines work although a library of another backend is broken."""
-    with pytest.raises(BadInput, match=r"^the backend local rents from no cloud$"):
-        open_cloud("local")
-    for name in catalog.BUILTIN_BACKENDS.keys() - {"aws"}:
-        monkeypatch.setitem(catalog.BUILTIN_BACKENDS, name, "cluster.no_such_module:Backend")
-    assert type(open_cloud(None)) is AwsBackend.administration

@@ -7,7 +7,7 @@ import pytest
 from support import aws_journal
 from support.train_records import epoch_line, step_line
 
-from cluster.backends.rented.traffic import TRAFFIC_FILE, TrafficCount, TrafficRecord
+from cluster.backends.aws.renting.traffic import TRAFFIC_FILE, TrafficCount, TrafficRecord
 from cluster.display import cloud as display_cloud
 from cluster.jobs import billing
 from infra.aws.journal_events import InstanceEnded, JournalEvent

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from support.toy_cloud import ToyBackend, ToyCloud
 
 from cluster.backends import registry
+from cluster.backends.aws.renting.instances import JobInstances
 from cluster.backends.local import LocalBackend
-from cluster.backends.rented.provider import CloudProvider
 from cluster.cli import cloud
 from cluster.connectors.hosts_file import Hosts
 from cluster.errors import BadInput, ClusterError
@@ -30,7 +30,7 @@ class PricedCloud(ToyCloud):
     """The toy cloud with a price. The job has been running for half an hour and has cost 3 dollars."""
 
     dollars_per_hour: Any = RATE
-    max_dollars: Any = CloudProvider.max_dollars
+    max_dollars: Any = JobInstances.max_dollars
     expiry_times: ClassVar[list[float]] = []
 
     def total_dollars(self, moment: float) -> float:

@@ -10,7 +10,7 @@ import pytest
 from support.specs import TINY
 from support.train_records import make_epoch, make_result
 
-from cluster.backends import catalog
+from cluster.backends.aws.shipped_tables import MachineType
 from cluster.errors import BadInput, ClusterError
 from cluster.planning import calibration, candidates
 from cluster.planning.candidates import Candidate
@@ -29,7 +29,7 @@ from train.tools.records import encode
 (LARGE,) = load_recipes("recipes/resnet50_18min.py")
 A100 = candidates.get_machine_type("p4d.24xlarge")
 H100 = candidates.get_machine_type("p5.48xlarge")
-OWN_CPU = catalog.MachineType("as job-3's", 2, "CPU", 0.0, None, 0.0)
+OWN_CPU = MachineType("as job-3's", 2, "CPU", 0.0, None, 0.0)
 OWN_GPU = replace(OWN_CPU, gpu="")
 
 
@@ -170,7 +170,7 @@ RENTED_CPU = replace(OWN_CPU, name="c7i.2xlarge", on_demand_price=0.4)
     ],
 )
 def test_constants_for_another_machine_type(
-    job_type: catalog.MachineType, machine_type: catalog.MachineType, expected: Constants, note: str
+    job_type: MachineType, machine_type: MachineType, expected: Constants, note: str
 ) -> None:
     constants, note_given = calibration.constants_for_type(OWN, job_type, machine_type)
     assert constants == expected and note in note_given and bool(note) == bool(note_given)

@@ -19,15 +19,15 @@ from typing import Any
 
 from support.aws_journal import IMAGE, user_data
 from support.boot_test.virtual_machine import USER, VirtualMachine
+from support.toy_cloud import make_machine
 
-from cluster.backends.rented import boot
-from cluster.backends.rented.boot import BootFailed
-from cluster.backends.rented.provider import REMOTE_FOLDER
+from cluster.backends.aws.renting import boot
+from cluster.backends.aws.renting.boot import BootFailed
+from cluster.backends.aws.renting.instance_history import REMOTE_FOLDER
 from cluster.connectors.hosts_file import Host
 from cluster.connectors.ssh import SSHConnector, SSHRefused, Unreachable
 from infra.aws.instances.user_data import EFS_UTILS_URL
 from infra.aws.stack import key_pairs
-from infra.rented_machine import RentedMachine
 
 ROOT = Path(__file__).resolve().parents[3]
 IMAGE_FOLDER = ROOT / ".boot-test"
@@ -35,7 +35,7 @@ BOOT_SECONDS = 1500.0  # without KVM and beside another machine
 LIMIT_SECONDS = 4000
 PROGRAMS = {"genisoimage": "genisoimage"}
 BUILD_PROGRAMS = {"mmdebstrap": "mmdebstrap", "mkfs.ext4": "e2fsprogs", "openssl": "openssl"}
-MACHINE = RentedMachine(id="i-0", name="0", private_ip="127.0.0.1", public_ip="127.0.0.1")
+MACHINE = make_machine("i-0", "0", "127.0.0.1")
 
 
 class BootTest:
@@ -69,7 +69,6 @@ class BootTest:
         self.vm.start()
         self.connector = self.connect(self.host_key)
         provider: Any = SimpleNamespace(
-            cloud_name="QEMU",
             get_stop_reason=lambda: "QEMU ended" if self.vm.is_off() else "",
             has_own_host_key=lambda machine: False,
             record_host_key=lambda machine, key: setattr(self, "host_key", key),

@@ -12,9 +12,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from cluster.backends.aws.terms.options import AwsOptions
-from cluster.backends.aws.terms.rental_spec import METADATA_URL, RentalSpec, RentalTerms
-from cluster.backends.rentals import JobAdoption
-from cluster.backends.rented.provider import MAX_HOURS_WITHOUT_LIMIT, REMOTE_FOLDER, find_jump_host
+from cluster.backends.aws.terms.rental_spec import MAX_HOURS_WITHOUT_LIMIT, METADATA_URL, RentalSpec, RentalTerms
 from cluster.connectors.ssh import SSHConnector
 from cluster.errors import ClusterError, NoSuchJob
 from cluster.state.run_folder import RunFolder
@@ -44,7 +42,7 @@ from infra.errors import CloudError
 from train.tools import host
 from train.tools.records import DamagedRecord, encode
 
-from .instance_history import ssh_hosts
+from .instance_history import REMOTE_FOLDER, find_jump_host, ssh_hosts
 
 CLAIM_SECONDS = 86400.0  # how long a claim stays after the job's limit: computers' clocks differ
 TERMS_ROUNDING_SECONDS = 1.5  # the terms' time is rounded to a second, and EC2 rounds the start of a machine down
@@ -56,7 +54,7 @@ grep -qxF "$1" authorized_keys 2>/dev/null || printf '\\n%s\\n' "$1" >>authorize
 """
 
 
-class AwsAdoption(JobAdoption):
+class AwsAdoption:
     """A rented job of another computer: its instances, what it may spend, and how to log in to them."""
 
     shared = f"{REMOTE_FOLDER}/shared"
@@ -264,7 +262,10 @@ class AwsAdoption(JobAdoption):
         )
 
     def take_over(self, run_path: Path, launch_id: str) -> None:
-        """Write the job's journal to a run folder, and claim the job for this computer."""
+        """Write the job's journal to a run folder, and claim the job for this computer.
+
+        Raises `ClusterError` when another computer adopts it at the same time.
+        """
         journal = Journal(RunFolder(run_path).journal_path)
         journal.copy(LaunchStarted(time=host.unix_time(), launch_id=launch_id), *self.events)
         # A machine that was requested with these terms is not in their sum, although EC2 rounds its start down.

@@ -4,16 +4,14 @@ Reads the run folder only and makes no request.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from cluster.backends.aws.terms.rental_spec import RentalSpec
-from cluster.backends.rented.provider import REMOTE_FOLDER, CloudProvider, find_jump_host
-from cluster.backends.rented.traffic import read_traffic
+from cluster.backends.aws.terms.rental_spec import MAX_HOURS_WITHOUT_LIMIT, RentalSpec, RentalTerms, compute_limits
 from cluster.connectors.hosts_file import Host
 from cluster.state.run_folder import RunFolder
-from cluster.state.spec import JobSpec
+from cluster.state.spec import JobSpec, RequestedLimits
 from infra.aws.instances.instances import Instance
 from infra.aws.journal import EventT, Journal
 from infra.aws.journal_events import (
@@ -36,16 +34,23 @@ from infra.costs import JobCost, TrafficForecast
 from infra.errors import CloudError
 from train.tools import host
 
+from .traffic import read_traffic
+
+REMOTE_FOLDER = "~/.imgnet"  # on every rented machine; its boot script creates the folder
 REMOTE_PYTHON = f"{REMOTE_FOLDER}/python"
 LONGEST_SEARCH_SECONDS = 3600.0  # for the stack and the first machines; a search alone ends after 20 minutes
 NO_MACHINES_IN_TIME = "it had no machines an hour after its launch"
 
 
-class InstanceHistory(CloudProvider[Instance]):
+class InstanceHistory:
     """The history of one job's instances, as the journal in its run folder has it."""
 
-    def __init__(self, spec: JobSpec, run_folder: RunFolder, get_stop_reason: Callable[[], str] = lambda: "") -> None:
-        super().__init__(spec, run_folder, get_stop_reason)
+    def __init__(self, spec: JobSpec, run_folder: RunFolder) -> None:
+        self.spec = spec
+        self.run_folder = run_folder
+        self.max_exchanges = spec.recovery.max_exchanges
+        self._changed_hours: float | None = None
+        self._changed_dollars: float | None = None
         self.rental_spec = RentalSpec.from_json(spec.cloud)
         self.journal = Journal(run_folder.journal_path)
 
@@ -147,6 +152,15 @@ class InstanceHistory(CloudProvider[Instance]):
         releases = self._launch_events(InstancesReleased)
         return {instance_id for release in releases if release.is_exchange for instance_id in release.ids}
 
+    @property
+    def exchanges_left(self) -> int:
+        """How many machines of this launch may still be exchanged.
+
+        Other machines of the same type and place are as good as a broken one was. When the next ones break too, the
+        cause is elsewhere, and every further machine would only cost money.
+        """
+        return max(0, self.max_exchanges - len(self.exchanged_ids))
+
     def external_termination_reason(self) -> str:
         """Return why the last instances of this launch ended, if neither EC2 nor the job did; else "".
 
@@ -185,11 +199,6 @@ class InstanceHistory(CloudProvider[Instance]):
         """Return what the machines of a run folder and their traffic have cost until `moment`. Reads files only."""
         return billing.job_cost(Journal(RunFolder(run_path).journal_path), moment, read_traffic(run_path).until(moment))
 
-    def with_machine_limits(self, spec: JobSpec) -> JobSpec:
-        """Return the specification that the machines get. It names their region, without which boto3 does nothing."""
-        cloud = {**(spec.cloud or {}), "environment": {"AWS_REGION": self.last_region}}
-        return super().with_machine_limits(replace(spec, cloud=cloud))
-
     @property
     def closing_time(self) -> float | None:
         """When EC2 ends the instances, in seconds since 1970; None for never. An extended reservation ends later."""
@@ -208,8 +217,138 @@ class InstanceHistory(CloudProvider[Instance]):
         """What the traffic of one launch of the job is expected to cost; a part of `dollars_per_hour`."""
         return self.rental_spec.traffic
 
+    def total_dollars(self, moment: float) -> float:
+        """Return the known dollars until `moment`."""
+        return self.job_cost(self.run_folder.path, moment).dollars
+
+    @property
+    def earlier_cost(self) -> float:
+        """The cost of the job's earlier launches, in dollars."""
+        return self.total_dollars(self.first_machine_time or host.unix_time())
+
+    def change_limits(self, hours: float | None, dollars: float | None) -> None:
+        """Let this object use other limits than the requested ones, those that are not None."""
+        self._changed_hours, self._changed_dollars = hours, dollars
+
+    @property
+    def max_hours(self) -> float | None:
+        """The requested time limit in hours, None for none."""
+        return self._requested_limits.max_hours if self._changed_hours is None else self._changed_hours
+
+    @property
+    def max_dollars(self) -> float | None:
+        """The limit for all machines of the job together, None for no limit."""
+        if self._changed_dollars is not None:
+            return self._changed_dollars
+        requested = self._requested_limits.cloud
+        return requested.max_dollars if requested else None
+
+    @property
+    def _requested_limits(self) -> RequestedLimits:
+        """The limits in the run folder's job.json: `extend` may have changed them since this process started."""
+        written = self.run_folder.read_limits()
+        return written or RequestedLimits(max_hours=self.spec.max_hours, cloud=self.spec.rental_facts)
+
+    def with_machine_limits(self, spec: JobSpec) -> JobSpec:
+        """Return the specification that the machines get. Its time limit keeps the limit in dollars too.
+
+        It names the machines' region, without which boto3 does nothing.
+        """
+        max_hours, grace_seconds = self.compute_limits(self.dollars_per_hour)
+        limit_name = self._explain_limit(max_hours, grace_seconds)
+        cloud = {**(spec.cloud or {}), "environment": {"AWS_REGION": self.last_region}}
+        return replace(spec, cloud=cloud, max_hours=max_hours, poweroff_grace=grace_seconds, limit_name=limit_name)
+
+    def compute_limits(self, dollars_per_hour: float | None) -> tuple[float, float]:
+        """Return the time limit in hours since this launch's first machine, and the seconds from it until power-off."""
+        max_dollars = self.max_dollars
+        other_dollars = 0.0 if max_dollars is None else self._other_dollars(dollars_per_hour)
+        return compute_limits(self.max_hours, max_dollars, dollars_per_hour, other_dollars, self._seconds_until_closing)
+
+    @property
+    def _seconds_until_closing(self) -> float:
+        """The seconds from the first machine of this launch until the cloud ends all machines."""
+        closing_time = self.closing_time
+        return math.inf if closing_time is None else closing_time - (self.first_machine_time or host.unix_time())
+
+    def _explain_limit(self, max_hours: float, grace_seconds: float) -> str:
+        """Return what set this time limit when it was not the requested hours, else ""."""
+        if 3600 * max_hours + grace_seconds >= self._seconds_until_closing - 1:
+            return "the end of its reserved machines on EC2"
+        requested_hours = MAX_HOURS_WITHOUT_LIMIT if self.max_hours is None else self.max_hours
+        if self.max_dollars is None or max_hours >= requested_hours:
+            return ""
+        return f"the limit of {self.max_dollars:g} dollars (--max-price-total)"
+
+    def _other_dollars(self, dollars_per_hour: float | None) -> float:
+        """Return what the job costs beside `dollars_per_hour` since this launch's first machine.
+
+        The cost of earlier launches, of traffic that does not come by the hour, and of more traffic than expected.
+        """
+        start = self.first_machine_time
+        dollars_once = self.expected_traffic.dollars_once
+        if not dollars_per_hour or start is None:
+            return self.earlier_cost + dollars_once
+        now = host.unix_time()
+        if self.has_moved:  # the earlier machines had another price
+            return self.total_dollars(now) - dollars_per_hour * (now - start) / 3600 + dollars_once
+        cost, earlier_cost = (self.job_cost(self.run_folder.path, moment) for moment in (now, start))
+        expected_dollars = dollars_once + self.expected_traffic.dollars_per_hour * (now - start) / 3600
+        excess_dollars = max(0.0, cost.traffic_dollars - earlier_cost.traffic_dollars - expected_dollars)
+        return earlier_cost.dollars + dollars_once + excess_dollars
+
+    @property
+    def is_price_limit_reached(self) -> bool:
+        """Whether the job has to stop now, so that it ends within its price limit.
+
+        The agents stop at the time limit that was computed when the machines were rented. More traffic than was
+        expected then shortens the time.
+        """
+        now = host.unix_time()
+        if self.max_dollars is None:
+            return False
+        if self.total_dollars(now) >= self.max_dollars:
+            return True
+        hours, _ = self.compute_limits(self.dollars_per_hour)
+        is_limited_by_price = self.max_hours is None or hours < self.max_hours
+        return bool(self.first_machine_time and is_limited_by_price and now - self.first_machine_time >= 3600 * hours)
+
+    @property
+    def power_off_time(self) -> float:
+        """When the machines of this launch power themselves off at the latest: after time limit and grace period."""
+        max_hours, grace_seconds = self.compute_limits(self.dollars_per_hour)
+        return (self.first_machine_time or host.unix_time()) + 3600 * max_hours + grace_seconds
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether all machines of this launch should be off."""
+        return self.first_machine_time is not None and host.unix_time() > self.power_off_time
+
+    def terms(self, now: float) -> RentalTerms:
+        """Return what the job may rent and spend from `now` on, in seconds since 1970."""
+        traffic = self.expected_traffic
+        return RentalTerms(
+            machines=len(self.spec.machine_names),
+            spares=self.spec.recovery.spares,
+            exchanges=self.exchanges_left,
+            hours=None if self.max_hours is None else round(self.max_hours, 4),
+            dollars=self.max_dollars,
+            spent=round(self.total_dollars(now), 4),
+            at=round(now),
+            start=None if self.first_machine_time is None else round(self.first_machine_time),
+            internet=self.internet,
+            on_demand_spares=self.rental_spec.on_demand_spares,
+            late_spares=self.rental_spec.late_spares,
+            traffic=(round(traffic.dollars_once, 2), round(traffic.dollars_per_hour, 2)),
+        )
+
 
 # --- how to log in: jump host, user and host keys ---------------------------------------------------------------------
+
+
+def find_jump_host(machines: Mapping[str, Instance]) -> Instance | None:
+    """Return the first machine with a public address, through which all others are reached."""
+    return next((machine for machine in machines.values() if machine.public_ip), None)
 
 
 def ssh_hosts(events: Sequence[JournalEvent], instances: Mapping[str, Instance]) -> dict[str, Host]:

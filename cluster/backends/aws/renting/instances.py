@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from cluster.backends.aws.terms.rental_spec import RentalTerms
 from cluster.connectors.hosts_file import Host
 from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
@@ -53,18 +52,22 @@ ACQUIRE_TIMEOUT_SECONDS = 1200.0
 logger = logging.getLogger(__name__)
 
 
+class NoExchangeLeft(Exception):
+    """A machine is broken, and the job may exchange no more. The text has the reason, in one line."""
+
+
 class JobInstances(InstanceHistory):
     """The instances of one job: their history, and what changes them.
 
     If the job moved to another region before, the object starts in that region.
     """
 
-    cloud_name = "EC2"
-
     def __init__(self, spec: JobSpec, run_folder: RunFolder, get_stop_reason: Callable[[], str] = lambda: "") -> None:
-        super().__init__(spec, run_folder, get_stop_reason)
+        super().__init__(spec, run_folder)
+        self.get_stop_reason = get_stop_reason
         self.allowed_address = self.rental_spec.ssh_address  # CIDR range that may connect over ssh
         self.rent_lock = threading.Lock()
+        self._exchange_lock = threading.Lock()  # held while exchanged machines are counted and another is terminated
         self.account = Account(self.rental_spec.region).in_region(self.last_region)
         self.gang = self._make_gang(self.account)
         self.stack: stack.Stack | None = None
@@ -74,6 +77,17 @@ class JobInstances(InstanceHistory):
 
     def _make_gang(self, account: Account) -> Gang:
         return Gang(account, self.spec.uid, self.journal, self.sleep_unless_stopping)
+
+    def sleep_unless_stopping(self, seconds: float) -> None:
+        """Sleep. Raises `Interrupted` as soon as the job is to stop."""
+        deadline = time.monotonic() + seconds
+        while True:
+            if reason := self.get_stop_reason():
+                raise Interrupted(reason)
+            seconds_left = deadline - time.monotonic()
+            if seconds_left <= 0:
+                return
+            time.sleep(min(0.5, seconds_left))
 
     # --- state --------------------------------------------------------------------------------------------------------
 
@@ -398,24 +412,6 @@ class JobInstances(InstanceHistory):
         owner, user_tags = self.rental_spec.owner, self.rental_spec.user_tags
         return tags.job_tags(self.spec.uid, self.spec.name, owner, expires, user_tags)
 
-    def terms(self, now: float) -> RentalTerms:
-        """Return what the job may rent and spend from `now` on, in seconds since 1970."""
-        traffic = self.expected_traffic
-        return RentalTerms(
-            machines=len(self.spec.machine_names),
-            spares=self.spec.recovery.spares,
-            exchanges=self.exchanges_left,
-            hours=None if self.max_hours is None else round(self.max_hours, 4),
-            dollars=self.max_dollars,
-            spent=round(self.total_dollars(now), 4),
-            at=round(now),
-            start=None if self.first_machine_time is None else round(self.first_machine_time),
-            internet=self.internet,
-            on_demand_spares=self.rental_spec.on_demand_spares,
-            late_spares=self.rental_spec.late_spares,
-            traffic=(round(traffic.dollars_once, 2), round(traffic.dollars_per_hour, 2)),
-        )
-
     def set_expiry(self, expiry_time: float) -> None:
         """Set the expiry of all live instances, which `gc` reads, and the terms by their tags. Raises `CloudError`."""
         instance_ids = [instance.id for instance in self.list_machines().values()]
@@ -444,6 +440,20 @@ class JobInstances(InstanceHistory):
         self.require_ownership()
         self.journal.write(InstancesReleased(ids=tuple(ids), reason=reason, is_exchange=is_exchange))
         instances.terminate(self.account, ids)
+
+    def release_broken(self, machine: Instance, reason: str) -> None:
+        """Terminate a broken machine, in whose place another may be rented. Raises `NoExchangeLeft`, `CloudError`.
+
+        The journal has the machines that were exchanged, so a supervisor that is started again counts on.
+        """
+        with self._exchange_lock:
+            earlier_ids = self.exchanged_ids - {machine.id}
+            if len(earlier_ids) >= self.max_exchanges:
+                raise NoExchangeLeft(
+                    f"{reason}; machines exchanged before: {len(earlier_ids)} of {self.max_exchanges} (--max-exchanges)"
+                )
+            logger.warning("machine %s (%s): %s; it is exchanged", machine.name, machine.id, reason)
+            self.terminate([machine.id], reason, is_exchange=True)
 
     def read_console(self, machine: Instance) -> str:
         """Return what an instance printed while it booted. Raises `CloudError`."""

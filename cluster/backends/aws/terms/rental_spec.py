@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from cluster.backends.rented.provider import SHORT_GRACE_SHARE, compute_limits
 from cluster.errors import BadInput, ClusterError
 from cluster.state.spec import RentalFacts
 from infra.aws import prices
@@ -19,6 +18,10 @@ from train.tools.records import decode, decode_json, encode
 
 MARKETS = {"spot": ("spot",), "on-demand": ("on-demand",), "spot-then-on-demand": ("spot", "on-demand")}
 DISK_DOLLARS_PER_HOUR = DISK_GB * prices.DISK_PER_GB_HOUR  # of one machine
+# From the time limit until the machine powers off: for the last checkpoint and its download.
+POWEROFF_GRACE_SECONDS = 900
+SHORT_GRACE_SHARE = 0.25  # of the time until power-off, where that is too short for the grace above
+MAX_HOURS_WITHOUT_LIMIT = 48.0
 METADATA_URL = "http://169.254.169.254"  # EC2's instance metadata service, on every machine
 
 
@@ -143,6 +146,31 @@ class RentalTerms:
         """What the traffic of a launch is expected to cost."""
         dollars_once, dollars_per_hour = self.traffic
         return TrafficForecast(dollars_once=dollars_once, dollars_per_hour=dollars_per_hour)
+
+
+def compute_limits(
+    max_hours: float | None,
+    max_dollars: float | None,
+    dollars_per_hour: float | None,
+    spent_dollars: float = 0.0,
+    seconds_until_closing: float = math.inf,
+) -> tuple[float, float]:
+    """Return the time limit in hours and the grace period in seconds from the limit until power-off.
+
+    At the limit, the job saves a checkpoint and ends. `max_hours` is the user's time limit; None means until
+    the cloud ends the machines, or 48 hours. Limit and grace period together stay within what is left of `max_dollars`,
+    of which `spent_dollars` were gone when the machines started, and within the time until the cloud ends the machines.
+    """
+    seconds = max(0.0, seconds_until_closing)
+    if max_hours is None:
+        max_hours = MAX_HOURS_WITHOUT_LIMIT if math.isinf(seconds) else seconds / 3600
+    grace_seconds = float(POWEROFF_GRACE_SECONDS)
+    if max_dollars is not None and dollars_per_hour:
+        seconds = min(seconds, 3600 * max(0.0, max_dollars - spent_dollars) / dollars_per_hour)
+    if seconds < 3600 * max_hours + grace_seconds:
+        grace_seconds = min(grace_seconds, max(SHORT_GRACE_SHARE * seconds, seconds - 3600 * max_hours))
+        max_hours = min(max_hours, (seconds - grace_seconds) / 3600)
+    return max_hours, grace_seconds
 
 
 def internet_dollars(internet: Internet, machine_count: int) -> float:

@@ -13,11 +13,10 @@ from unittest.mock import Mock
 import pytest
 from support.aws_journal import launch_request, request_granted, write_journal
 
+from cluster.backends.aws.renting.controller import RentedJobController
 from cluster.backends.aws.renting.instances import JobInstances
+from cluster.backends.aws.renting.traffic import TRAFFIC_FILE, TrafficCount, TrafficRecord
 from cluster.backends.aws.terms.rental_spec import DISK_DOLLARS_PER_HOUR, RentalSpec, internet_dollars
-from cluster.backends.rented.controller import RentedJobController
-from cluster.backends.rented.errors import EndedExternally
-from cluster.backends.rented.traffic import TRAFFIC_FILE, TrafficCount, TrafficRecord
 from infra.aws.instances import internet
 from infra.aws.journal_events import (
     ExpiryChanged,
@@ -35,7 +34,7 @@ from infra.aws.launch_request import Internet, Place
 from infra.aws.stack import claims
 from infra.aws.stack.claims import Claim
 from infra.costs import Traffic, TrafficForecast
-from infra.errors import AdoptedElsewhere, CloudError, NoMachines
+from infra.errors import AdoptedElsewhere, CloudError, EndedExternally, NoMachines
 from train.tools import host
 from train.tools.records import encode
 from train.tools.text_files import to_json_bytes

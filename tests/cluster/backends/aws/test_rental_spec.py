@@ -16,13 +16,13 @@ from cluster.backends.aws.renting.adoption import adopted_options
 from cluster.backends.aws.terms.options import AwsOptions
 from cluster.backends.aws.terms.rental_spec import (
     DISK_DOLLARS_PER_HOUR,
+    POWEROFF_GRACE_SECONDS,
     RentalSpec,
     RentalTerms,
     drop_unpriced_places,
     internet_dollars,
     sort_places,
 )
-from cluster.backends.rented.provider import POWEROFF_GRACE_SECONDS
 from cluster.display import cloud
 from cluster.errors import BadInput, ClusterError
 from cluster.jobs import submit

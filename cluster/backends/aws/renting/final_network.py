@@ -7,8 +7,9 @@ from cluster.errors import ClusterError
 from cluster.machines import trained_files
 from cluster.machines.fleet import Fleet
 from cluster.state.spec import JobSpec
+from infra.aws.instances.instances import Instance
 
-from .provider import CloudProvider, MachineT
+from .instances import JobInstances
 
 logger = logging.getLogger(__name__)
 
@@ -19,8 +20,8 @@ DOWNLOAD_TIMEOUT_SECONDS = 480.0
 def download(
     spec: JobSpec,
     fleet: Fleet,
-    provider: CloudProvider[MachineT],
-    machines: Mapping[str, MachineT],
+    provider: JobInstances,
+    machines: Mapping[str, Instance],
     set_activity: Callable[[str], None],
 ) -> None:
     """Download the network of a job that has trained to its end, or the checkpoints of a command that has ended.

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from support.toy_cloud import ToyBackend, ToyCloud
 
-from cluster.backends.rented import controller as rented_controller
-from cluster.backends.rented.boot import BootFailed
+from cluster.backends.aws.renting import controller as rented_controller
+from cluster.backends.aws.renting.boot import BootFailed
 from cluster.errors import SetupFailed
 from cluster.state.heartbeats import MachineStatus
 from cluster.state.states import AgentPhase, MachineState

@@ -6,8 +6,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from cluster.backends.rented import traffic
-from cluster.backends.rented.traffic import TRAFFIC_FILE, TrafficCount, TrafficLog, read_traffic
+from cluster.backends.aws.renting import traffic
+from cluster.backends.aws.renting.traffic import TRAFFIC_FILE, TrafficCount, TrafficLog, read_traffic
 from cluster.state.heartbeats import MachineStatus, parse_status
 from infra.costs import NO_TRAFFIC, Traffic
 from train.tools.records import DamagedRecord, encode

@@ -6,7 +6,7 @@ import pytest
 from support.simcloud.gpus import break_gpu, install_gpus
 from support.waiting import wait_for
 
-from cluster.agent.gpu_check import ANSWER_SECONDS, GpuCheck
+from cluster.agent.gpus import ANSWER_SECONDS, GpuCheck
 
 
 @pytest.fixture
@@ -14,7 +14,7 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GpuCheck:
     """The check of a machine with two simulated GPUs. Its clock stands still until the test sets another."""
     install_gpus(tmp_path, tmp_path, 2)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    return GpuCheck(tmp_path, 0, lambda: 100.0)
+    return GpuCheck(0, lambda: 100.0)
 
 
 def answer(check: GpuCheck) -> str:
@@ -39,7 +39,7 @@ def test_driver_that_hangs_is_found_without_waiting(check: GpuCheck, tmp_path: P
     check.start()
     check.clock = lambda: 100.0 + ANSWER_SECONDS - 1
     assert check.poll() is None
-    process = check.process
+    process = check.nvidia_smi.process
     check.clock = lambda: 100.0 + ANSWER_SECONDS + 1
     assert check.poll() == ("0 of 2 GPUs answer (nvidia-smi: no answer in 60 s)" if has_answered else "")
     assert process is not None and process.poll() is not None and check.is_needed == has_answered
@@ -49,7 +49,7 @@ def test_driver_that_hangs_is_found_without_waiting(check: GpuCheck, tmp_path: P
 def test_machine_without_nvidia_smi_is_intact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: int) -> None:
     """Then its image is at fault, and another machine would be no better."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    check = GpuCheck(tmp_path, expected)
+    check = GpuCheck(expected)
     check.start()
     assert check.poll() == "" and not check.is_needed
 

@@ -1,8 +1,8 @@
 """The supervisor's part of a rented job: rents the machines, sets them up, replaces lost ones and limits the cost.
 
 Everything from the first ssh connection on is `Fleet`'s work, as for the user's own machines. This module adds what is
-special about rented machines: they boot, the cloud interrupts them, replacements are rented, and the whole job moves to
-new machines when too few are left. What differs between clouds is in their `CloudProvider`.
+special about rented machines: they boot, EC2 interrupts them, replacements are rented, and the whole job moves to new
+machines when too few are left.
 """
 
 import contextlib
@@ -13,10 +13,8 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace as replace_fields
 from functools import partial
-from typing import Generic
 from uuid import uuid4
 
-from cluster.connectors import untrusted
 from cluster.connectors.hosts_file import Host, Hosts
 from cluster.connectors.ssh import Unreachable
 from cluster.errors import ClusterError, SetupFailed
@@ -27,16 +25,24 @@ from cluster.state.run_folder import Run, RunFolder
 from cluster.state.spec import JobSpec
 from cluster.state.states import MachineState
 from cluster.state.status import machine_statuses, read_final_status, read_setup_record
-from infra.errors import AdoptedElsewhere, CloudError, Interrupted, MachinesRefused, NoAnswer, NoCredentials, NoMachines
-from train.tools.agent_protocol import Fault
+from infra.aws.instances.instances import Instance
+from infra.errors import (
+    AdoptedElsewhere,
+    CloudError,
+    EndedExternally,
+    Interrupted,
+    MachinesRefused,
+    NoAnswer,
+    NoCredentials,
+    NoMachines,
+)
 from train.tools.files import write_atomic
 from train.tools.records import DamagedRecord, encode
 from train.tools.text_files import to_json_bytes
 
 from . import final_network
-from .boot import BootFailed, describe_console, wait_until_ready
-from .errors import EndedExternally, describe_error
-from .provider import ActivityHandler, CloudProvider, MachineT, NoExchangeLeft
+from .boot import BootFailed, broken_reason, describe_console, wait_until_ready
+from .instances import JobInstances, NoExchangeLeft
 from .traffic import TrafficLog
 
 logger = logging.getLogger(__name__)
@@ -49,20 +55,20 @@ LAST_FILES_SECONDS = 120.0  # for the logs of a finished job; its instances are 
 REPEATED_WARNING_SECONDS = 60.0  # between two log lines of the same warning
 
 
-class RentedJobController(Generic[MachineT]):
+class RentedJobController:
     """Manages the rented machines of a job: "0", "1", ... A replacement takes over its predecessor's name."""
 
-    def __init__(self, spec: JobSpec, run_folder: RunFolder, provider_class: type[CloudProvider[MachineT]]) -> None:
+    def __init__(self, spec: JobSpec, run_folder: RunFolder, provider_class: type[JobInstances]) -> None:
         self.spec = spec
         self.run_folder = run_folder
         self.get_stop_reason = run_folder.end_reason  # why nothing more is to be rented or waited for, else ""
         self.set_activity = partial(supervisor_records.write_activity, run_folder.path)  # for `status`
         self.provider = provider_class(spec, run_folder, self.get_stop_reason)
         self.fleet: Fleet | None = None  # None: no machines are rented, or they are not known yet
-        self.live_machines: dict[str, MachineT] = {}  # by name, as the cloud reported them last
+        self.live_machines: dict[str, Instance] = {}  # by name, as the cloud reported them last
         self.last_poll_time = 0.0  # monotonic seconds
         self.last_warning_time = 0.0  # monotonic seconds
-        self.poll_future: Future[dict[str, MachineT]] | None = None
+        self.poll_future: Future[dict[str, Instance]] | None = None
         self.rental_futures: dict[str, Future[None]] = {}  # replacements that are being rented, by machine name
         self.access_error = ""  # why the cloud refuses the credentials, "" if it accepts them
         self.rented_at: dict[str, float] = {}  # when a machine took the name of another one, in monotonic seconds
@@ -75,7 +81,6 @@ class RentedJobController(Generic[MachineT]):
         self.written_hosts_version = 0
         self.machines_lock = threading.Lock()  # guards changes of `live_machines` and `rented_at` by several threads
         self.traffic_log = TrafficLog(run_folder.path)
-        ActivityHandler.install(run_folder)
 
     # --- renting ------------------------------------------------------------------------------------------------------
 
@@ -105,7 +110,15 @@ class RentedJobController(Generic[MachineT]):
             if self.fleet is None and self.provider.first_machine_time is None:
                 raise SetupFailed(str(error)) from error
             error_class = NoCredentials if isinstance(error, NoCredentials) else ClusterError
-            raise error_class(describe_error(error, self.live_machines)) from error
+            raise error_class(self._describe(error)) from error
+
+    def _describe(self, error: CloudError) -> str:
+        """Return the message of an error. Without credentials, add when the job's machines power themselves off."""
+        if not isinstance(error, NoCredentials):
+            return str(error)
+        expiry_times = [machine.expires for machine in self.live_machines.values()]
+        limit = f"at {max(expiry_times)}" if expiry_times else "at the limit of --max-hours"
+        return f"{error}; the machines power off {limit}"
 
     def _start_fleet(self) -> None:
         """Find or rent the job's machines and open the fleet. Raises `Interrupted`, `NoMachines`, `CloudError`."""
@@ -139,7 +152,7 @@ class RentedJobController(Generic[MachineT]):
         )
         self.set_activity("")
 
-    def _find_or_rent(self) -> dict[str, MachineT]:
+    def _find_or_rent(self) -> dict[str, Instance]:
         """Return the live machines by name; if there are none, rent all. Raises `EndedExternally`, `CloudError`."""
         provider = self.provider
         provider.finish_open_requests()
@@ -203,7 +216,7 @@ class RentedJobController(Generic[MachineT]):
             except CloudError as error:
                 raise SetupFailed(f"{reason}; no other machine could be rented: {error}") from error
 
-    def _recent_machines(self) -> dict[str, MachineT]:
+    def _recent_machines(self) -> dict[str, Instance]:
         """Return the live machines. Asks the cloud when its last list is older than `CLOUD_POLL_SECONDS`."""
         with self.hosts_lock:
             is_stale = time.monotonic() - self.last_poll_time > CLOUD_POLL_SECONDS
@@ -250,10 +263,10 @@ class RentedJobController(Generic[MachineT]):
             except CloudError as error:
                 is_denied = isinstance(error, NoAnswer) and error.code  # a role's sessions were revoked, for example
                 if isinstance(error, NoCredentials) or is_denied:
-                    self.access_error = describe_error(error, self.live_machines)
+                    self.access_error = self._describe(error)
                 if now - self.last_warning_time > REPEATED_WARNING_SECONDS:
                     self.last_warning_time = now
-                    logger.info(describe_error(error, self.live_machines))
+                    logger.info(self._describe(error))
         if self.poll_future is None and now - self.last_poll_time > CLOUD_POLL_SECONDS:
             self.last_poll_time = now
             self.poll_future = self.fleet.pool.submit(self.provider.list_machines)
@@ -271,7 +284,7 @@ class RentedJobController(Generic[MachineT]):
         self.run_folder.request_stop(reason)
         logger.info(reason)
 
-    def _update_machines(self, seen_machines: dict[str, MachineT], asked_at: float) -> None:
+    def _update_machines(self, seen_machines: dict[str, Instance], asked_at: float) -> None:
         """Take over the cloud's list of live machines, as it was at `asked_at` or later. Raises `CloudError`."""
         previous = self.live_machines
         just_rented = self._rented_since(asked_at)
@@ -286,7 +299,7 @@ class RentedJobController(Generic[MachineT]):
         if any(previous.get(name) != machine for name, machine in live_machines.items()):
             self._update_hosts()
 
-    def _rented_since(self, asked_at: float) -> dict[str, MachineT]:
+    def _rented_since(self, asked_at: float) -> dict[str, Instance]:
         """Return the replacements rented since `asked_at`: a list of machines requested then may lack them."""
         machines = self.live_machines
         return {
@@ -456,7 +469,7 @@ class RentedJobController(Generic[MachineT]):
             arguments = (name, old_machine, problem, status.reason if status else "")
             self.rental_futures[name] = self.fleet.pool.submit(self._rent_replacement, *arguments)
 
-    def _rent_replacement(self, name: str, old_machine: MachineT | None, problem: str, reason: str) -> None:
+    def _rent_replacement(self, name: str, old_machine: Instance | None, problem: str, reason: str) -> None:
         """Rent another machine in place of a lost one and start its agent. Runs in a thread of the fleet's pool.
 
         `old_machine` is still there: it is broken (`problem`), or leaves because of a notice or a request (`reason`).
@@ -482,10 +495,3 @@ class RentedJobController(Generic[MachineT]):
             self.live_machines[name] = machine
         logger.info(f"machine {name} is now {machine.id}")
         self._update_hosts()
-
-
-def broken_reason(status: MachineStatus | None) -> str:
-    """Return why an agent with this final status ended, if its machine is broken, else ""."""
-    if status is None or status.fault != Fault.MACHINE:
-        return ""
-    return untrusted.one_line(status.reason) or "it is broken"

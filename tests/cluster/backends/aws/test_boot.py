@@ -7,15 +7,16 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+from support.toy_cloud import make_machine
 
-from cluster.backends.rented import boot
-from cluster.backends.rented.boot import BootFailed, wait_until_ready
+from cluster.backends.aws.renting import boot
+from cluster.backends.aws.renting.boot import BootFailed, wait_until_ready
 from cluster.connectors.ssh import SSHRefused, Unreachable
 from cluster.errors import ClusterError, SetupFailed
-from infra.rented_machine import RentedMachine
+from infra.aws.instances.instances import Instance
 
 Files = Callable[[float], dict[str, str]]
-MACHINE = RentedMachine(id="toy-1", name="0", private_ip="10.0.0.1", public_ip="127.0.0.1")
+MACHINE = make_machine("toy-1", "0")
 READY = {"~/.imgnet/ready": "ready\n"}
 BOOT_FAILED = {"~/.imgnet/failed": "no way\x1b to the internet\n"}
 SHORTAGE = "only 1 of the 2 machines that the job needs can be used"
@@ -24,7 +25,7 @@ SHORTAGE = "only 1 of the 2 machines that the job needs can be used"
 class Machine:
     """A connector to a machine that answers as `files` says, by the second of its boot. Nothing takes real time."""
 
-    def __init__(self, files: Files, machine: RentedMachine) -> None:
+    def __init__(self, files: Files, machine: Instance) -> None:
         self.files = files
         self.machine = machine
         self.seconds = 0.0
@@ -44,7 +45,6 @@ class Machine:
         """Wait until the machine is ready. The cloud has it at the first `polls` questions; None: always."""
         answers = iter([{"0": self.machine}] * (100_000 if polls is None else polls))
         provider: Any = SimpleNamespace(
-            cloud_name="the toy cloud",
             get_stop_reason=lambda: "",
             has_own_host_key=lambda machine: False,
             record_host_key=lambda machine, key: setattr(self, "recorded_key", key),
@@ -116,7 +116,7 @@ def test_boot_of_a_whole_computer_may_take_half_an_hour(machine_with: Any) -> No
         (lambda now: raise_(NO_ANSWER), {}, BootFailed, "no answer, after 900 s", 901),
         # Another machine would not help.
         (lambda now: {}, {"shortage_reason": SHORTAGE}, SetupFailed, SHORTAGE, 0),
-        (lambda now: {}, {"polls": 2}, SetupFailed, "the toy cloud terminated instance toy-1 during boot", 0),
+        (lambda now: {}, {"polls": 2}, SetupFailed, "EC2 terminated instance toy-1 during boot", 0),
         (lambda now: raise_(SSHRefused("another host key")), {}, SSHRefused, "another host key", 0),
     ],
 )
@@ -149,7 +149,6 @@ def test_machine_behind_a_jump_host_is_not_asked_before_the_new_host_key_is_in_u
 
     machine = machine_with(files)
     provider: Any = SimpleNamespace(
-        cloud_name="the toy cloud",
         get_stop_reason=lambda: "",
         has_own_host_key=lambda asked: asked.name == "1" or machine.seconds >= 10,
         hosts=lambda _: {"1": "new key" if machine.seconds >= 10 else "old key"},

@@ -12,8 +12,8 @@ import pytest
 from support.log_lines import log_lines
 from support.toy_cloud import ToyBackend, ToyCloud
 
-from cluster.backends.rented import final_network
-from cluster.backends.rented.traffic import read_traffic
+from cluster.backends.aws.renting import final_network
+from cluster.backends.aws.renting.traffic import read_traffic
 from cluster.connectors.ssh import Unreachable
 from cluster.errors import ClusterError, SetupFailed
 from cluster.machines import trained_files

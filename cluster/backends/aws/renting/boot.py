@@ -1,6 +1,7 @@
 """Waits until a rented machine has booted, accepts ssh connections and shows a host key of its own.
 
-The console of a machine whose boot failed is kept in the run folder, and its end is quoted in the reason.
+The console of a machine whose boot failed is kept in the run folder, and its end is quoted in the reason. Also says
+when a machine that has booted is broken.
 """
 
 import contextlib
@@ -13,11 +14,15 @@ from cluster.connectors import untrusted
 from cluster.connectors.ssh import SSHRefused, Unreachable
 from cluster.errors import ClusterError, SetupFailed
 from cluster.machines.fleet import Fleet
+from cluster.state.heartbeats import MachineStatus
 from cluster.state.states import SetupStep
+from infra.aws.instances.instances import Instance
 from infra.errors import CloudError
+from train.tools.agent_protocol import Fault
 from train.tools.files import write_atomic
 
-from .provider import REMOTE_FOLDER, CloudProvider, MachineT, find_jump_host
+from .instance_history import REMOTE_FOLDER, find_jump_host
+from .instances import JobInstances
 
 BOOT_TIMEOUT_SECONDS = 900.0
 SLOW_BOOT_FACTOR = 2
@@ -34,7 +39,7 @@ class BootFailed(SetupFailed):
 
 
 def wait_until_ready(
-    provider: CloudProvider[MachineT], fleet: Fleet, name: str, list_machines: Callable[[], Mapping[str, MachineT]]
+    provider: JobInstances, fleet: Fleet, name: str, list_machines: Callable[[], Mapping[str, Instance]]
 ) -> None:
     """Wait until a machine has booted, then let it replace its host key.
 
@@ -45,10 +50,9 @@ def wait_until_ready(
     or cannot get enough machines any more; `ClusterError` when the new host key cannot be read.
     """
     start = last_usable = time.monotonic()
-    cloud_name = provider.cloud_name
     machine = list_machines().get(name)
     if machine is None:
-        raise SetupFailed(f"{cloud_name} terminated the instance before it booted")
+        raise SetupFailed("EC2 terminated the instance before it booted")
     timeout_seconds = BOOT_TIMEOUT_SECONDS * (SLOW_BOOT_FACTOR if machine.boots_slowly else 1)
     fleet.setup_progress.set_step(name, SetupStep.BOOTING)
     while True:
@@ -65,7 +69,7 @@ def wait_until_ready(
             break
         current = list_machines().get(name)
         if current is None or current.id != machine.id:
-            raise SetupFailed(f"{cloud_name} terminated instance {machine.id} during boot")
+            raise SetupFailed(f"EC2 terminated instance {machine.id} during boot")
         if now - last_usable > UNUSABLE_SECONDS:
             raise BootFailed(f"{pending_reason}, for {UNUSABLE_SECONDS:.0f} s")
         if now - start > timeout_seconds:
@@ -82,9 +86,7 @@ def wait_until_ready(
         provider.record_host_key(machine, response.out.decode().strip())
 
 
-def _pending_reason(
-    provider: CloudProvider[MachineT], fleet: Fleet, machine: MachineT, machines: Mapping[str, MachineT]
-) -> str:
+def _pending_reason(provider: JobInstances, fleet: Fleet, machine: Instance, machines: Mapping[str, Instance]) -> str:
     """Return what a booting machine still waits for, "" when it is ready. Raises `BootFailed`, `ClusterError`."""
     jump_host = find_jump_host(machines)
     if jump_host and not machine.public_ip:
@@ -99,7 +101,7 @@ def _pending_reason(
     return "" if connector.read_from(f"{REMOTE_FOLDER}/ready", 0, REASON_BYTES) else "it has not finished booting"
 
 
-def describe_console(provider: CloudProvider[MachineT], machine: MachineT, folder: Path) -> str:
+def describe_console(provider: JobInstances, machine: Instance, folder: Path) -> str:
     """Return the last lines of a machine's console, to be added to a reason; "" if the cloud does not tell.
 
     The whole text is written to the run folder, because nobody can ask for it once the machine is terminated.
@@ -116,3 +118,10 @@ def describe_console(provider: CloudProvider[MachineT], machine: MachineT, folde
         write_atomic(path, "".join(f"{line}\n" for line in lines).encode(), durable=False)
     quoted = " | ".join(untrusted.one_line(line, QUOTED_CHARACTERS) for line in lines[-QUOTED_LINES:])
     return f"; its console ends with: {quoted}; all of it: {path}"
+
+
+def broken_reason(status: MachineStatus | None) -> str:
+    """Return why an agent with this final status ended, if its machine is broken, else ""."""
+    if status is None or status.fault != Fault.MACHINE:
+        return ""
+    return untrusted.one_line(status.reason) or "it is broken"
