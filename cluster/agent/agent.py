@@ -168,6 +168,7 @@ class Agent:
             phase=self.phase,
             last_step=self.current.last_step,
             kept_step=self.current.kept_step,
+            not_in_place=self.current.not_in_place,
             is_standby_ready=self.current.is_standby_ready,
             leave_reason=self.watchdog.leave_reason,
             risk_reason=self.watchdog.risk_reason,
@@ -378,6 +379,7 @@ class Agent:
             return
         if len(kept_states) < self.spec.procs:
             if now > self.current.abort_deadline:
+                self.current.not_in_place = "the trainers did not leave their group in time"
                 self.stop_trainers(AgentPhase.FAILED, self.current.abort_reason)
             return
         has_saved = all(kept.has_saved for kept in kept_states)
@@ -405,6 +407,8 @@ class Agent:
         if self.gpu_check.is_needed and (has_stalled or fault in (*MACHINE_FAULTS, Fault.MACHINE)):
             reason = "; ".join(filter(None, (reason, self.gpu_check.newest_xid(self.phase_since))))
         self.trainers.stop()
+        stalled = "no step had ended, though all machines responded" if has_stalled else ""
+        self.current.not_in_place = self.current.not_in_place or stalled or self.current.obstacle or "a trainer failed"
         if phase == AgentPhase.SAVED and self.end_conditions.stop_reason:
             raise JobFinished(MachineState.STOPPED, "; ".join(filter(None, (self.end_conditions.stop_reason, reason))))
         if fault == Fault.MACHINE:
@@ -438,7 +442,7 @@ class Agent:
         if action.kind == ActionKind.ASK:
             self.trainers.request_save_and_exit()
         elif action.kind == ActionKind.FAIL:
-            if self.spec.recovery.in_place and self.current.keeps_state and not action.dump_stacks:
+            if self.spec.recovery.in_place and not self.current.obstacle and not action.dump_stacks:
                 self.request_abort(action.reason, now)
                 return
             if action.dump_stacks:

@@ -90,7 +90,7 @@ def attempts_table(rows: Sequence[AttemptRow], format_moment: Callable[[float], 
             "at": format_moment(row.at),
             "machines": describe_members(row.machines),
             "from step": row.first_step and max(0, row.first_step),  # a script's first step may be 0
-            "pause": format_known(row.pause, "{:.1f} s"),
+            "pause": format_known(row.pause, "{:.1f} s in place" if row.in_place else "{:.1f} s"),
             "steps lost": row.steps_lost,
             "reason": row.reason,
         }

@@ -308,7 +308,8 @@ def _with_checkpoint(shared: Path, attempt: Attempt) -> Attempt:
         _link_checkpoint(earlier, own_folder)
     complete = replace(attempt, resume=str(link.relative_to(shared)))
     if complete.live_step is not None and complete.live_step < complete.checkpoint_step:
-        complete = replace(complete, live_step=None)
+        reason = f"{attempt.reason}; not in place: there is a checkpoint of a later step"
+        complete = replace(complete, live_step=None, reason=reason)
     if before_step is None:
         return complete
     return replace(complete, reason=f"{attempt.reason}; training goes on from step {complete.first_step}")

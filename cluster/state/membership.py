@@ -388,7 +388,10 @@ def next_attempt(
     vacancies = max(0, rules.target_size - len(staying_ids))
     joining_ids = [spare for spare in ready_spares(view, rules) if spare not in staying_ids][:vacancies]
     keeping_ids = [machine_id for machine_id in staying_ids if statuses[machine_id].kept_step is not None]
-    if not rules.goes_on_in_place or has_unreadable_checkpoint or _is_handover_broken(attempt, statuses):
+    obstacle = "a checkpoint cannot be read" if has_unreadable_checkpoint else ""
+    if _is_handover_broken(attempt, statuses):
+        obstacle = "the attempt in place has failed before its first step"
+    if not rules.goes_on_in_place or obstacle:
         keeping_ids = []
     # The head is a machine whose trainers run already: the others find it at once.
     members = tuple(keeping_ids + [other for other in staying_ids + joining_ids if other not in keeping_ids])
@@ -413,9 +416,15 @@ def next_attempt(
             reasons.append(f"{_describe_machines(machine_ids)} {verb}")
     told = [status for status in statuses.values() if status.phase == AgentPhase.SAVED and status.reason]
     reasons += [_describe_failures(told[:1], rules)] if told else []
+    reasons = reasons or [first_failure_reason]
+    if rules.goes_on_in_place and not keeping_ids:
+        causes = (status.not_in_place for status in statuses.values() if status.kept_step is None)
+        reasons.append(
+            f"not in place: {obstacle or next(filter(None, causes), 'no machine that stays kept its state')}"
+        )
     return Attempt(
         members=members,
-        reason="; ".join(reasons) or first_failure_reason,
+        reason="; ".join(filter(None, reasons)),
         live_step=max((statuses[machine_id].kept_step or 0 for machine_id in keeping_ids), default=None),
         resume_before=attempt.checkpoint_step if has_unreadable_checkpoint and attempt.resume else None,
         crash_step=step,

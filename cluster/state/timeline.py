@@ -37,7 +37,7 @@ class AttemptRow:
     went on; that of a command follows from what it tells, and is None where it tells too little. `pause` is the time in
     seconds from the last step before the attempt to its own first step. `steps_lost` is the number of steps that were
     done again. Both are None before they are known, and for the first attempt; `pause` also where the clocks
-    contradict.
+    contradict. With `in_place` trainers of the attempt before kept their state.
     """
 
     attempt: int
@@ -48,6 +48,7 @@ class AttemptRow:
     last_step: int | None = None
     pause: float | None = None
     steps_lost: int | None = None
+    in_place: bool = False
 
 
 def _first_step(attempt: Attempt, ends: StepEnds | None, is_command: bool) -> int | None:
@@ -80,6 +81,7 @@ def attempt_rows(run_folder: RunFolder, is_command: bool = False) -> list[Attemp
             reason=attempt.reason,
             first_step=first_step,
             last_step=ends.last.step if ends else None,
+            in_place=attempt.live_step is not None,
         )
         if last_step_time is not None and attempt.members:
             if position is not None and first_step is not None:

@@ -5,17 +5,15 @@ connections are shut down: the collective raises, here and at the peers. NCCL's 
 """
 
 import contextlib
-import resource
 import socket
-from pathlib import Path
+import threading
 
 import torch.distributed as dist
 
 from .network import own_tcp_sockets
 
-# Groups that were left. They are never destroyed: the thread that destroys one waits for Gloo's threads, and these may
-# wait for Python's lock.
-_left_groups: list[object] = []
+DESTROY_SECONDS = 2.0
+_left_groups: list[list[object]] = []  # each time's; an empty list once they are destroyed
 
 
 def abort_collectives() -> None:
@@ -41,18 +39,24 @@ def leave_group() -> None:
     other under different keys until the timeout. So the count starts again.
     """
     if dist.is_initialized():
-        _left_groups.extend(dist.distributed_c10d._world.pg_map)
+        _left_groups.append(list(dist.distributed_c10d._world.pg_map))
         abort_collectives()
         dist.distributed_c10d._abort_process_group()
     dist.distributed_c10d._world.group_count = 0
 
 
-def can_join_more_groups() -> bool:
-    """Return whether this process has enough file descriptors for further groups: each that it left keeps a few."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return limit == resource.RLIM_INFINITY or len(list(Path("/proc/self/fd").iterdir())) < limit / 2
+def destroy_left_groups() -> None:
+    """End the threads and sockets of the groups that were left. Nothing else may refer to them: no DDP, no traceback.
+
+    Whoever drops the last reference waits for Gloo's threads, and these may wait for Python's lock: Python's own
+    reference is dropped without the lock, that of DDP with it. Another thread does so, in case that it waits for ever.
+    """
+    for groups in filter(None, _left_groups):
+        thread = threading.Thread(target=groups.clear, daemon=True)
+        thread.start()
+        thread.join(DESTROY_SECONDS)
 
 
 def has_left_groups() -> bool:
-    """Return whether this process has left a group. Its threads may still run, so a regular exit may hang."""
+    """Return whether this process has left a group. A thread of it may still run, so a regular exit may hang."""
     return bool(_left_groups)

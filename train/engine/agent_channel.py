@@ -66,7 +66,7 @@ class AgentChannel:
         self.last_write_time = 0.0
         self.finished_state_seconds: dict[str, float] = {}  # seconds spent in each earlier state
         self.state_start = time.perf_counter()
-        self.keeps_state = False  # part of all later reports
+        self.not_in_place = agent_protocol.NOT_TRAINING_YET  # part of all later reports
 
     def install_signal_handlers(self) -> None:
         """Make SIGTERM a request to save and exit, and SIGUSR1 print the stacks of all threads."""
@@ -100,6 +100,12 @@ class AgentChannel:
         report = KeptStateReport(step=step, has_saved=has_saved, reason=reason)
         self._write(agent_protocol.kept_state_file(self.rank), report)
 
+    def refuse_to_keep_state(self, reason: str) -> None:
+        """Tell the agent why this process keeps no state, though it has one."""
+        self.not_in_place = reason
+        if self.last_report:
+            self.report_state(self.last_report.state)
+
     def read_next_request(self) -> StandbyRequest | None:
         """Return the agent's request to go on in the next attempt, None as long as there is none."""
         if self.folder is None:
@@ -115,7 +121,7 @@ class AgentChannel:
             self.finished_state_seconds = self.seconds_by_state()
             self.state_start = time.perf_counter()
         earlier = self.last_report or TrainerProgress(state=state)
-        self.last_report = replace(earlier, state=state, keeps_state=self.keeps_state, **numbers)
+        self.last_report = replace(earlier, state=state, not_in_place=self.not_in_place, **numbers)
         now = time.monotonic()
         if self.local_rank or (throttled and now - self.last_write_time < THROTTLE_SECONDS):
             return

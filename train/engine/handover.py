@@ -62,15 +62,16 @@ class Handover:
         self.trainer = None
         self.was_aborted = False
         self.has_left = threading.Event()
-        self.channel.keeps_state = self.kept is not None
+        if self.kept:
+            self.channel.not_in_place = ""
         if self.channel.may_keep_state:
             threading.Thread(target=self._watch, args=(self.has_left,), daemon=True).start()
 
     def hold(self, trainer: Trainer) -> None:
         """Keep the state of this trainer from now on, if the run can go on in place."""
-        if self.channel.may_keep_state and trainer.group.device.type == "cpu":
-            self.trainer = trainer
-            self.channel.keeps_state = True
+        if self.channel.may_keep_state:
+            self.channel.not_in_place = find_obstacle(trainer)
+            self.trainer = None if self.channel.not_in_place else trainer
         self.kept = None
 
     def _watch(self, has_left: threading.Event) -> None:
@@ -94,7 +95,7 @@ class Handover:
 
         If so, the agent has been told.
         """
-        if not self.channel.may_keep_state or self.channel.sigterm_received or not regroup.can_join_more_groups():
+        if not self.channel.may_keep_state or self.channel.sigterm_received:
             return False
         reason = ""
         if error is not None:
@@ -104,6 +105,7 @@ class Handover:
             reason = last_line(str(error).strip()) or type(error).__name__
         if self.trainer is not None:
             if self.trainer.is_updating:
+                self.channel.refuse_to_keep_state("an update had begun")
                 return False
             self.kept = keep_state(self.trainer)
         if self.kept is None:
@@ -125,7 +127,8 @@ class Handover:
 
     def wait_for_request(self) -> StandbyRequest:
         """Return the agent's request to join the next attempt. An agent that does not want this process kills it."""
-        gc.collect()  # ends the loader of the last attempt
+        gc.collect()  # ends the loader of the last attempt, and what refers to its group
+        regroup.destroy_left_groups()
         while (request := self.channel.read_next_request()) is None:
             time.sleep(POLL_SECONDS / 2)
         return request
@@ -172,6 +175,14 @@ class Handover:
                 raise RuntimeError("the agent has ended the attempt")
             time.sleep(COLLECTIVE_POLL_SECONDS)
         work.wait()
+
+
+def find_obstacle(trainer: Trainer) -> str:
+    """Return why a run cannot go on in place, "" when it can. Some hooks have a memory or groups of their own."""
+    hook = trainer.recipe.comm.hook
+    if trainer.group.device.type != "cpu":
+        return "the trainers use GPUs"
+    return f"{hook} sums the gradients" if hook in ("powersgd", "hierarchical") else ""
 
 
 def keep_state(trainer: Trainer) -> KeptState:

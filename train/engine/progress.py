@@ -48,6 +48,10 @@ class ProgressReporter:
         if self.group.is_first:
             self.log = MetricsLog(self.options.log_dir, self.options.attempt, images_seen, self.schedule.steps)
             self.log.write_start(step, images_seen, run_info)
+            if self.options.attempt > 1:
+                is_in_place = self.options.live_step is not None
+                recovery = {"recovery/attempt": self.options.attempt, "recovery/in_place": float(is_in_place)}
+                self.log.write_scalars(images_seen, recovery)
             settings = hparams.flat_settings(self.schedule, self.group.world_size)
             hparams.write_settings(self.log.tensorboard, settings)
             options = self.options

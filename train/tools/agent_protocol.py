@@ -44,6 +44,7 @@ NEEDS_GPU_VARIABLE = "IMGNET_NEEDS_GPU"  # set where trainers may not take the C
 STOP_REQUEST_FILE = "ask"
 SAVE_REQUEST_FILE = "save"
 ABORT_REQUEST_FILE = "abort"
+NOT_TRAINING_YET = "training had not begun"  # why a trainer keeps no state
 NCCL_LOG_FILE = "nccl.log"
 
 CHECKPOINTS_FOLDER = "checkpoints"
@@ -218,12 +219,12 @@ class TrainingNumbers:
 class TrainerProgress(TrainingNumbers):
     """The content of progress.json. `ticks` changes while there is nothing else to report.
 
-    `keeps_state` says that the trainer would keep its state if another process disappeared now.
+    `not_in_place` is why the trainer would keep no state if another process disappeared now; "": it would keep it.
     """
 
     state: TrainerState
     ticks: int = 0
-    keeps_state: bool = False
+    not_in_place: str = NOT_TRAINING_YET
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from cluster.state.attempts import Attempt
 from cluster.state.heartbeats import MachineStatus
 from cluster.state.states import MachineState
-from train.tools.agent_protocol import TrainerProgress, TrainerState
+from train.tools.agent_protocol import NOT_TRAINING_YET, TrainerProgress, TrainerState
 
 # States of the trainers that they reach only after their first step.
 STATES_AFTER_FIRST_STEP = (TrainerState.TRAINING, TrainerState.VALIDATING, TrainerState.SAVED)
@@ -22,7 +22,7 @@ class AttemptState:
     With `goes_on_in_place` the trainers have kept the state of the attempt before. Times are in seconds of a monotonic
     clock. `longest_progress_gap` is the longest pause after which the attempt went on by itself. `kept_step` is the
     step whose state the trainers keep after the end of the attempt. They were asked for that for the reason
-    `abort_reason`, and have time for it until `abort_deadline`.
+    `abort_reason`, and have time for it until `abort_deadline`. `not_in_place` is why they were stopped without it.
     """
 
     attempt: Attempt | None = None
@@ -31,6 +31,7 @@ class AttemptState:
     kept_step: int | None = None
     abort_reason: str = ""
     abort_deadline: float | None = None
+    not_in_place: str = ""
     is_standby_ready: bool = False
     has_made_steps: bool = False
     last_step: int = -1
@@ -49,9 +50,11 @@ class AttemptState:
         return self.progress is not None and self.progress.state in STATES_AFTER_FIRST_STEP
 
     @property
-    def keeps_state(self) -> bool:
-        """Whether the trainers would keep their state if another process disappeared now."""
-        return self.progress.keeps_state if self.progress else self.goes_on_in_place
+    def obstacle(self) -> str:
+        """Why the trainers would keep no state if another process disappeared now, "" when they would."""
+        if self.progress:
+            return self.progress.not_in_place
+        return "" if self.goes_on_in_place else NOT_TRAINING_YET
 
     def can_go_on_in(self, newest: Attempt, own_id: str) -> bool:
         """Whether the trainers can go on in the newest attempt with the state that they have kept.

@@ -197,7 +197,7 @@ def test_trainers_that_keep_their_state_go_on_as_the_same_processes(agents: Any,
     go_on = "until(report.read_next_request); request = report.read_next_request()\n"
     note = "(out / f'next-{rank}').write_text(json.dumps([os.getpid(), request.argv, request.environment]))\n"
     begin = "os.environ.update(request.environment); report.begin_attempt(); report.report_state('training', step=10)\n"
-    trainer = "report.keeps_state = True\n" + TRAIN + "(out / f'pid-{rank}').write_text(str(os.getpid()))\n"
+    trainer = "report.not_in_place = ''\n" + TRAIN + "(out / f'pid-{rank}').write_text(str(os.getpid()))\n"
     trainer += train_on + keep + go_on + note + begin + "until(lambda: len(list(out.glob('next-*'))) == 2)\n" + PUBLISH
     first_agent, second_agent = (agents.start(run, trainer, name) for name in ("0", "1"))
     shared = run.run_folder.shared

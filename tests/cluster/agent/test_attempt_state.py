@@ -77,9 +77,9 @@ def test_in_a_handover_what_other_members_do_is_progress() -> None:
 def test_trainers_that_go_on_in_place_keep_their_state_also_before_their_first_report() -> None:
     """A second machine may be lost before they have read the request to go on."""
     current = handover(goes_on_in_place=True)
-    assert current.keeps_state and not handover().keeps_state
+    assert not current.obstacle and handover().obstacle
     current.note_progress(report(TrainerState.STARTING), 1.0)
-    assert not current.keeps_state
+    assert current.obstacle == "training had not begun"
 
 
 def test_trainers_go_on_in_place_in_the_very_next_attempt_only() -> None:

@@ -279,13 +279,20 @@ def test_agent_waits_asks_or_fails(statuses: list[MachineStatus], seen: dict[str
                      {"members": ("1.b", "2.c", "0.a"), "live_step": 11}, id="the head's trainers run"),
         *(pytest.param(all_of("failed", attempt=2, last_step=-1, kept_step=kept),
                        {"attempt": replace(RESUMED, number=2, live_step=12), "seconds_in_phase": 9.0,
-                        "rules": IN_PLACE_RULES, "silent": silent}, {"live_step": live_step}, id=why)
-          for kept, silent, live_step, why in ((12, {}, None, "in place has failed before a step"),
-                                               (12, {"2.c": SILENT}, 12, "a loss explains the failure in place"),
-                                               (13, {}, 13, "in place has failed after a step"))),
+                        "rules": IN_PLACE_RULES, "silent": silent}, {"live_step": live_step, "reason": reason}, id=why)
+          for kept, silent, live_step, reason, why in (
+              (12, {}, None, "not in place: the attempt in place has failed before its first step",
+               "in place has failed before a step"),
+              (12, {"2.c": SILENT}, 12, "machine 2 lost", "a loss explains the failure in place"),
+              (13, {}, 13, "", "in place has failed after a step"))),
+        *(pytest.param(all_of("failed", not_in_place=why), {"rules": IN_PLACE_RULES, "silent": {"2.c": SILENT}},
+                       {"live_step": None, "reason": f"machine 2 lost; not in place: {reason}"}, id=reason)
+          for why, reason in (("the trainers use GPUs",) * 2, ("", "no machine that stays kept its state"))),
         pytest.param([status("0.a", "failed", fault="checkpoint"), *all_of("failed", kept_step=5)[1:]],
                      {"attempt": RESUMED, "seconds_in_phase": 9.0, "rules": IN_PLACE_RULES},
-                     {"live_step": None, "resume_before": 5}, id="no going on in place from an unreadable checkpoint"),
+                     {"live_step": None, "resume_before": 5,
+                      "reason": "not in place: a checkpoint cannot be read"},
+                     id="no going on in place from an unreadable checkpoint"),
     ],
 )  # fmt: skip
 def test_agent_proposes(statuses: list[MachineStatus], seen: dict[str, Any], expected: dict[str, Any]) -> None:

@@ -1,5 +1,7 @@
 """Leaving a process group whose peers are gone or hang, and joining another one in the same process."""
 
+import contextlib
+import gc
 import socket
 import threading
 import time
@@ -76,6 +78,31 @@ def test_a_process_whose_group_could_not_be_formed_finds_new_processes_in_the_ne
         return float(ones)
 
     assert run_ranks(2, work, seconds=20) == [2.0, 2.0]
+
+
+def test_many_regroups_leave_no_threads_and_sockets_behind() -> None:
+    """A hook in Python runs in Gloo's threads, which then need Python's lock."""
+    rounds = 12
+
+    def work(rank: int, store: Path) -> int:
+        counts = []
+        for number in range(rounds):
+            join(store.with_name(f"store-{number}"), rank, 3)
+            wrapped: Any = ddp.wrap_ddp(torch.nn.Linear(1, 1, bias=False), Comm(hook="bf16"))
+            gradient_after_backward(wrapped, rank)
+            with contextlib.suppress(RuntimeError):
+                if rank == number % 3:
+                    regroup.shut_down_connections()
+                else:
+                    gradient_after_backward(wrapped, rank)
+            regroup.leave_group()
+            del wrapped
+            gc.collect()
+            regroup.destroy_left_groups()
+            counts.append(sum(len(list(Path("/proc/self", kind).iterdir())) for kind in ("fd", "task")))
+        return counts[-1] - counts[2]
+
+    assert max(run_ranks(3, work, seconds=60)) <= 2, "a thread that has just ended may be counted"
 
 
 def test_abort_ends_nccl_communicators_and_no_listening_socket(monkeypatch: pytest.MonkeyPatch) -> None:

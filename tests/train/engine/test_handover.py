@@ -5,6 +5,7 @@ import os
 import socket
 import threading
 import time
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +25,7 @@ from train.distributed.rendezvous import wait_for_listener
 from train.engine import handover
 from train.engine.agent_channel import AgentChannel
 from train.engine.handover import Handover, KeptState, keep_state
+from train.recipe.components import Comm
 from train.tools.agent_protocol import TrainerState
 from train.tools.errors import HandoverFailed
 from train.tools.process import free_port
@@ -113,7 +115,6 @@ def test_a_step_that_fails_leaves_no_trace_in_the_kept_state(place: str, work: P
     (ValueError("own"), "", "own failure"),
     (HandoverFailed("lost"), "", "failed handover"),
     (RuntimeError("CUDA error: Broken pipe"), "", "failure of the own GPU"),
-    (PEER_FAILURE, "", "short of descriptors, of which each group that was left keeps some"),
     (PEER_FAILURE, "IMGNET_WORK", "no agent"),
     (PEER_FAILURE, "IMGNET_IN_PLACE", "not asked for"),
 ], ids=lambda value: value if isinstance(value, str) else "")  # fmt: skip
@@ -125,10 +126,19 @@ def test_nothing_is_kept(
     run.run_steps(1)
     if why == "within an update":
         run.fail_in_step("update")
-    if why.startswith("short of descriptors"):
-        monkeypatch.setattr("resource.getrlimit", lambda _: (4, 4))
     assert not run.handover.keep(error) and not (work / "kept-0.json").exists()
-    assert run.handover.channel.keeps_state == (not variable)
+    expected = "an update had begun" if why == "within an update" else "training had not begun" if variable else ""
+    assert run.handover.channel.not_in_place == expected
+
+
+@pytest.mark.parametrize("hook", ["powersgd", "hierarchical"])
+def test_sums_with_a_memory_or_groups_of_their_own_start_again(hook: str, work: Path, tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.trainer.recipe = replace(RECIPE, comm=Comm(hook=hook))
+    run.handover.hold(run.trainer)
+    assert not run.handover.keep(PEER_FAILURE)
+    run.handover.channel.report_state(TrainerState.TRAINING)
+    assert json.loads((work / "progress.json").read_text())["not_in_place"] == f"{hook} sums the gradients"
 
 
 def test_metrics_of_steps_that_no_process_has_summed_are_estimated(tmp_path: Path) -> None:
@@ -264,7 +274,7 @@ def test_a_process_that_waits_for_a_lost_head_keeps_its_state_on_request(work: P
     (work / "kept-0.json").unlink()
     run.handover.begin_attempt()
     run.handover.channel.report_state(TrainerState.JOINING)
-    assert json.loads((work / "progress.json").read_text())["keeps_state"], "else the agent would kill this process"
+    assert json.loads((work / "progress.json").read_text())["not_in_place"] == "", "else it would be killed"
     (work / "abort").touch()
     with socket.socket() as closed_port, pytest.raises(DistNetworkError) as raised:
         closed_port.bind(("127.0.0.1", 0))
