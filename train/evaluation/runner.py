@@ -301,10 +301,11 @@ def ratio_buckets(index: Index) -> list[NDArray[np.int64]]:
 
     Images whose rounded ratios are equal are in the same bucket.
     """
-    ratios = np.round(np.asarray(index.widths) / np.asarray(index.heights), RATIO_DIGITS)
+    ratios = np.asarray(index.widths) / np.asarray(index.heights)
     ids_by_ratio = np.argsort(ratios, kind="stable")
-    bounds = np.quantile(ratios, np.linspace(0, 1, MAX_BUCKETS + 1)[1:-1])
-    buckets = np.split(ids_by_ratio, np.searchsorted(ratios[ids_by_ratio], bounds))
+    rounded = np.round(ratios[ids_by_ratio], RATIO_DIGITS)
+    bounds = np.quantile(rounded, np.linspace(0, 1, MAX_BUCKETS + 1)[1:-1])
+    buckets = np.split(ids_by_ratio, np.searchsorted(rounded, bounds))
     return [bucket for bucket in buckets if len(bucket)]
 
 
