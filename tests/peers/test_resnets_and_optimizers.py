@@ -11,8 +11,8 @@ from support.peers import run_script
 from torch import nn
 
 from train.models import resnet
-from train.models.blurpool import BlurredConvolution
 from train.models.registry import build_model
+from train.models.resnet import BlurredConvolution
 from train.optim import factory
 from train.optim.losses import build_loss
 from train.optim.mixing import Mixer

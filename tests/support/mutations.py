@@ -52,7 +52,6 @@ SAMPLER = "train/data/order/batch_sampler.py"
 RECT_VAL = "train/data/order/rect_val.py"
 OPTIMIZER = "train/optim/factory.py"
 LAYERWISE = "train/optim/layerwise.py"
-LARS, LAMB = "train/optim/lars.py", "train/optim/lamb.py"
 LOSSES = "train/optim/losses.py"
 MODELS = "train/models/registry.py"
 BATCHNORM = "train/distributed/batchnorm.py"
@@ -95,14 +94,14 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "(self.number - self.scheduled_phase.phase.epochs[0])", "self.number"),
     ],
     "test_networks.py::test_filter_is_tri_3_and_removes_the_nyquist_frequency": [
-        ("BlurPool: a box filter", "train/models/blurpool.py",
+        ("BlurPool: a box filter", "train/models/resnet.py",
          "BLUR_WEIGHTS = (1.0, 2.0, 1.0)", "BLUR_WEIGHTS = (1.0, 1.0, 1.0)"),
     ],
     "test_networks.py::test_every_strided_convolution_but_the_first_takes_a_blurred_input": [
-        ("BlurPool: shortcuts are left out", "train/models/blurpool.py",
-         "max(child.stride) > 1 and child.in_channels >= MIN_CHANNELS",
-         "max(child.stride) > 1 and child.in_channels >= MIN_CHANNELS and max(child.kernel_size) > 1"),
-        ("BlurPool: the filter is in the state of the network", "train/models/blurpool.py",
+        ("BlurPool: shortcuts are left out", "train/models/resnet.py",
+         "max(child.stride) > 1 and child.in_channels >= MIN_BLURRED_CHANNELS",
+         "max(child.stride) > 1 and child.in_channels >= MIN_BLURRED_CHANNELS and max(child.kernel_size) > 1"),
+        ("BlurPool: the filter is in the state of the network", "train/models/resnet.py",
          'self.register_buffer("kernel", kernel, persistent=False)', 'self.register_buffer("kernel", kernel)'),
     ],
     "test_weight_average.py::test_average_is_that_of_tensorflow_is_validated_and_leaves_training_alone": [
@@ -207,17 +206,18 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "test_optimizers.py::test_optimizer_matches_its_formula": [
         ("SGD: no Nesterov", OPTIMIZER,
          "momentum=optim.momentum, nesterov=optim.nesterov, fused=fused)", "momentum=optim.momentum, fused=fused)"),
-        ("LARS: no decay in the ratio", LARS, "gradient_norms + decay * lengths", "gradient_norms"),
-        ("LARS: no decay in the step", LARS,
+        ("LARS: no decay in the ratio", LAYERWISE, "gradient_norms + decay * lengths", "gradient_norms"),
+        ("LARS: no decay in the step", LAYERWISE,
          "torch._foreach_add(gradients, weights, alpha=decay)", "torch._foreach_add(gradients, weights, alpha=0.0)"),
         ("LARS: norms and biases are adapted too", OPTIMIZER, '{**rest, "adapt": False}', '{**rest, "adapt": True}'),
-        ("LARS: step as long as the gradient", LARS, 'if group["adapt"]:', "if False:"),
-        ("LARS in Google's form: no ratio", LARS, "if ratios and is_google:", "if False:"),
-        ("LARS in Google's form: no decay in the norm of the gradients", LARS,
+        ("LARS: step as long as the gradient", LAYERWISE,
+         'if group["adapt"]:\n            lengths', "if False:\n            lengths"),
+        ("LARS in Google's form: no ratio", LAYERWISE, "if ratios and is_google:", "if False:"),
+        ("LARS in Google's form: no decay in the norm of the gradients", LAYERWISE,
          "tensor_norms(steps if is_google else gradients)", "tensor_norms(gradients)"),
-        ("LAMB: no bias correction of the second moment", LAMB,
+        ("LAMB: no bias correction of the second moment", LAYERWISE,
          "bias_corrections(b2, states)", "[1.0 for state in states]"),
-        ("LAMB: step as long as Adam's", LAMB,
+        ("LAMB: step as long as Adam's", LAYERWISE,
          "norm_ratios(tensor_norms(weights), tensor_norms(steps))", "[1.0 for _ in steps]"),
         ("momentum correction: the absorbed form without its factor", OPTIMIZER,
          '        group["lr"] = lr',
@@ -225,7 +225,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          '            if group["lr"] and "momentum_buffer" in optimizer.state[parameter]:\n'
          '                optimizer.state[parameter]["momentum_buffer"].mul_(group["lr"] / lr)\n'
          '        group["lr"] = lr'),
-        ("momentum correction: LARS absorbs the learning rate", LARS,
+        ("momentum correction: LARS absorbs the learning rate", LAYERWISE,
          "torch._foreach_add_(buffers, steps)\n",
          'torch._foreach_mul_(steps, group["lr"])\n'
          "        torch._foreach_add_(buffers, steps)\n"

@@ -1,4 +1,18 @@
-"""Evaluates a checkpoint on all validation images, by each crop and size; every image is counted once."""
+"""Evaluates a trained network on all validation images, by each crop and size; every image is counted once.
+
+A crop says which part of an image the network sees:
+
+    center  the center square of the image, resized so that its short side is RESIZE_TO_CROP_RATIO times the crop's:
+            ordinary validation
+    rect    the center rectangle whose sides are multiples of 32 and whose aspect ratio is nearly the image's, at most
+            1.5 to 1, so it may leave out a part of the image: rectangular validation (data/order/rect_val.py)
+    five    the four corners and the center of the same resized image, all squares
+    tta     these five and their mirror images: the ten views of Krizhevsky et al. 2012, section 4.1
+
+The prediction from several squares is the mean of their softmaxes, as in that paper. Its corners are those of the
+image's center square, here they are those of the whole image. fast.ai's TTA of 2018 draws four of its crops at random;
+here they are fixed, so that the results are exact.
+"""
 
 import math
 import time
@@ -14,9 +28,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from train.data.index.open import DataError, Index, has_other_unicode_form
+from train.data.loading.crop import five_crop_corners
 from train.data.loading.dataset import copies_root, data_root, open_val_indexes
 from train.data.loading.loader import Batch, BatchDecoder, stream_batches
-from train.data.order.center_crop import resized_short_side
+from train.data.order.center_crop import resized_short_side, resized_size
+from train.data.order.rect_val import plan_rect_validation, plan_square_validation, rect_crop_shape
 from train.data.order.work import BatchRequest, IndexKey
 from train.distributed import process_group
 from train.distributed.process_group import ProcessGroup, sum_over_processes
@@ -30,9 +46,9 @@ from train.tools.host import threads_per_process
 from train.tools.process import disable_malloc_trim
 from train.tools.records import encode
 
-from .crops import SQUARES_PER_IMAGE, crop_boxes, mean_crop_scores, plan_eval_batches
 from .protocol import (
     CROP_VIEWS,
+    Box,
     CropAnswer,
     EvalOptions,
     Evaluation,
@@ -44,6 +60,7 @@ from .protocol import (
 )
 from .trained_network import open_trained, precision_of
 
+SQUARES_PER_IMAGE = 5  # of a crop of several views; a crop of more views than that mirrors them too
 EXAMPLE_PIXELS = 300  # longer side of an example image
 PROGRESS_SECONDS = 1.0  # between two messages about the progress
 MAX_BUCKETS = 6  # of about equally many images each, as fast.ai's notebook of 2018 compares crops
@@ -112,7 +129,7 @@ def evaluate_checkpoint(options: EvalOptions) -> None:
 
 @dataclass
 class Evaluator:
-    """One process's share of an evaluation. `answers` has what `answer_images` returned, by crop and size."""
+    """One process's share of an evaluation. `answers` has a row for each image, by crop and size."""
 
     options: EvalOptions
     recipe: Recipe
@@ -152,7 +169,8 @@ class Evaluator:
         batches = stream_batches(decoder, iter(all_requests), workers, group.device, largest_batch_bytes)
         # The start of the loader and of the device belongs to no pass. A rank may have no batch at all.
         if first_batch := next(batches, None):
-            self.predict("center", self.sizes[0], first_batch.images[:1], first_batch.labels[:1])
+            one_image = replace(first_batch, images=first_batch.images[:1], labels=first_batch.labels[:1])
+            self.predict("center", self.sizes[0], one_image)
             batches = chain([first_batch], batches)
         return [self.evaluate(crop, size, islice(batches, len(requests))) for (crop, size), requests in passes.items()]
 
@@ -174,36 +192,44 @@ class Evaluator:
             )
         return None
 
-    def predict(
-        self, crop: str, size: int, pixels: torch.Tensor, labels: NDArray[np.int64]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def predict(self, crop: str, size: int, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return scores [n, classes] and labels [n] on the device.
 
         Raises `TrainingError` when the network fails, for example because it does not accept the size.
         """
         try:
-            images, device_labels = self.preprocessor.prepare(
-                Batch(pixels, labels, BatchRequest("val", None, labels, (size, size)))
-            )
+            images, labels = self.preprocessor.prepare(batch)
             with self.preprocessor.autocast():
-                return mean_crop_scores(crop, self.model, images), device_labels
+                return mean_crop_scores(crop, self.model, images), labels
         except RuntimeError as error:  # torch's, for example of a fixed-size classifier, or out of memory
             raise TrainingError(
                 f"{crop} at {size} pixels: {self.recipe.model.name} fails: {first_line(error)}"
             ) from error
 
     def evaluate(self, crop: str, size: int, batches: Iterator[Batch]) -> EvaluationRow:
-        """Evaluate one crop at one size.
+        """Evaluate one crop at one size. Each process has its own batches; all get the answers for all images.
 
         Raises `TrainingError` when the loss is not finite, `RuntimeError` unless every image was counted once.
         """
-        start = time.perf_counter()
-        loss, answers = self.answer_images(crop, size, batches)
+        start, device, image_count = time.perf_counter(), self.group.device, len(self.val_index)
+        loss_sum = torch.zeros(1, dtype=torch.float64, device=device)
+        answer_sums = torch.zeros(image_count, PROBABILITY + 1, dtype=torch.float64, device=device)
+        for batch in batches:
+            scores, labels = self.predict(crop, size, batch)
+            loss_sum += cross_entropy(scores, labels, reduction="sum")
+            best = top_guesses(scores)
+            is_hit = best == labels[:, None]
+            probability = scores.softmax(1).gather(1, best[:, :1])[:, 0]
+            columns = (torch.ones_like(labels), is_hit[:, 0], is_hit.any(1), best[:, 0], probability)
+            ids = torch.from_numpy(batch.request.ids).to(device)
+            answer_sums.index_add_(0, ids, torch.stack([column.double() for column in columns], 1))
+            self.report_progress(len(ids))
+        loss = sum_over_processes(self.group, loss_sum).item() / image_count
+        answers = sum_over_processes(self.group, answer_sums).cpu().numpy()  # an image is 0 in the other processes
         if not math.isfinite(loss):
             raise TrainingError(
                 f"{crop} at {size} pixels: the loss is {loss:g}: the checkpoint's weights are not finite, or too large"
             )
-        seconds = time.perf_counter() - start
         if not (answers[:, COUNT] == 1).all():
             raise RuntimeError(f"{crop} at {size} did not count every image once")
         self.answers[crop, size] = answers
@@ -213,35 +239,14 @@ class Evaluator:
             size=size,
             views=CROP_VIEWS[crop],
             copy=self.copy_for(size),
-            images=len(answers),
+            images=image_count,
             top1=top1,
             top5=top5,
             loss=loss,
-            seconds=seconds,
+            seconds=time.perf_counter() - start,
             buckets=tuple(self.describe_bucket(ids, answers[ids]) for ids in self.buckets),
             confusion=self.confusion(answers) if self.group.is_first else None,
         )
-
-    def answer_images(self, crop: str, size: int, batches: Iterator[Batch]) -> tuple[float, NDArray[np.float64]]:
-        """Return the mean loss, and the network's answers for all images, also those of the other processes.
-
-        The answers have a row for each image, with the columns `COUNT` to `PROBABILITY`.
-        """
-        device, image_count = self.group.device, len(self.val_index)
-        loss_sum = torch.zeros(1, dtype=torch.float64, device=device)
-        answers = torch.zeros(image_count, PROBABILITY + 1, dtype=torch.float64, device=device)
-        for batch in batches:
-            scores, labels = self.predict(crop, size, batch.images, batch.labels)
-            loss_sum += cross_entropy(scores, labels, reduction="sum")
-            best = top_guesses(scores)
-            is_hit = best == labels[:, None]
-            probability = scores.softmax(1).gather(1, best[:, :1])[:, 0]
-            columns = (torch.ones_like(labels), is_hit[:, 0], is_hit.any(1), best[:, 0], probability)
-            ids = torch.from_numpy(batch.request.ids).to(device)
-            answers.index_add_(0, ids, torch.stack([column.double() for column in columns], 1))
-            self.report_progress(len(ids))
-        loss = sum_over_processes(self.group, loss_sum).item() / image_count
-        return loss, sum_over_processes(self.group, answers).cpu().numpy()  # an image is 0 in the other processes
 
     def report_progress(self, new_images: int) -> None:
         """Print from time to time how many of its images, over all passes, the first process has evaluated."""
@@ -292,14 +297,60 @@ class Evaluator:
 
 
 def ratio_buckets(index: Index) -> list[NDArray[np.int64]]:
-    """Return the IDs of the images from the tallest to the widest, cut into at most `MAX_BUCKETS` buckets.
+    """Return the IDs of the images from the tallest to the widest, in at most `MAX_BUCKETS` buckets of similar size.
 
-    A cut is only possible where the rounded ratio changes; the cuts are those nearest to buckets of equal size.
+    Images whose rounded ratios are equal are in the same bucket.
     """
     ratios = np.asarray(index.widths) / np.asarray(index.heights)
     ids_by_ratio = np.argsort(ratios, kind="stable")
-    changes = np.flatnonzero(np.diff(np.round(ratios[ids_by_ratio], RATIO_DIGITS))) + 1
-    possible = np.array([0, *changes.tolist(), len(ratios)])
-    equal_sizes = [len(ratios) * number / MAX_BUCKETS for number in range(1, MAX_BUCKETS)]
-    cuts = {int(possible[np.abs(possible - size).argmin()]) for size in equal_sizes}
-    return np.split(ids_by_ratio, sorted(cuts - {0, len(ratios)}))
+    rounded = np.round(ratios[ids_by_ratio], RATIO_DIGITS)
+    bounds = np.quantile(rounded, np.linspace(0, 1, MAX_BUCKETS + 1)[1:-1])
+    buckets = np.split(ids_by_ratio, np.searchsorted(rounded, bounds))
+    return [bucket for bucket in buckets if len(bucket)]
+
+
+def plan_eval_batches(
+    crop: str, size: int, index: Index, copy: int | None, pixel_budget: int, rank: int, world_size: int
+) -> list[BatchRequest]:
+    """Return this rank's batches of a crop. Every image is in exactly one batch of one rank.
+
+    `index` is that of the full-size images; `copy` is the resized copy that the images are read from. A batch has about
+    `pixel_budget` pixels, and at least one image.
+    """
+    squares = min(CROP_VIEWS[crop], SQUARES_PER_IMAGE)
+    batch_size = max(1, pixel_budget // (size * size * squares))
+    if crop == "rect":
+        plan = plan_rect_validation(index.widths, index.heights, size, batch_size, rank, world_size)
+    else:
+        plan = plan_square_validation(len(index), size, batch_size, rank, world_size)
+    return [BatchRequest("val", copy, ids, shape, squares=squares) for shape, ids in plan]
+
+
+def mean_crop_scores(crop: str, model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+    """Return scores [n, classes], one row per image.
+
+    For a crop of several squares, `images` holds the squares of n images, and the softmax of a row is the mean of the
+    softmaxes of its squares. For a single square the scores are the model's own.
+    """
+    scores: torch.Tensor = model(images).float()
+    if CROP_VIEWS[crop] == 1:
+        return scores
+    all_scores = [scores]
+    if CROP_VIEWS[crop] > SQUARES_PER_IMAGE:
+        all_scores.append(model(images.flip(3)).float())
+    log_probabilities = torch.cat(
+        [torch.log_softmax(part, 1).view(-1, SQUARES_PER_IMAGE, scores.shape[1]) for part in all_scores], 1
+    )
+    return torch.logsumexp(log_probabilities, 1) - math.log(log_probabilities.shape[1])
+
+
+def crop_boxes(crop: str, size: int, width: int, height: int) -> tuple[Box, ...]:
+    """Return the boxes of an image that a crop shows."""
+    shape = rect_crop_shape(width, height, size) if crop == "rect" else (size, size)
+    resized = resized_size((height, width), shape)
+    corners = five_crop_corners(resized, shape)
+    if CROP_VIEWS[crop] == 1:
+        corners = corners[-1:]  # the last of the five is the center
+    return tuple(
+        (top / resized[0], left / resized[1], shape[0] / resized[0], shape[1] / resized[1]) for top, left in corners
+    )

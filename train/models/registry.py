@@ -9,7 +9,7 @@ from torch import nn
 from train.recipe.components import Model
 from train.tools.errors import TrainingError
 
-from . import blurpool, external, resnet
+from . import external, resnet
 from .alexnet import AlexNet
 from .resnet import BasicBlock, Bottleneck, ResNet
 
@@ -28,7 +28,7 @@ def build_model(model: Model, classes: int, seed: int, log: Callable[[str], obje
         if model.name in MODEL_BUILDERS:
             net = MODEL_BUILDERS[model.name](classes)
             if model.blurpool:
-                blurpool.blur_strided_convolutions(net)
+                resnet.blur_strided_convolutions(net)
             for module in net.modules():
                 if isinstance(module, nn.Conv2d):
                     nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

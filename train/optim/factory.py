@@ -14,9 +14,7 @@ from train.recipe.components import Optim
 from train.tools import user_code
 from train.tools.errors import TrainingError, one_line_error
 
-from .lamb import Lamb
-from .lars import Lars
-from .layerwise import ParamDict
+from .layerwise import Lamb, Lars, ParamDict
 
 LAYERWISE_OPTIMIZERS = ("lars", "lamb")
 NORM_TYPES = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)

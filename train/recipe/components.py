@@ -38,7 +38,7 @@ class Model:
         blurpool: Blur the input of each strided convolution of a ResNet but the first, so that sampling every second
             pixel aliases less: the 3x3 filter of Zhang 2019, "Making convolutional networks shift-invariant again",
             section 3.2. The blur comes before the convolution as in FFCV's recipes, which needs fewer operations than
-            the order of section 3.3 (train/models/blurpool.py). Default False.
+            the order of section 3.3 (train/models/resnet.py). Default False.
         compile: Train through torch.compile. Compilation takes time for each image shape before the first step;
             validation is not compiled. Default False.
     """
@@ -81,7 +81,7 @@ class Optim:
         betas: Decay rates of the two moment estimates of LAMB and AdamW, each below 1. Default (0.9, 0.999).
         eps: Added to the denominator of LAMB and AdamW, above 0. Default 1e-6.
         trust: Trust coefficient (eta) of LARS, above 0 (You et al. 2017, equation 6). Default 0.001.
-        lars_form: One of `LARS_FORMS`; train/optim/lars.py has the formulas. In "paper", the momentum buffer holds the
+        lars_form: One of `LARS_FORMS`; `train.optim.layerwise.Lars` has the formulas. In "paper", the buffer holds the
             scaled steps with weight decay. In "google", as in TensorFlow, it holds the gradients with weight decay, and
             what it holds is scaled at each step. Rates of one form do not fit the other. Default "paper".
         weight_decay: Weight decay of the weights that are neither norms nor biases. Default 1e-4.

@@ -115,23 +115,20 @@ def test_draw_crops_right_and_wrong_answers_have_colors(tmp_path: Path) -> None:
     stream = io.BytesIO()
     Image.new("RGB", (40, 40), "#808080").save(stream, "JPEG")
     answers = [
-        CropAnswer(crop=crop, boxes=((0, 0, 1, 1),), predicted=name, percent=50.0)
+        CropAnswer(crop=crop, boxes=((0.25, 0, 0.5, 1),), predicted=name, percent=50.0)
         for crop, name in (("center", "dog"), ("rect", "cat"))
     ]
     cat = ExampleImage(true="cat", answers=tuple(answers), jpeg=stream.getvalue())
-    rows = tuple(
-        EvaluationRow(
-            crop=crop, size=96, views=1, copy=None, images=1, top1=0.0, top5=0.0, loss=1.0, seconds=1.0, buckets=(),
-            confusion=None,
-        ) for crop in ("center", "rect")
+    row = EvaluationRow(
+        crop="center", size=96, views=1, copy=None, images=1, top1=0.0, top5=0.0, loss=1.0, seconds=1.0, buckets=(),
+        confusion=None,
     )  # fmt: skip
-    evaluation = Evaluation(**FACTS, rows=rows, examples=(cat,))
-    crops.draw_crops(tmp_path / "x.png", evaluation)
+    crops.draw_crops(tmp_path / "x.png", Evaluation(**FACTS, rows=(row,), examples=(cat,)))
     page = Image.open(tmp_path / "x.png").convert("RGB")
-    top = crops.HEADER_HEIGHT + crops.CELL_PIXELS
-    second_column = crops.LEFT_MARGIN + crops.CELL_PIXELS + crops.CELL_GAP // 2
+    middle = page.width // 2
+    seen, dimmed = (0x80, 0x80, 0x80), (0xD3, 0xD3, 0xD3)  # dimmed: 35 % of the gray on white
     red, green = (0xD1, 0x49, 0x5B), (0x2A, 0x9D, 0x5C)
-    for x, color, other in ((crops.LEFT_MARGIN, red, green), (second_column, green, red)):
-        part: Any = page.crop((x, top, x + crops.CELL_PIXELS, page.height))
+    for box, color, other in (((0, middle), red, green), ((middle, page.width), green, red)):
+        part: Any = page.crop((box[0], 0, box[1], page.height))
         found = {value for _, value in part.getcolors(1 << 16)}
-        assert color in found and other not in found
+        assert {seen, dimmed, color} <= found and other not in found

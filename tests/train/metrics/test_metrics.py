@@ -12,10 +12,10 @@ import torch
 from support.train_records import make_epoch
 from support.trainer_in_process import make_phase, make_recipe
 
+from train.engine.progress import MetricsLog
 from train.metrics import hparams, meters
 from train.metrics.accuracy import Accuracy
 from train.metrics.confusion import MAX_PAIRS, ConfusedPair, Confusion
-from train.metrics.log_writer import MetricsLog
 from train.metrics.records import StepRow, read_metrics_file
 from train.metrics.rows import StepTotals, epoch_result, interval_scalars, overall_images_per_second
 from train.recipe import Phase

@@ -12,8 +12,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from train.optim import factory, losses
-from train.optim.lamb import Lamb
-from train.optim.lars import Lars
+from train.optim.layerwise import Lamb, Lars
 from train.recipe import Optim
 from train.tools.errors import TrainingError
 

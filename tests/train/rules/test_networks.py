@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from train.models import blurpool, registry
+from train.models import registry, resnet
 from train.recipe import Model
 
 BLOCKS = {"resnet10_tiny": 4, "resnet18": 8, "resnet50": 16}
@@ -84,16 +84,16 @@ def blur_by_shifts(x: torch.Tensor) -> torch.Tensor:
 @torch.no_grad()
 def test_filter_is_tri_3_and_removes_the_nyquist_frequency() -> None:
     """Section 3.2 and figure 4: Tri-3 is [1, 2, 1] x [1, 2, 1]. What stride 2 would alias to a constant becomes 0."""
-    assert torch.equal(16 * blurpool.blur_kernel(), torch.tensor([[1.0, 2, 1], [2, 4, 2], [1, 2, 1]]))
+    assert torch.equal(16 * resnet.blur_kernel(), torch.tensor([[1.0, 2, 1], [2, 4, 2], [1, 2, 1]]))
     sampling = nn.Conv2d(16, 16, 1, 2, bias=False)
     sampling.weight.copy_(torch.eye(16)[:, :, None, None])
     rows, columns = torch.arange(8)[:, None], torch.arange(8)
     for stripes in ((-1.0) ** columns.expand(8, 8), (-1.0) ** rows.expand(8, 8), (-1.0) ** (rows + columns)):
         x = stripes.expand(1, 16, 8, 8)
         assert torch.equal(sampling(x).abs(), torch.ones(1, 16, 4, 4))
-        assert torch.equal(blurpool.BlurredConvolution(sampling)(x)[:, :, 1:, 1:], torch.zeros(1, 16, 3, 3))
+        assert torch.equal(resnet.BlurredConvolution(sampling)(x)[:, :, 1:, 1:], torch.zeros(1, 16, 3, 3))
     constant = torch.ones(1, 16, 8, 8)
-    assert torch.equal(blurpool.BlurredConvolution(sampling)(constant)[:, :, 1:, 1:], torch.ones(1, 16, 3, 3))
+    assert torch.equal(resnet.BlurredConvolution(sampling)(constant)[:, :, 1:, 1:], torch.ones(1, 16, 3, 3))
 
 
 @torch.no_grad()
