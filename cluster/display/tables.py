@@ -32,7 +32,6 @@ STATE_COLORS: dict[str, str] = {  # of jobs and machines; states of preparation 
     JobState.WAITING: "blue",
     JobState.ADOPTED: "blue",
     MachineState.LOST: "magenta",
-    MachineState.GONE: "magenta",
     JobState.FAILED: "red",
     DAMAGED: "red",
 }

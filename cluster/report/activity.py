@@ -3,34 +3,21 @@
 import time
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from itertools import accumulate, pairwise
 
 from cluster.state import timeline
 from cluster.state.run_folder import Run, RunFolder
-from cluster.state.states import MachineState
+from cluster.state.states import MachineState, SetupStep
 
-
-class Activity(StrEnum):
-    """What a machine does during a span of time, as the chart of machines shows it."""
-
-    GETTING_READY = "getting ready"
-    TRAINING = "training"
-    VALIDATING = "validating"
-    WAITING = "waiting"
-    LOST = "lost"
-
-
-ActivitySpan = tuple[Activity, float, float]  # with begin and end in seconds
+ActivitySpan = tuple[MachineState, float, float]  # with begin and end in seconds
 SpansByMachine = Mapping[str, Sequence[ActivitySpan]]
 
-ACTIVITY_BY_STATE = {  # how the states of an agent are drawn; all others: waiting
-    **dict.fromkeys(timeline.STARTUP_STEP_BY_STATE, Activity.GETTING_READY),
-    MachineState.WAITING: Activity.WAITING,
-    MachineState.TRAINING: Activity.TRAINING,
-    MachineState.VALIDATING: Activity.VALIDATING,
-    MachineState.LOST: Activity.LOST,
-}
+
+def drawn_state(state: MachineState) -> MachineState:
+    """Return the state as which the chart of machines shows a state: what comes before the training is SETUP."""
+    if state in (MachineState.TRAINING, MachineState.VALIDATING, MachineState.LOST):
+        return state
+    return MachineState.SETUP if state in set(SetupStep) - {SetupStep.WAITING} else MachineState.WAITING
 
 
 def machine_activity(run: Run, attempts: Sequence[timeline.AttemptRow]) -> SpansByMachine:
@@ -39,10 +26,7 @@ def machine_activity(run: Run, attempts: Sequence[timeline.AttemptRow]) -> Spans
     A machine is LOST from when it was gone until it came back, or until the job's end if it is not in the last attempt.
     """
     spans_by_machine = {
-        name: [
-            (ACTIVITY_BY_STATE.get(state, Activity.WAITING), begin, end)
-            for state, begin, end in timeline.state_spans(run.folder, name)
-        ]
+        name: [(drawn_state(state), begin, end) for state, begin, end in timeline.state_spans(run.folder, name)]
         for name in run.spec.machine_names
     }
     memberships = [row.machines for row in attempts if row.machines]
@@ -50,7 +34,7 @@ def machine_activity(run: Run, attempts: Sequence[timeline.AttemptRow]) -> Spans
     for name, spans in spans_by_machine.items():
         was_member = any(name in names for names in memberships)
         if spans and was_member and name not in memberships[-1] and spans[-1][2] < job_end:
-            spans.append((Activity.LOST, spans[-1][2], job_end))
+            spans.append((MachineState.LOST, spans[-1][2], job_end))
     return spans_by_machine
 
 
@@ -63,7 +47,10 @@ class WorkClock:
         Without any activity, the clock runs from `start_time` until now.
         """
         active_spans = sorted(
-            (begin, end) for spans in spans_by_machine.values() for kind, begin, end in spans if kind != Activity.LOST
+            (begin, end)
+            for spans in spans_by_machine.values()
+            for state, begin, end in spans
+            if state != MachineState.LOST
         )
         intervals: list[list[float]] = []
         for begin, end in active_spans:
@@ -96,8 +83,8 @@ def machine_losses(run_folder: RunFolder, spans_by_machine: SpansByMachine) -> l
     lost_times: dict[str, list[float]] = {}
     other_ends: dict[str, list[float]] = {}
     for name, spans in spans_by_machine.items():
-        lost_times[name] = sorted(begin for kind, begin, _ in spans if kind == Activity.LOST)
-        other_ends[name] = sorted(end for kind, _, end in spans if kind != Activity.LOST)
+        lost_times[name] = sorted(begin for kind, begin, _ in spans if kind == MachineState.LOST)
+        other_ends[name] = sorted(end for kind, _, end in spans if kind != MachineState.LOST)
     moved = timeline.moved_launches(run_folder)
     attempts = [attempt for attempt in run_folder.attempts.all() if attempt.members]
     losses = []

@@ -31,10 +31,10 @@ JOB_STATE_OF_INACTIVE = {
     MachineState.STOPPED: JobState.STOPPED,
 }
 # The steps of a start that the agent measures.
-AGENT_STEPS = (*timeline.STARTUP_STEP_BY_STATE.values(), SetupStep.STANDBY)
+AGENT_STEPS = list(SetupStep)[list(SetupStep).index(SetupStep.SETUP) :]
 # States of a machine that has gone on after a loss.
 RECOVERED_STATES = (MachineState.TRAINING, MachineState.VALIDATING, MachineState.FINISHED, MachineState.DONE)
-ONE_TIME_STEPS = (SetupStep.DATA, SetupStep.INDEXING)  # done once for a data set: it is drawn, its folders are searched
+ONE_TIME_STEPS = (SetupStep.SETUP, SetupStep.INDEXING)  # done once for a data set: drawn, and its folders searched
 FULL_DISK_BYTES = 1e6  # a disk with less free space than this is full
 
 
@@ -121,7 +121,7 @@ class JobResult(TrainResult):
             for steps in self.setup.values()
         ]
         slowest = max(starts, key=lambda steps: sum(steps.values()), default={})
-        steps_of_setup = list(SetupStep)[: list(SetupStep).index(SetupStep.OTHERS)]
+        steps_of_setup = list(SetupStep)[: list(SetupStep).index(SetupStep.WAITING)]
         setup_seconds = sum(slowest.get(step, 0.0) for step in steps_of_setup)
         return StartSeconds(setup=setup_seconds, trainers=sum(slowest.values()) - setup_seconds)
 
@@ -390,10 +390,10 @@ def add_job_times(run: Run, table: TimeTable, total_seconds: float | None = None
     restarted = {name for name, row in setup_rows.items() if row.restarted}
     rows = [start_seconds[name] for name in start_seconds.keys() - restarted] or list(start_seconds.values())
     slowest = max(rows, key=lambda seconds: sum(seconds.values()), default={}) or dict(table.start)
-    if total_seconds is not None and not pauses and SetupStep.FIRST_STEP in slowest:
+    if total_seconds is not None and not pauses and SetupStep.WARMING in slowest:
         agent_seconds = sum(slowest.get(step, 0.0) for step in AGENT_STEPS)
         delay = max(0.0, agent_seconds - max(0.0, total_seconds - table.wall))
-        first_step = str(SetupStep.FIRST_STEP)
+        first_step = str(SetupStep.WARMING)
         slowest[first_step] = max(0.0, slowest[first_step] - delay)
     return replace(table, start=slowest, pauses=pauses)
 

@@ -16,16 +16,7 @@ from .run_folder import RunFolder
 from .states import AttemptReason, MachineState, SetupStep
 
 # An agent in one of these states has ended.
-FINAL_AGENT_STATES = (MachineState.DONE, MachineState.STOPPED, MachineState.GONE, MachineState.LEFT)
-STARTUP_STEP_BY_STATE = {  # what status and report call the seconds that an agent spent in a state before training
-    MachineState.SETUP: SetupStep.DATA,
-    MachineState.FETCHING: SetupStep.FETCH,
-    MachineState.STARTING: SetupStep.RENDEZVOUS,
-    MachineState.INDEXING: SetupStep.INDEXING,
-    MachineState.JOINING: SetupStep.GROUP,
-    MachineState.WARMING: SetupStep.FIRST_STEP,
-    MachineState.WAITING: SetupStep.OTHERS,
-}
+FINAL_AGENT_STATES = (MachineState.DONE, MachineState.STOPPED, MachineState.LOST, MachineState.LEFT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,13 +179,13 @@ def lost_seconds(run_folder: RunFolder) -> float:
 def state_changes(run_folder: RunFolder, machine: str) -> list[tuple[MachineState, float]]:
     """Return the states of a machine's agents, and when each began.
 
-    When the last state is not final, it is followed by GONE at the agent's last heartbeat: the agent was killed and not
+    When the last state is not final, it is followed by LOST at the agent's last heartbeat: the agent was killed and not
     yet replaced, or it lives and its last heartbeat is recent.
     """
     changes = [(change.state, change.time) for change in run_folder.state_log(machine)]
     if changes and changes[-1][0] not in (*FINAL_AGENT_STATES, MachineState.FAILED):
         status = read_status(run_folder.status_path(machine))
-        changes.append((MachineState.GONE, max(changes[-1][1], status.time if status else 0.0)))
+        changes.append((MachineState.LOST, max(changes[-1][1], status.time if status else 0.0)))
     return changes
 
 
@@ -214,8 +205,7 @@ def state_spans(run_folder: RunFolder, machine: str) -> Iterator[tuple[MachineSt
 def startup_seconds(run_folder: RunFolder, machine: str, since: float = 0.0) -> dict[str, float]:
     """Return the seconds that a machine's first agent took for each step of its start, up to its first training step.
 
-    It is the first agent after `since` (seconds since 1970). Other states, such as that of a failed attempt, have
-    entries under their own names. Returns {} until training has begun.
+    It is the first agent after `since` (seconds since 1970). Returns {} until training has begun.
     """
     seconds: dict[str, float] = {}
     previous: StateChange | None = None
@@ -223,11 +213,8 @@ def startup_seconds(run_folder: RunFolder, machine: str, since: float = 0.0) -> 
         if change.time < since:
             continue
         if previous:
-            are_trainers_started = SetupStep.RENDEZVOUS in seconds or previous.state == MachineState.STARTING
-            if previous.state == MachineState.WARMING and not are_trainers_started:
-                name = str(SetupStep.STANDBY)
-            else:
-                name = str(STARTUP_STEP_BY_STATE.get(previous.state, previous.state))
+            is_standby = previous.state == MachineState.WARMING and SetupStep.STARTING not in seconds
+            name = str(SetupStep.STANDBY if is_standby else previous.state)
             seconds[name] = round(seconds.get(name, 0.0) + max(0.0, change.time - previous.time), 3)
         if change.state == MachineState.TRAINING:
             return seconds
