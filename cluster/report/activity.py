@@ -17,7 +17,8 @@ def drawn_state(state: MachineState) -> MachineState:
     """Return the state as which the chart of machines shows a state: what comes before the training is SETUP."""
     if state in (MachineState.TRAINING, MachineState.VALIDATING, MachineState.LOST):
         return state
-    return MachineState.SETUP if state in set(SetupStep) - {SetupStep.WAITING} else MachineState.WAITING
+    is_starting = state != MachineState.WAITING and str(state) in {*map(str, SetupStep)}
+    return MachineState.SETUP if is_starting else MachineState.WAITING
 
 
 def machine_activity(run: Run, attempts: Sequence[timeline.AttemptRow]) -> SpansByMachine:

@@ -11,13 +11,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from cluster.plots import figures
-from cluster.plots.figures import MUTED_COLOR, PAGE_BACKGROUND_COLOR, SERIES_COLORS
+from cluster.plots.figures import MUTED_COLOR, PAGE_BACKGROUND_COLOR, SERIES_COLORS, figure_to_svg
 from cluster.state.states import MachineState
 from train.metrics.text import PART_TITLES, three_digits
 
 from .activity import ActivitySpan
 from .facts import JobFacts
-from .svg import figure_to_svg
 from .tables import format_error
 
 if TYPE_CHECKING:

@@ -23,11 +23,10 @@ from support import aws_journal
 from support.report_reader import BEGIN, agent, done, draw_val, epoch, home, lost, step, thumbnails
 
 from cluster.connectors.hosts_file import Hosts
-from cluster.report import charts, sample_images
+from cluster.report import charts
 from cluster.report import facts as report_facts
 from cluster.report.activity import WorkClock
 from cluster.report.page import render_report
-from cluster.report.steps import step_points
 from cluster.report.tables import cost_table
 from cluster.state.states import MachineState
 from infra.aws.journal_events import InstanceEnded
@@ -136,7 +135,7 @@ def test_step_points_keep_end_and_mean() -> None:
         )
         for number in range(10_001)
     ]  # fmt: skip
-    kept = step_points(rows, WorkClock({"0": [(MachineState.TRAINING, 0.0, 10_001.0)]}), 100)
+    kept = report_facts.step_points(rows, WorkClock({"0": [(MachineState.TRAINING, 0.0, 10_001.0)]}), 100)
     assert len(kept) == 100 and (kept[-1].images, kept[-1].time, kept[-1].lr) == (10_000, 10_000, 10_000)
     assert all(0.49 < point.loss < 0.51 for point in kept)
     assert all(math.isnan(point.image_size) and math.isnan(point.images_per_second) for point in kept)
@@ -314,7 +313,7 @@ def test_center_crop_box_is_what_center_crop_reads(size: tuple[int, int]) -> Non
     shape = rect_val.rect_crop_shape(width, height, 128)
     batch = torch.empty((1, *shape, 3), dtype=torch.uint8)
     crop.center_crop(data.getvalue(), (height, width), crop.image_views(batch)[0])
-    left, top, box_width, box_height = sample_images.center_crop_box(size, shape)
+    left, top, box_width, box_height = report_facts.center_crop_box(size, shape)
     crop_pixels = batch[0].numpy().astype(float)
     for channel, begin, length in ((0, left, box_width), (1, top, box_height)):
         assert crop_pixels[..., channel].min() == pytest.approx(255 * begin, abs=2.5)
