@@ -384,7 +384,7 @@ def add_job_times(run: Run, table: TimeTable, total_seconds: float | None = None
     subtracted, so that all parts add up to the total. With pauses that moment is not known, because no agent may have
     lived in a part of them.
     """
-    pauses = timeline.lost_seconds(run.folder)
+    pauses = timeline.read_timeline(run.folder).lost_seconds
     setup_rows = read_setup_record(run.folder).machines
     start_seconds = {name: dict(row.seconds) for name, row in machine_rows(run).items()}
     restarted = {name for name, row in setup_rows.items() if row.restarted}
