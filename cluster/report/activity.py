@@ -79,13 +79,9 @@ class WorkClock:
 def machine_losses(run_folder: RunFolder, spans_by_machine: SpansByMachine) -> list[tuple[str, float]]:
     """Return (machine, moment) of each loss: of an agent without which the next attempt of the launch goes on.
 
-    A new agent may have the place of the lost one already. The moment is when the machine was last alive.
+    A new agent may have the place of the lost one already. The moment is when the machine was last alive, or else when
+    the next attempt was agreed on.
     """
-    lost_times: dict[str, list[float]] = {}
-    other_ends: dict[str, list[float]] = {}
-    for name, spans in spans_by_machine.items():
-        lost_times[name] = sorted(begin for kind, begin, _ in spans if kind == MachineState.LOST)
-        other_ends[name] = sorted(end for kind, _, end in spans if kind != MachineState.LOST)
     moved = timeline.moved_launches(run_folder)
     attempts = [attempt for attempt in run_folder.attempts.all() if attempt.members]
     losses = []
@@ -93,14 +89,10 @@ def machine_losses(run_folder: RunFolder, spans_by_machine: SpansByMachine) -> l
         launch_id, next_launch_id = (moved.get(each.launch_id, each.launch_id) for each in (attempt, next_attempt))
         for member, name in zip(attempt.members, attempt.machine_names, strict=True):
             if next_launch_id == launch_id and member not in next_attempt.members:
-                moment = _last_until(next_attempt.time + 1, lost_times.get(name, []))
-                if moment < attempt.time - 1:
-                    moment = _last_until(next_attempt.time + 1, other_ends.get(name, []))
-                losses.append((name, moment or next_attempt.time))
+                moments = [
+                    begin
+                    for state, begin, _ in spans_by_machine.get(name, ())
+                    if state == MachineState.LOST and attempt.time - 1 <= begin <= next_attempt.time + 1
+                ]
+                losses.append((name, moments[-1] if moments else next_attempt.time))
     return losses
-
-
-def _last_until(moment: float, times: Sequence[float]) -> float:
-    """Return the last of some ascending times that is not after a moment, 0 when there is none."""
-    count = bisect_right(times, moment)
-    return times[count - 1] if count else 0.0

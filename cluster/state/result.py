@@ -4,7 +4,7 @@ import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from cluster.connectors import untrusted
 from infra.costs import JobCost
@@ -138,20 +138,10 @@ def _limited_json(result: JobResult) -> bytes:
         content = to_json_bytes(encode(result))
     if len(content) <= MAX_RESULT_BYTES:
         return content
-    outcome = JobResult(
-        job=result.job,
-        recipe=result.recipe,
-        state=result.state,
-        reason=untrusted.one_line(result.reason),
-        machines=result.machines,
-        attempts=result.attempts,
-        seconds={"total": result.seconds["total"]},
-        dollars=result.dollars,
-        backend=result.backend,
-        did_not_answer=result.did_not_answer,
-        epochs=(),
-    )
-    return to_json_bytes(encode(outcome))
+    kept = ("job", "recipe", "state", "machines", "attempts", "dollars", "backend", "did_not_answer")
+    outcome: dict[str, Any] = {name: getattr(result, name) for name in kept}
+    reason, seconds = untrusted.one_line(result.reason), {"total": result.seconds["total"]}
+    return to_json_bytes(encode(JobResult(**outcome, reason=reason, seconds=seconds, epochs=())))
 
 
 def _measurements_so_far(run: Run) -> TrainResult:
