@@ -85,7 +85,7 @@ class StatusWriter:
         previous = read_previous_status(shared, machine)
         if previous and not previous.ended:  # it was killed: its last heartbeat counts as its end
             self._append_to_state_log(
-                StateChange(time=previous.time, attempt=previous.attempt, state=MachineState.GONE)
+                StateChange(time=previous.time, attempt=previous.attempt, state=MachineState.LOST)
             )
 
     def write(self, status: MachineStatus) -> None:

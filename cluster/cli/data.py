@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from cluster.display.progress_bar import ProgressBar
+from cluster.display.tables import ProgressBar
 from cluster.errors import EXIT_ERROR, EXIT_OK
 from train.data.validation_split import MAX_NAMED_CLASSES
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from cluster.display.progress_bar import ProgressBar
+from cluster.display.tables import ProgressBar
 from cluster.errors import BadInput, ClusterError
 
 from .options import CommandFunction

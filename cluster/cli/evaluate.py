@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from cluster.display.progress_bar import ProgressBar
+from cluster.display.tables import ProgressBar
 from cluster.errors import BadInput, ClusterError
 
 from .inspect import refresh

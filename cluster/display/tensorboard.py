@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from urllib.request import ProxyHandler, build_opener
 
@@ -64,7 +65,7 @@ def link_event_folders(links_folder: Path, job_list: Sequence[Job]) -> None:
 
 def _title(job: Job) -> str:
     with contextlib.suppress(ClusterError):  # a damaged job
-        return f"{job.name} {job.spec.given_name}".rstrip()  # the name of a copied run folder counts
+        return replace(job.spec, name=job.name).title  # the name of a copied run folder counts
     return job.name
 
 

@@ -95,7 +95,8 @@ def cost_report(job: Job, target_top5: float | None = None) -> CostReport:
             target_time = next((row.time for row in epochs if (row.top5 or 0.0) >= target_top5), None)
         begin, end = (first_step.time, epochs[-1].time) if first_step and epochs else (0.0, 0.0)
         training_dollars = dollars_until(end) - dollars_until(begin) if epochs else 0.0
-        losses = timeline.lost_intervals(job.run_folder, job.spec.own_command is not None)
+        history = timeline.read_timeline(job.run_folder, job.spec.own_command is not None)
+        lost_dollars = sum(dollars_until(end) - dollars_until(start) for start, end in history.lost)
         adoption = job.supervision.adoption
         rented = job.backend.rented_now()
         return CostReport(
@@ -105,8 +106,8 @@ def cost_report(job: Job, target_top5: float | None = None) -> CostReport:
             cost=job.backend.job_cost(adoption.adopted_since if adoption else None),
             per_epoch=training_dollars / len(epochs) if epochs else None,
             to_target=None if target_time is None else dollars_until(target_time),
-            wasted=sum(dollars_until(end) - dollars_until(start) for start, end in losses) if first_step else None,
-            wasted_seconds=sum(end - start for start, end in losses),
+            wasted=lost_dollars if first_step else None,
+            wasted_seconds=history.lost_seconds,
             rented_now=rented.describe(job.name) if rented else "",
             warning=f"{adoption.error}; its cost since then: imgnet-cluster cost, on that computer" if adoption else "",
         )

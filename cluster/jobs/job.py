@@ -242,7 +242,7 @@ class Job:
     def timeline(self) -> list[AttemptRow]:
         """Return a row for each attempt: machines, time, reason, and what the change cost in seconds and steps."""
         with self.report_damaged_files():
-            return state_timeline.attempt_rows(self.run_folder, self.spec.own_command is not None)
+            return state_timeline.read_timeline(self.run_folder, self.spec.own_command is not None).rows
 
     def machine_details(self) -> dict[str, MachineRow]:
         """Return the last status of each machine, with the seconds of each stage up to its first step.

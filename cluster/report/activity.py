@@ -3,34 +3,22 @@
 import time
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from itertools import accumulate, pairwise
 
 from cluster.state import timeline
 from cluster.state.run_folder import Run, RunFolder
-from cluster.state.states import MachineState
+from cluster.state.states import MachineState, SetupStep
 
-
-class Activity(StrEnum):
-    """What a machine does during a span of time, as the chart of machines shows it."""
-
-    GETTING_READY = "getting ready"
-    TRAINING = "training"
-    VALIDATING = "validating"
-    WAITING = "waiting"
-    LOST = "lost"
-
-
-ActivitySpan = tuple[Activity, float, float]  # with begin and end in seconds
+ActivitySpan = tuple[MachineState, float, float]  # with begin and end in seconds
 SpansByMachine = Mapping[str, Sequence[ActivitySpan]]
 
-ACTIVITY_BY_STATE = {  # how the states of an agent are drawn; all others: waiting
-    **dict.fromkeys(timeline.STARTUP_STEP_BY_STATE, Activity.GETTING_READY),
-    MachineState.WAITING: Activity.WAITING,
-    MachineState.TRAINING: Activity.TRAINING,
-    MachineState.VALIDATING: Activity.VALIDATING,
-    MachineState.LOST: Activity.LOST,
-}
+
+def drawn_state(state: MachineState) -> MachineState:
+    """Return the state as which the chart of machines shows a state: what comes before the training is SETUP."""
+    if state in (MachineState.TRAINING, MachineState.VALIDATING, MachineState.LOST):
+        return state
+    is_starting = state != MachineState.WAITING and str(state) in {*map(str, SetupStep)}
+    return MachineState.SETUP if is_starting else MachineState.WAITING
 
 
 def machine_activity(run: Run, attempts: Sequence[timeline.AttemptRow]) -> SpansByMachine:
@@ -39,10 +27,7 @@ def machine_activity(run: Run, attempts: Sequence[timeline.AttemptRow]) -> Spans
     A machine is LOST from when it was gone until it came back, or until the job's end if it is not in the last attempt.
     """
     spans_by_machine = {
-        name: [
-            (ACTIVITY_BY_STATE.get(state, Activity.WAITING), begin, end)
-            for state, begin, end in timeline.state_spans(run.folder, name)
-        ]
+        name: [(drawn_state(state), begin, end) for state, begin, end in timeline.state_spans(run.folder, name)]
         for name in run.spec.machine_names
     }
     memberships = [row.machines for row in attempts if row.machines]
@@ -50,7 +35,7 @@ def machine_activity(run: Run, attempts: Sequence[timeline.AttemptRow]) -> Spans
     for name, spans in spans_by_machine.items():
         was_member = any(name in names for names in memberships)
         if spans and was_member and name not in memberships[-1] and spans[-1][2] < job_end:
-            spans.append((Activity.LOST, spans[-1][2], job_end))
+            spans.append((MachineState.LOST, spans[-1][2], job_end))
     return spans_by_machine
 
 
@@ -63,7 +48,10 @@ class WorkClock:
         Without any activity, the clock runs from `start_time` until now.
         """
         active_spans = sorted(
-            (begin, end) for spans in spans_by_machine.values() for kind, begin, end in spans if kind != Activity.LOST
+            (begin, end)
+            for spans in spans_by_machine.values()
+            for state, begin, end in spans
+            if state != MachineState.LOST
         )
         intervals: list[list[float]] = []
         for begin, end in active_spans:
@@ -91,13 +79,9 @@ class WorkClock:
 def machine_losses(run_folder: RunFolder, spans_by_machine: SpansByMachine) -> list[tuple[str, float]]:
     """Return (machine, moment) of each loss: of an agent without which the next attempt of the launch goes on.
 
-    A new agent may have the place of the lost one already. The moment is when the machine was last alive.
+    A new agent may have the place of the lost one already. The moment is when the machine was last alive, or else when
+    the next attempt was agreed on.
     """
-    lost_times: dict[str, list[float]] = {}
-    other_ends: dict[str, list[float]] = {}
-    for name, spans in spans_by_machine.items():
-        lost_times[name] = sorted(begin for kind, begin, _ in spans if kind == Activity.LOST)
-        other_ends[name] = sorted(end for kind, _, end in spans if kind != Activity.LOST)
     moved = timeline.moved_launches(run_folder)
     attempts = [attempt for attempt in run_folder.attempts.all() if attempt.members]
     losses = []
@@ -105,14 +89,10 @@ def machine_losses(run_folder: RunFolder, spans_by_machine: SpansByMachine) -> l
         launch_id, next_launch_id = (moved.get(each.launch_id, each.launch_id) for each in (attempt, next_attempt))
         for member, name in zip(attempt.members, attempt.machine_names, strict=True):
             if next_launch_id == launch_id and member not in next_attempt.members:
-                moment = _last_until(next_attempt.time + 1, lost_times.get(name, []))
-                if moment < attempt.time - 1:
-                    moment = _last_until(next_attempt.time + 1, other_ends.get(name, []))
-                losses.append((name, moment or next_attempt.time))
+                moments = [
+                    begin
+                    for state, begin, _ in spans_by_machine.get(name, ())
+                    if state == MachineState.LOST and attempt.time - 1 <= begin <= next_attempt.time + 1
+                ]
+                losses.append((name, moments[-1] if moments else next_attempt.time))
     return losses
-
-
-def _last_until(moment: float, times: Sequence[float]) -> float:
-    """Return the last of some ascending times that is not after a moment, 0 when there is none."""
-    count = bisect_right(times, moment)
-    return times[count - 1] if count else 0.0

@@ -11,12 +11,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from cluster.plots import figures
-from cluster.plots.figures import MUTED_COLOR, PAGE_BACKGROUND_COLOR, SERIES_COLORS
+from cluster.plots.figures import MUTED_COLOR, PAGE_BACKGROUND_COLOR, SERIES_COLORS, figure_to_svg
+from cluster.state.states import MachineState
 from train.metrics.text import PART_TITLES, three_digits
 
-from .activity import Activity, ActivitySpan
+from .activity import ActivitySpan
 from .facts import JobFacts
-from .svg import figure_to_svg
 from .tables import format_error
 
 if TYPE_CHECKING:
@@ -32,10 +32,10 @@ MAX_POINTS_WITH_MARKERS = 40
 FORECAST_COLOR = SERIES_COLORS[3]
 ACTUAL_COLOR = SERIES_COLORS[0]
 ACTIVITY_COLORS = {
-    Activity.TRAINING: SERIES_COLORS[0],
-    Activity.VALIDATING: SERIES_COLORS[2],
-    Activity.GETTING_READY: SERIES_COLORS[3],
-    Activity.WAITING: MUTED_COLOR,
+    MachineState.TRAINING: SERIES_COLORS[0],
+    MachineState.VALIDATING: SERIES_COLORS[2],
+    MachineState.SETUP: SERIES_COLORS[3],
+    MachineState.WAITING: MUTED_COLOR,
 }
 LOST_COLOR = SERIES_COLORS[1]
 MACHINES_WIDTH_INCHES = 3.2 * figures.WIDTH_INCHES
@@ -295,14 +295,14 @@ def machines_chart(facts: JobFacts) -> Chart | None:
     figure, (axes,) = figures.make_axes(MACHINES_WIDTH_INCHES, 0.95 + 0.3 * min(len(names), 40))
     end_time = max(end for spans in facts.activity.values() for *_, end in spans)
     unit, seconds_per_unit = time_unit(end_time)
-    spans_by_kind = defaultdict[Activity, list[tuple[int, float, float]]](list)  # row, begin, end
+    spans_by_kind = defaultdict[MachineState, list[tuple[int, float, float]]](list)  # row, begin, end
     for row, name in enumerate(names):
         for kind, begin, end in merge_adjacent_spans(facts.activity[name]):
             spans_by_kind[kind].append((row, begin / seconds_per_unit, end / seconds_per_unit))
     for kind, color in ACTIVITY_COLORS.items():
         boxes = [(begin, end, row - 0.32, row + 0.32) for row, begin, end in spans_by_kind[kind]]
         figures.draw_boxes(axes, boxes, color)
-    lost_lines = [((begin, row), (end, row)) for row, begin, end in spans_by_kind[Activity.LOST]]
+    lost_lines = [((begin, row), (end, row)) for row, begin, end in spans_by_kind[MachineState.LOST]]
     figures.draw_lines(axes, lost_lines, color=LOST_COLOR, linestyle=LINE_STYLES["dotted"], linewidth=1.6)
     losses = [(moment / seconds_per_unit, names.index(name)) for name, moment in facts.losses if name in names]
     axes.plot(
@@ -335,8 +335,8 @@ def machines_chart(facts: JobFacts) -> Chart | None:
             last_labelled = moment
     kinds = {kind for kind, spans in spans_by_kind.items() if spans}
     legend = [LegendEntry(kind, color, "box") for kind, color in ACTIVITY_COLORS.items() if kind in kinds]
-    if Activity.LOST in kinds:
-        legend.append(LegendEntry(Activity.LOST, LOST_COLOR, "dotted"))
+    if MachineState.LOST in kinds:
+        legend.append(LegendEntry(MachineState.LOST, LOST_COLOR, "dotted"))
     if losses:
         legend.append(LegendEntry("moment of the loss", LOST_COLOR, "cross"))
     if starts:

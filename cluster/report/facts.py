@@ -1,27 +1,80 @@
 """Collects what a report shows of a job, from the run folder. No machine is asked."""
 
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from cluster.jobs.job import Job
 from cluster.state.status import JobResult, JobStatus
 from cluster.state.timeline import AttemptRow
 from infra.costs import JobCost
+from train.data.order.center_crop import center_corner, resized_size
+from train.data.order.rect_val import rect_crop_shape
 from train.forecast import Forecast, TermComparison
 from train.metrics import text
-from train.metrics.confusion import Confusion
+from train.metrics.confusion import PICTURED_PAIRS, ConfusedPair, Confusion
 from train.metrics.hparams import HParamValue
-from train.metrics.records import EpochRow
+from train.metrics.records import EpochRow, StepRow
+from train.metrics.thumbnails import Thumbnail, read_class_thumbnails, read_thumbnails
 from train.recipe.schedule import PhaseRow, scaled_image_count
 from train.tools.agent_protocol import CONFUSION_FILE
 from train.tools.records import read_record
 
 from .activity import SpansByMachine, WorkClock, machine_activity, machine_losses
-from .sample_images import ConfusedClasses, SampleImage, confused_classes, sample_images
-from .steps import StepPoint, step_points
 
 COST_CURVE_POINTS = 80  # points of the curve of dollars
+MAX_CURVE_POINTS = 400  # points of a curve: more cannot be told apart in a chart of this size
+SCALARS = {
+    "loss": "loss/train",
+    "lr": "sizes/lr",
+    "image_size": "sizes/image",
+    "global_batch": "sizes/batch_total",
+    "images_per_second": "times/images_per_second",
+}
+COLUMN_TYPES = [("time", "f8"), ("images", "i8"), ("attempt", "i8"), *((name, "f8") for name in SCALARS)]
+RelativeBox = tuple[float, float, float, float]  # left, top, width, height as fractions of an image
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPoint:
+    """What was measured in one or several rows of steps; NaN for what was not. `time` is in seconds at work."""
+
+    time: float
+    images: int
+    attempt: int
+    loss: float
+    lr: float
+    image_size: float
+    global_batch: float
+    images_per_second: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleImage:
+    """A validation image, with the part of it that the validation sees as (width, height) in pixels.
+
+    `square` is the center crop where the validation sees a rectangle instead, else None.
+    """
+
+    thumbnail: Thumbnail
+    seen: RelativeBox
+    pixels: tuple[int, int]
+    square: RelativeBox | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfusedClasses:
+    """A frequent error, with an image of the true class and one of the class that the network named."""
+
+    pair: ConfusedPair
+    true: Thumbnail
+    predicted: Thumbnail
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,3 +228,70 @@ def _count(number: int, singular: str, plural: str = "") -> str:
 
 def _format_utc(timestamp: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(timestamp))
+
+
+# --- curves of the steps ---------------------------------------------------------------------------------------------
+
+
+def step_points(rows: Iterable[StepRow], clock: WorkClock, max_points: int = MAX_CURVE_POINTS) -> list[StepPoint]:
+    """Return at most `max_points` points.
+
+    Several rows become one point, with their mean loss and median speed; its other values are those of the last row.
+    """
+    cells = ((row.time, row.images, row.attempt, *map(row.scalars.get, SCALARS.values())) for row in rows)
+    columns = np.fromiter(cells, COLUMN_TYPES)  # None becomes NaN
+    point_count = min(len(columns), max_points)
+    edges = [len(columns) * index // point_count for index in range(point_count + 1)] if point_count else []
+    points = []
+    for begin, end in pairwise(edges):
+        part = columns[begin:end]
+        last = dict(zip(columns.dtype.names or (), part[-1].item(), strict=True))
+        last["time"] = clock.seconds_at(last["time"])
+        last["loss"] = float(np.mean(known)) if len(known := _known(part["loss"])) else math.nan
+        last["images_per_second"] = (
+            float(np.median(known)) if len(known := _known(part["images_per_second"])) else math.nan
+        )
+        points.append(StepPoint(**last))
+    return points
+
+
+def _known(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return values[~np.isnan(values)]
+
+
+# --- validation images -----------------------------------------------------------------------------------------------
+
+
+def sample_images(run_folder: Path, schedule: Sequence[PhaseRow]) -> list[SampleImage]:
+    """Return the thumbnails of a run, with the crops that the last phase of `schedule` validates."""
+    return [_sample_image(thumbnail, schedule[-1]) for thumbnail in read_thumbnails(run_folder)] if schedule else []
+
+
+def _sample_image(thumbnail: Thumbnail, phase: PhaseRow) -> SampleImage:
+    square_shape = (phase.size, phase.size)
+    height, width = rect_crop_shape(*thumbnail.size, phase.size) if phase.rect_val else square_shape
+    return SampleImage(
+        thumbnail=thumbnail,
+        seen=center_crop_box(thumbnail.size, (height, width)),
+        pixels=(width, height),
+        square=center_crop_box(thumbnail.size, square_shape) if phase.rect_val else None,
+    )
+
+
+def center_crop_box(image_size: tuple[int, int], crop_shape: tuple[int, int]) -> RelativeBox:
+    """Return the part of an image of (width, height) that the center crop of shape (height, width) sees."""
+    width, height = image_size
+    whole_height, whole_width = resized = resized_size((height, width), crop_shape)
+    top, left = center_corner(resized, crop_shape)
+    return left / whole_width, top / whole_height, crop_shape[1] / whole_width, crop_shape[0] / whole_height
+
+
+def confused_classes(run_folder: Path, confusion: Confusion | None) -> list[ConfusedClasses]:
+    """Return the most frequent errors of the last validation for whose classes the run has kept images."""
+    thumbnails = {thumbnail.label: thumbnail for thumbnail in read_class_thumbnails(run_folder)}
+    pairs = confusion.most_confused(PICTURED_PAIRS) if confusion else []
+    return [
+        ConfusedClasses(pair=pair, true=thumbnails[pair.true], predicted=thumbnails[pair.predicted])
+        for pair in pairs
+        if {pair.true, pair.predicted} <= thumbnails.keys()
+    ]

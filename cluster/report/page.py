@@ -22,7 +22,7 @@ from train.data.order.rect_val import MAX_ASPECT_RATIO
 from train.tools.errors import one_line_error
 from train.tools.files import write_atomic
 
-from . import charts, svg, tables
+from . import charts, tables
 from .facts import collect_facts
 
 REPORT_FILENAME = "report.html"  # in a run folder
@@ -63,7 +63,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    jinja.filters["css_color"] = lambda color: f"var(--{svg.CSS_VARIABLE_BY_COLOR[color]})"
+    jinja.filters["css_color"] = lambda color: f"var(--{figures.CSS_VARIABLE_BY_COLOR[color]})"
     jinja.filters["data_uri"] = lambda jpeg: f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"
     jinja.globals.update(
         charts=charts,

@@ -10,7 +10,7 @@ from cluster.state.states import work_title
 from cluster.state.timeline import AttemptRow, describe_members
 from infra.costs import JobCost
 from train.forecast import TermComparison
-from train.metrics.text import EPOCH_COLUMNS, PART_TITLES, format_duration, format_lr_range
+from train.metrics.text import EPOCH_COLUMNS, PART_TITLES, START_TITLES, format_duration, format_lr_range
 from train.recipe.schedule import PhaseRow
 
 if TYPE_CHECKING:
@@ -237,8 +237,8 @@ def time_breakdown_table(facts: "JobFacts") -> Table:
 def start_note(facts: "JobFacts") -> str:
     """Return a sentence on the time before the first step, "" when it is not known."""
     start = facts.status.where.start if facts.status.where else {}
-    parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in start.items())
-    return f"before the first step {sum(start.values()):.1f}: {parts}" if start else ""
+    parts = ", ".join(f"{START_TITLES.get(name, name)} {seconds:.1f}" for name, seconds in start.items())
+    return f"before the first step, in seconds: {sum(start.values()):.1f} ({parts})" if start else ""
 
 
 def epochs_table(facts: "JobFacts") -> Table:

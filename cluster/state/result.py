@@ -4,7 +4,7 @@ import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from cluster.connectors import untrusted
 from infra.costs import JobCost
@@ -88,6 +88,7 @@ def write_result(
         usage_errors = None
     agreed = run.folder.attempts.agreed_end(run.folder.launch_id)
     agent_seconds = seconds_by_state(run)
+    history = timeline.read_timeline(run.folder, run.spec.own_command is not None)
     trainer_seconds = {part: seconds for part, seconds in measured.seconds.items() if part != "attempt"}
     measured = replace(
         measured,
@@ -95,7 +96,7 @@ def write_result(
         seed=run.spec.workload.seed
         if measured.seed is None and isinstance(run.spec.workload, Recipe)
         else measured.seed,
-        goodput=_job_goodput(run, measured),
+        goodput=_job_goodput(run, measured, history),
         where=add_job_times(run, measured.where, agent_seconds["total"]) if measured.where else None,
         seconds={**agent_seconds, **trainer_seconds},
         target=target_outcome(run, cost, measured.epochs),
@@ -110,7 +111,7 @@ def write_result(
         machines=run.spec.machines,
         setup={name: row.seconds for name, row in machine_rows(run).items()},
         attempts=run.folder.attempts.last_training_number(),
-        timeline=timeline.attempt_rows(run.folder, run.spec.own_command is not None),
+        timeline=history.rows,
         dollars=cost.job_cost().dollars,
         backend=run.spec.backend,
         did_not_answer=list(unreachable),
@@ -137,20 +138,10 @@ def _limited_json(result: JobResult) -> bytes:
         content = to_json_bytes(encode(result))
     if len(content) <= MAX_RESULT_BYTES:
         return content
-    outcome = JobResult(
-        job=result.job,
-        recipe=result.recipe,
-        state=result.state,
-        reason=untrusted.one_line(result.reason),
-        machines=result.machines,
-        attempts=result.attempts,
-        seconds={"total": result.seconds["total"]},
-        dollars=result.dollars,
-        backend=result.backend,
-        did_not_answer=result.did_not_answer,
-        epochs=(),
-    )
-    return to_json_bytes(encode(outcome))
+    kept = ("job", "recipe", "state", "machines", "attempts", "dollars", "backend", "did_not_answer")
+    outcome: dict[str, Any] = {name: getattr(result, name) for name in kept}
+    reason, seconds = untrusted.one_line(result.reason), {"total": result.seconds["total"]}
+    return to_json_bytes(encode(JobResult(**outcome, reason=reason, seconds=seconds, epochs=())))
 
 
 def _measurements_so_far(run: Run) -> TrainResult:
@@ -168,15 +159,14 @@ def _measurements_so_far(run: Run) -> TrainResult:
     )
 
 
-def _job_goodput(run: Run, measured: TrainResult) -> float | None:
+def _job_goodput(run: Run, measured: TrainResult, history: timeline.Timeline) -> float | None:
     """Return the trainers' goodput with the time that changes of attempt cost. They do not know that time."""
     if run.spec.own_command:
-        return timeline.command_goodput(run.folder)
+        return history.goodput
     wall_seconds = measured.seconds.get("first step to last without losses", 0.0)
     if not measured.goodput or not wall_seconds:
         return measured.goodput
-    lost_seconds = timeline.lost_seconds(run.folder)
-    return measured.goodput * wall_seconds / (wall_seconds + lost_seconds)
+    return measured.goodput * wall_seconds / (wall_seconds + history.lost_seconds)
 
 
 def target_outcome(run: Run, cost: CostMeter, epochs: Sequence[EpochResult]) -> target.TargetOutcome | None:

@@ -70,14 +70,14 @@ class MachineState(StrEnum):
     DONE = "done"
     STOPPED = "stopped"
     LEFT = "left"  # it had to leave the job, which goes on or is moved
-    GONE = "gone"  # its agent was killed
-    LOST = "lost"  # the others go on without it
+    LOST = "lost"  # its agent was killed, or the others go on without it
 
 
 class SetupStep(StrEnum):
     """A step of a machine from its launch to its first training step, in order.
 
-    The supervisor measures the steps of the set-up, up to the start of the agent, and the agent those after it.
+    The supervisor measures the steps of the set-up, up to the start of the agent. The steps after it are those states
+    of the agent in which it does not train yet; STANDBY is WARMING before the trainers are started.
     """
 
     NONE = ""
@@ -87,14 +87,14 @@ class SetupStep(StrEnum):
     ENVIRONMENT = "environment"
     CHECKS = "checks"
     AGENT = "agent"
-    DATA = "data"
-    FETCH = "fetch"
+    SETUP = "setup"
+    FETCHING = "fetching"
     STANDBY = "standby"
-    OTHERS = "others"
-    RENDEZVOUS = "rendezvous"
+    WAITING = "waiting"
+    STARTING = "starting"
     INDEXING = "indexing"
-    GROUP = "group"
-    FIRST_STEP = "first step"
+    JOINING = "joining"
+    WARMING = "warming"
 
 
 class AttemptReason(StrEnum):

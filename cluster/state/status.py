@@ -4,6 +4,7 @@ import shutil
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 from cluster.connectors import untrusted
 from train.forecast import Constants, Forecast, StartSeconds, TermComparison
@@ -11,7 +12,7 @@ from train.metrics.records import TrainResult
 from train.metrics.step_search import first_and_last_step
 from train.metrics.time_table import TimeTable
 from train.recipe import target
-from train.tools.agent_protocol import TrainingNumbers, metrics_files
+from train.tools.agent_protocol import metrics_files
 from train.tools.records import decode, encode, read_record
 from train.tools.text_files import last_line
 
@@ -31,10 +32,13 @@ JOB_STATE_OF_INACTIVE = {
     MachineState.STOPPED: JobState.STOPPED,
 }
 # The steps of a start that the agent measures.
-AGENT_STEPS = (*timeline.STARTUP_STEP_BY_STATE.values(), SetupStep.STANDBY)
+AGENT_STEPS = list(SetupStep)[list(SetupStep).index(SetupStep.SETUP) :]
 # States of a machine that has gone on after a loss.
 RECOVERED_STATES = (MachineState.TRAINING, MachineState.VALIDATING, MachineState.FINISHED, MachineState.DONE)
-ONE_TIME_STEPS = (SetupStep.DATA, SetupStep.INDEXING)  # done once for a data set: it is drawn, its folders are searched
+ONE_TIME_STEPS = (SetupStep.SETUP, SetupStep.INDEXING)  # done once for a data set: drawn, and its folders searched
+# What a job's status has of the statuses of its machines, and in the end of its result, under the same names.
+TRAINING_NUMBERS = ("step", "steps", "epoch", "epochs", "images_per_second", "lr", "top1", "top5")
+OUTCOME = ("state", "reason", "images_per_second", "top1", "top5", "goodput", "where")
 FULL_DISK_BYTES = 1e6  # a disk with less free space than this is full
 
 
@@ -121,7 +125,7 @@ class JobResult(TrainResult):
             for steps in self.setup.values()
         ]
         slowest = max(starts, key=lambda steps: sum(steps.values()), default={})
-        steps_of_setup = list(SetupStep)[: list(SetupStep).index(SetupStep.OTHERS)]
+        steps_of_setup = list(SetupStep)[: list(SetupStep).index(SetupStep.WAITING)]
         setup_seconds = sum(slowest.get(step, 0.0) for step in steps_of_setup)
         return StartSeconds(setup=setup_seconds, trainers=sum(slowest.values()) - setup_seconds)
 
@@ -198,7 +202,7 @@ def best_informed_status(run: Run) -> MachineStatus | None:
 def job_status(run: Run, result: JobResult | None) -> JobStatus:
     """Return the job's state and numbers. `result` is its result, None while it has not ended."""
     agent_status = best_informed_status(run)
-    numbers: TrainingNumbers = agent_status or TrainingNumbers()
+    numbers: dict[str, Any] = {name: getattr(agent_status, name, None) for name in TRAINING_NUMBERS}
     where = reported_time_table(agent_status) if result is None else None
     status = JobStatus(
         job=run.spec.name,
@@ -215,14 +219,7 @@ def job_status(run: Run, result: JobResult | None) -> JobStatus:
         reason=agent_status.reason if agent_status else "",
         attempt=run.folder.attempts.last_training_number(),
         progress=agent_status.progress if agent_status else "",
-        step=numbers.step,
-        steps=numbers.steps,
-        epoch=numbers.epoch,
-        epochs=numbers.epochs,
-        images_per_second=numbers.images_per_second,
-        lr=numbers.lr,
-        top1=numbers.top1,
-        top5=numbers.top5,
+        **numbers,
         where=add_job_times(run, where) if where else None,
         target=run.spec.train.target or None,
         run=str(run.folder.path),
@@ -257,13 +254,7 @@ def _ended_job_status(status: JobStatus, result: JobResult) -> JobStatus:
         status = replace(status, step=result.steps, steps=result.steps, epoch=last_epoch, epochs=last_epoch)
     return replace(
         status,
-        top1=result.top1,
-        top5=result.top5,
-        state=result.state,
-        reason=result.reason,
-        images_per_second=result.images_per_second,
-        goodput=result.goodput,
-        where=result.where,
+        **{name: getattr(result, name) for name in OUTCOME},
         target=target.describe_outcome(result.target) if result.target else None,
         doing="",
         progress="",
@@ -384,16 +375,16 @@ def add_job_times(run: Run, table: TimeTable, total_seconds: float | None = None
     subtracted, so that all parts add up to the total. With pauses that moment is not known, because no agent may have
     lived in a part of them.
     """
-    pauses = timeline.lost_seconds(run.folder)
+    pauses = timeline.read_timeline(run.folder).lost_seconds
     setup_rows = read_setup_record(run.folder).machines
     start_seconds = {name: dict(row.seconds) for name, row in machine_rows(run).items()}
     restarted = {name for name, row in setup_rows.items() if row.restarted}
     rows = [start_seconds[name] for name in start_seconds.keys() - restarted] or list(start_seconds.values())
     slowest = max(rows, key=lambda seconds: sum(seconds.values()), default={}) or dict(table.start)
-    if total_seconds is not None and not pauses and SetupStep.FIRST_STEP in slowest:
+    if total_seconds is not None and not pauses and SetupStep.WARMING in slowest:
         agent_seconds = sum(slowest.get(step, 0.0) for step in AGENT_STEPS)
         delay = max(0.0, agent_seconds - max(0.0, total_seconds - table.wall))
-        first_step = str(SetupStep.FIRST_STEP)
+        first_step = str(SetupStep.WARMING)
         slowest[first_step] = max(0.0, slowest[first_step] - delay)
     return replace(table, start=slowest, pauses=pauses)
 

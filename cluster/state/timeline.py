@@ -4,28 +4,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from train.metrics.step_search import StepEnds, StepTime, first_and_last_step, last_step_until
 from train.recipe.target import CLOCK_JUMPED
 from train.tools.agent_protocol import metrics_file
 from train.tools.text_files import read_json_lines
 
-from .attempts import Attempt
 from .heartbeats import StateChange, read_status
 from .run_folder import RunFolder
 from .states import AttemptReason, MachineState, SetupStep
 
 # An agent in one of these states has ended.
-FINAL_AGENT_STATES = (MachineState.DONE, MachineState.STOPPED, MachineState.GONE, MachineState.LEFT)
-STARTUP_STEP_BY_STATE = {  # what status and report call the seconds that an agent spent in a state before training
-    MachineState.SETUP: SetupStep.DATA,
-    MachineState.FETCHING: SetupStep.FETCH,
-    MachineState.STARTING: SetupStep.RENDEZVOUS,
-    MachineState.INDEXING: SetupStep.INDEXING,
-    MachineState.JOINING: SetupStep.GROUP,
-    MachineState.WARMING: SetupStep.FIRST_STEP,
-    MachineState.WAITING: SetupStep.OTHERS,
-}
+FINAL_AGENT_STATES = (MachineState.DONE, MachineState.STOPPED, MachineState.LOST, MachineState.LEFT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,19 +42,36 @@ class AttemptRow:
     in_place: bool = False
 
 
-def _first_step(attempt: Attempt, ends: StepEnds | None, is_command: bool) -> int | None:
-    """Return the step from which an attempt went on. For a command it is the step before the first that it reported.
+@dataclass(frozen=True)
+class Timeline:
+    """The attempts of a job, and what the changes of attempt cost.
 
-    None for a command that has reported no step, or that counts its steps from 0 again, as some do in each epoch.
+    `lost` has begin and end (seconds since 1970) of each time in which steps were done again and, within a launch, of
+    the pause before. The trainers do not know these times: their own clock goes on from the checkpoint that they were
+    given. `useful_seconds` are those between the steps that count, with their validations.
     """
-    if not is_command:
-        return attempt.first_step
-    return ends.first.step - 1 if ends and ends.last.images else None
+
+    rows: list[AttemptRow]
+    lost: list[tuple[float, float]]
+    useful_seconds: float
+
+    @property
+    def lost_seconds(self) -> float:
+        """The seconds that changes of attempt cost."""
+        return sum(end - begin for begin, end in self.lost)
+
+    @property
+    def goodput(self) -> float | None:
+        """The share of the time from the first step to the last that was not lost; None without two steps."""
+        all_seconds = self.useful_seconds + self.lost_seconds
+        return self.useful_seconds / all_seconds if all_seconds else None
 
 
-def attempt_rows(run_folder: RunFolder, is_command: bool = False) -> list[AttemptRow]:
-    """Return a row for each attempt."""
+def read_timeline(run_folder: RunFolder, is_command: bool = False) -> Timeline:
+    """Return the timeline of a job."""
     rows: list[AttemptRow] = []
+    lost: list[tuple[float, float]] = []
+    kept: list[KeptSteps] = []
     moved = moved_launches(run_folder)
     previous_launch = ""
     last_trained_launch = ""  # of the user
@@ -71,9 +79,13 @@ def attempt_rows(run_folder: RunFolder, is_command: bool = False) -> list[Attemp
     # The steps that are done: after an attempt without a step, those of the checkpoint it resumed from.
     position: int | None = 0
     for attempt in run_folder.attempts.all():
-        ends = first_and_last_step(metrics_file(run_folder.path, attempt.number))
-        first_step = _first_step(attempt, ends, is_command)
+        path = metrics_file(run_folder.path, attempt.number)
+        ends = first_and_last_step(path)
+        first_step: int | None = attempt.first_step
+        if is_command:  # not known of one that has told no step, or that counts its steps from 0 again in each epoch
+            first_step = ends.first.step - 1 if ends and ends.last.images else None
         user_launch = moved.get(attempt.launch_id, attempt.launch_id)
+        goes_on = user_launch == last_trained_launch  # without a stop and a resume in between
         row = AttemptRow(
             attempt=attempt.number,
             at=attempt.time,
@@ -86,7 +98,7 @@ def attempt_rows(run_folder: RunFolder, is_command: bool = False) -> list[Attemp
         if last_step_time is not None and attempt.members:
             if position is not None and first_step is not None:
                 row = replace(row, steps_lost=max(0, position - first_step))
-            if ends and user_launch == last_trained_launch:
+            if ends and goes_on:
                 pause = ends.first.time - last_step_time
                 with_jump = "; ".join(filter(None, (row.reason, CLOCK_JUMPED)))
                 row = replace(row, pause=pause) if pause >= 0 else replace(row, reason=with_jump)
@@ -97,11 +109,42 @@ def attempt_rows(run_folder: RunFolder, is_command: bool = False) -> list[Attemp
         if attempt.members and first_step is not None:
             position = first_step
         if ends:
+            lost += _drop_repeated_steps(kept, first_step, ends.first.time if goes_on else None)
+            kept.append(KeptSteps(path, ends, ends.last.time))
             position, last_step_time = None if first_step is None else ends.last.step, ends.last.time
             last_trained_launch = user_launch
         previous_launch = attempt.launch_id
         rows.append(row)
-    return rows
+    return Timeline(rows, lost, sum(each.until - each.ends.first.time for each in kept))
+
+
+class KeptSteps(NamedTuple):
+    """An attempt of which steps count, and until when."""
+
+    path: Path
+    ends: StepEnds
+    until: float
+
+
+def _drop_repeated_steps(
+    kept: list[KeptSteps], first_step: int | None, pause_end: float | None
+) -> Iterator[tuple[float, float]]:
+    """Drop from `kept` the steps from `first_step` on, which the next attempt does again; yield the times they took.
+
+    `pause_end` is the first step of the next attempt if it is of the same launch: the pause before it is lost too.
+    """
+    while kept:
+        path, ends, until = kept.pop()
+        last_kept: StepTime | None = ends.last
+        if first_step is not None and ends.last.images:
+            last_kept = last_step_until(path, first_step)
+        begin, end = (last_kept or ends.first).time, pause_end or until
+        if end > begin:  # the clocks of two machines may differ
+            yield begin, end
+        pause_end = None
+        if last_kept:  # else no step of it counts any more: the checkpoint is of an earlier attempt
+            kept.append(KeptSteps(path, ends, min(begin, until)))
+            return
 
 
 def describe_members(names: Sequence[str]) -> str:
@@ -130,73 +173,16 @@ def moved_launches(run_folder: RunFolder) -> dict[str, str]:
     return user_launch_ids
 
 
-def lost_intervals(run_folder: RunFolder, is_command: bool = False) -> list[tuple[float, float]]:
-    """Return begin and end (seconds since 1970) of each time that a change of attempt cost.
-
-    Such a time holds the steps that were done again and, within a launch, the pause before them. The trainers do not
-    know these times: their own clock goes on from the checkpoint that they were given. That of an epoch's end holds
-    the validation too.
-    """
-    return _divide_time(run_folder, is_command)[0]
-
-
-def command_goodput(run_folder: RunFolder) -> float | None:
-    """Return the share of a command's time that was not lost to pauses and repeated steps.
-
-    The time is that from the first step that the command reported to the last; None if it reported too few.
-    """
-    lost, useful_seconds = _divide_time(run_folder, is_command=True)
-    all_seconds = useful_seconds + sum(end - begin for begin, end in lost)
-    return useful_seconds / all_seconds if all_seconds else None
-
-
-def _divide_time(run_folder: RunFolder, is_command: bool) -> tuple[list[tuple[float, float]], float]:
-    """Return the lost intervals, and the seconds between the steps that count."""
-    intervals: list[tuple[float, float]] = []
-    kept: list[tuple[Path, StepEnds, float]] = []  # attempts of which steps count, and until when
-    last_trained_launch = ""  # of the user
-    moved = moved_launches(run_folder)
-    for attempt in run_folder.attempts.all():
-        path = metrics_file(run_folder.path, attempt.number)
-        ends = first_and_last_step(path) if attempt.members else None
-        if not ends:
-            continue
-        first_step = _first_step(attempt, ends, is_command)
-        user_launch = moved.get(attempt.launch_id, attempt.launch_id)
-        lost_until = ends.first.time if user_launch == last_trained_launch else 0.0
-        last_kept: StepTime | None
-        while kept:
-            previous_path, previous, kept_until = kept.pop()
-            last_kept = previous.last
-            if first_step is not None and previous.last.images:
-                last_kept = last_step_until(previous_path, first_step)
-            begin, end = (last_kept or previous.first).time, lost_until or kept_until
-            if end > begin:  # the clocks of two machines may differ
-                intervals.append((begin, end))
-            lost_until = 0.0
-            if last_kept:  # else no step of it counts any more: the checkpoint is of an earlier attempt
-                kept.append((previous_path, previous, min(begin, kept_until)))
-                break
-        kept.append((path, ends, ends.last.time))
-        last_trained_launch = user_launch
-    return intervals, sum(kept_until - ends.first.time for _, ends, kept_until in kept)
-
-
-def lost_seconds(run_folder: RunFolder) -> float:
-    """Return the seconds that changes of attempt cost."""
-    return sum(end - begin for begin, end in lost_intervals(run_folder))
-
-
 def state_changes(run_folder: RunFolder, machine: str) -> list[tuple[MachineState, float]]:
     """Return the states of a machine's agents, and when each began.
 
-    When the last state is not final, it is followed by GONE at the agent's last heartbeat: the agent was killed and not
+    When the last state is not final, it is followed by LOST at the agent's last heartbeat: the agent was killed and not
     yet replaced, or it lives and its last heartbeat is recent.
     """
     changes = [(change.state, change.time) for change in run_folder.state_log(machine)]
     if changes and changes[-1][0] not in (*FINAL_AGENT_STATES, MachineState.FAILED):
         status = read_status(run_folder.status_path(machine))
-        changes.append((MachineState.GONE, max(changes[-1][1], status.time if status else 0.0)))
+        changes.append((MachineState.LOST, max(changes[-1][1], status.time if status else 0.0)))
     return changes
 
 
@@ -216,8 +202,7 @@ def state_spans(run_folder: RunFolder, machine: str) -> Iterator[tuple[MachineSt
 def startup_seconds(run_folder: RunFolder, machine: str, since: float = 0.0) -> dict[str, float]:
     """Return the seconds that a machine's first agent took for each step of its start, up to its first training step.
 
-    It is the first agent after `since` (seconds since 1970). Other states, such as that of a failed attempt, have
-    entries under their own names. Returns {} until training has begun.
+    It is the first agent after `since` (seconds since 1970). Returns {} until training has begun.
     """
     seconds: dict[str, float] = {}
     previous: StateChange | None = None
@@ -225,11 +210,8 @@ def startup_seconds(run_folder: RunFolder, machine: str, since: float = 0.0) -> 
         if change.time < since:
             continue
         if previous:
-            are_trainers_started = SetupStep.RENDEZVOUS in seconds or previous.state == MachineState.STARTING
-            if previous.state == MachineState.WARMING and not are_trainers_started:
-                name = str(SetupStep.STANDBY)
-            else:
-                name = str(STARTUP_STEP_BY_STATE.get(previous.state, previous.state))
+            is_standby = previous.state == MachineState.WARMING and SetupStep.STARTING not in seconds
+            name = str(SetupStep.STANDBY if is_standby else previous.state)
             seconds[name] = round(seconds.get(name, 0.0) + max(0.0, change.time - previous.time), 3)
         if change.state == MachineState.TRAINING:
             return seconds

@@ -72,7 +72,7 @@ TIME_TABLE = TimeTable(
         TimePart.OTHER: PartTime(seconds=6.6, epoch=1, most=0.8),
     },
     pauses=53.3,
-    start={"data": 4.1, "rendezvous": 9.8, "indexing": 1.2, "group": 3.4, "first step": 28.7},
+    start={"setup": 4.1, "starting": 9.8, "indexing": 1.2, "joining": 3.4, "warming": 28.7},
 )
 STATUS = replace(RUNNING, where=TIME_TABLE)
 ATTEMPTS = [
@@ -118,7 +118,7 @@ def machine_row(number: int) -> MachineRow:
         SetupStep.BOOTING: 41.2 + number,
         SetupStep.CONNECTING: 3.1,
         SetupStep.ENVIRONMENT: 22.4 + 2 * number,
-        SetupStep.FIRST_STEP: 28.7,
+        SetupStep.WARMING: 28.7,
     }
     is_lost = name == LOST
     return MachineRow(

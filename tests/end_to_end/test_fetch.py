@@ -48,7 +48,7 @@ def test_local_job_fetches_what_its_phases_read(sandbox: Sandbox) -> None:
     assert not list((disk / "set").rglob("*.bin")) and (disk / "set/train/index.npy").exists()
     logs = [(job.path / f"logs/setup-{machine}.log").read_text() for machine in (0, 1)]
     assert sum("100 %" in log for log in logs) == 1, "one machine fetches; the other shares its disk and need not"
-    assert all(job.result.setup[machine]["fetch"] > 0 for machine in ("0", "1"))
+    assert all(job.result.setup[machine]["fetching"] > 0 for machine in ("0", "1"))
     assert "fetch" in sandbox.cli("status", "job-1").out
 
 

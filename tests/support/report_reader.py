@@ -47,7 +47,7 @@ def lost(run: Any) -> None:
     """Write the files of a job of two machines that loses machine 1 in attempt 2 and regains it in attempt 3."""
     agent(run, "0", ("setup", 0), ("training", 4), ("failed", 14), ("training", 16), ("saved", 20), ("training", 21),
           ("validating", 30), ("done", 32))  # fmt: skip
-    agent(run, "1", ("setup", 0), ("training", 4), ("gone", 13), ("setup", 17), ("training", 21), ("done", 32))
+    agent(run, "1", ("setup", 0), ("training", 4), ("lost", 13), ("setup", 17), ("training", 21), ("done", 32))
     run.write_attempt(1, "0.a", "1.b", time=BEGIN + 3, reason="start")
     run.write_attempt(2, "0.a", time=BEGIN + 15, reason="machine 1 lost")
     run.write_attempt(3, "0.a", "1.c", time=BEGIN + 20, reason="machine 1 joined")
@@ -63,7 +63,7 @@ def done(run: Any, **more: Any) -> None:
         "epochs": [epoch(1, 0.0), epoch(2, 0.0)], "images_per_second": 61.0, "goodput": 0.87, "seed": 7,
         "seconds": {"total": 32.0, "training": 20.0, "validation": 3.0}, "attempts": 3, "dollars": 0.0,
         "where": {
-            "wall": 23.0, "pauses": 4.0, "gap": None, "start": {"group": 1.25},
+            "wall": 23.0, "pauses": 4.0, "gap": None, "start": {"joining": 1.25},
             "parts": {
                 part: {"seconds": 2 * seconds, "epoch": 1, "most": seconds} for part, seconds in TIME_PARTS.items()
             },

@@ -147,14 +147,21 @@ PART_TITLES = {
     TimePart.OTHER: "metrics, logs, rest",
 }
 
-# Titles for the steps of the start whose short names are not clear.
+# Titles for the steps of the start whose names (`SetupStep`) are not clear.
 START_TITLES = {
-    "fetch": "fetching images",
+    "connecting": "ssh connection",
+    "code": "copying the code",
+    "environment": "Python packages",
+    "checks": "machine checks",
+    "agent": "start of agent",
+    "setup": "preparing images",
+    "fetching": "fetching images",
     "standby": "standby processes",
-    "others": "other machines",
-    "rendezvous": "start of trainers",
+    "waiting": "waiting for others",
+    "starting": "start of trainers",
     "indexing": "opening images",
-    "group": "process group",
+    "joining": "trainers connect",
+    "warming": "first step",
 }
 
 

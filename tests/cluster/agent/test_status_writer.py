@@ -107,6 +107,6 @@ def test_clock_of_the_next_agent_goes_on_although_the_wall_clock_was_set_back(
     assert status["time"] == expected and status["clock_jump"] < -7000
     assert [json.loads(line) for line in (tmp_path / "logs/agent-1.jsonl").read_text().splitlines()] == [
         {"time": 1000.0, "attempt": 2, "state": "training", "step": 8},
-        {"time": 1000.0, "attempt": 2, "state": "gone"},  # it was killed
+        {"time": 1000.0, "attempt": 2, "state": "lost"},  # it was killed
         {"time": expected, "attempt": 2, "state": "failed", "reason": "why", "step": 8},
     ]

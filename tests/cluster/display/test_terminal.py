@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from cluster.cli.inspect import PIECE_BYTES, LogPrinter
-from cluster.display import progress_bar, tables, terminal
+from cluster.display import tables, terminal
 
 HOSTILE = "a\x1b]0;title\x07b\x1b[2Jc\x1b]52;c;cm0=\x1b\\d\re\x1b[8mf\x9b31mg\u202eh\x9d0;t\x9ci\x08j\x7fk\ud800l\x1bcm"
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -71,7 +71,7 @@ def test_output_after_the_reader_has_gone_is_discarded() -> None:
 
 
 def test_progress_bar_without_terminal_prints_a_line_per_ten_percent(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress_bar.ProgressBar("drawing [x]", lambda count: f"{count} MB") as progress:
+    with tables.ProgressBar("drawing [x]", lambda count: f"{count} MB") as progress:
         for done in range(301):
             progress(done, 300)
     lines = capsys.readouterr().err.splitlines()
@@ -82,8 +82,8 @@ def test_progress_bar_on_terminal_is_one_line_and_keeps_other_output(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setattr(progress_bar, "console", lambda **_: Console(stderr=True, force_terminal=True))
-    with progress_bar.ProgressBar("drawing [x]") as progress:
+    monkeypatch.setattr(tables, "console", lambda **_: Console(stderr=True, force_terminal=True))
+    with tables.ProgressBar("drawing [x]") as progress:
         for done in range(301):
             progress(done, 300)
             if done == 150:

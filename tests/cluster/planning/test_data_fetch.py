@@ -144,7 +144,7 @@ def test_startup_seconds_include_the_fetch(hand_made: Any) -> None:
     states = ("setup", "fetching", "warming", "waiting", "starting", "joining", "warming", "training")
     run.write_state_log(*((state, 100.0 + 10 * number) for number, state in enumerate(states)))
     run.copy_logs()
-    assert run.job.machine_details()["0"].seconds["fetch"] == 10
+    assert run.job.machine_details()["0"].seconds["fetching"] == 10
     run.write_status("fetching", doing="fetching s3://b/x", progress="s3://b/x: 1 MB of 2 MB (50 %)", phase="warming")
     with run.hold_agent_lock():
         status = run.job.status()

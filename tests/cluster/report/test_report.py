@@ -23,12 +23,12 @@ from support import aws_journal
 from support.report_reader import BEGIN, agent, done, draw_val, epoch, home, lost, step, thumbnails
 
 from cluster.connectors.hosts_file import Hosts
-from cluster.report import charts, sample_images
+from cluster.report import charts
 from cluster.report import facts as report_facts
-from cluster.report.activity import Activity, WorkClock
+from cluster.report.activity import WorkClock
 from cluster.report.page import render_report
-from cluster.report.steps import step_points
 from cluster.report.tables import cost_table
+from cluster.state.states import MachineState
 from infra.aws.journal_events import InstanceEnded
 from infra.aws.launch_request import Place
 from train.data.index.open import load_index
@@ -84,7 +84,7 @@ def test_collect_facts_lost_machine_is_lost_until_it_is_back(run: Any) -> None:
     assert facts.losses == [("1", 13.0)]
     spans = facts.activity["1"]
     assert [span for span in spans if span[0] == "lost"] == [("lost", 13.0, 17.0)]
-    assert spans[0] == ("getting ready", 0.0, 4.0) and spans[-1] == ("training", 21.0, 32.0)
+    assert spans[0] == ("setup", 0.0, 4.0) and spans[-1] == ("training", 21.0, 32.0)
     attempts = [(row.attempt, row.at, row.machines) for row in facts.timeline]
     assert attempts == [(1, 3.0, ("0", "1")), (2, 15.0, ("0",)), (3, 20.0, ("0", "1"))]
     epochs = [(epoch.time, epoch.images, epoch.top1) for epoch in facts.epochs]
@@ -93,9 +93,8 @@ def test_collect_facts_lost_machine_is_lost_until_it_is_back(run: Any) -> None:
 
 
 def test_work_clock_leaves_out_time_between_stop_and_resume() -> None:
-    clock = WorkClock(
-        {"0": [(Activity.TRAINING, 100.0, 160.0), (Activity.LOST, 160.0, 900.0), (Activity.TRAINING, 1000.0, 1030.0)]}
-    )
+    training, lost = MachineState.TRAINING, MachineState.LOST
+    clock = WorkClock({"0": [(training, 100.0, 160.0), (lost, 160.0, 900.0), (training, 1000.0, 1030.0)]})
     moments = (50, 100, 130, 160, 500, 1000, 1010, 2000)
     assert [clock.seconds_at(moment) for moment in moments] == [0, 0, 30, 60, 60, 60, 70, 90]
 
@@ -103,7 +102,7 @@ def test_work_clock_leaves_out_time_between_stop_and_resume() -> None:
 def test_collect_facts_machine_lost_for_good_is_lost_to_the_end(hand_made: Any) -> None:
     run = hand_made(machines=2, spares=1)
     agent(run, "0", ("training", 0), ("done", 50))
-    agent(run, "1", ("training", 0), ("gone", 20))
+    agent(run, "1", ("training", 0), ("lost", 20))
     agent(run, "2", ("waiting", 0), ("done", 49))
     run.write_attempt(1, "0.a", "1.b", time=BEGIN)
     run.write_attempt(2, "0.a", time=BEGIN + 21)
@@ -117,7 +116,7 @@ def test_machine_that_is_replaced_before_the_next_attempt_was_lost_and_one_that_
     hand_made: Any,
 ) -> None:
     run = hand_made()
-    agent(run, "0", ("setup", 0), ("training", 4), ("gone", 13), ("setup", 30), ("training", 41), ("failed", 50))
+    agent(run, "0", ("setup", 0), ("training", 4), ("lost", 13), ("setup", 30), ("training", 41), ("failed", 50))
     run.write_attempt(1, "0.a", time=BEGIN + 3)
     run.write_attempt(2, "0.b", time=BEGIN + 40)
     run.write_attempt(3, end_state="failed", time=BEGIN + 46)
@@ -136,7 +135,7 @@ def test_step_points_keep_end_and_mean() -> None:
         )
         for number in range(10_001)
     ]  # fmt: skip
-    kept = step_points(rows, WorkClock({"0": [(Activity.TRAINING, 0.0, 10_001.0)]}), 100)
+    kept = report_facts.step_points(rows, WorkClock({"0": [(MachineState.TRAINING, 0.0, 10_001.0)]}), 100)
     assert len(kept) == 100 and (kept[-1].images, kept[-1].time, kept[-1].lr) == (10_000, 10_000, 10_000)
     assert all(0.49 < point.loss < 0.51 for point in kept)
     assert all(math.isnan(point.image_size) and math.isnan(point.images_per_second) for point in kept)
@@ -164,7 +163,7 @@ def test_render_report_page_is_complete_and_self_contained(run: Any) -> None:
         "cat",
         "2.13.0",
         "16.0, -6 %",
-        "before the first step 1.2: group 1.2",
+        "before the first step, in seconds: 1.2 (trainers connect 1.2)",
         "total: forecast 25.0 seconds (constants: presets), actual 27.0 (-7 %)",
         "the square (solid)",
         f"{'a' * 40}, with files that are not committed",
@@ -314,7 +313,7 @@ def test_center_crop_box_is_what_center_crop_reads(size: tuple[int, int]) -> Non
     shape = rect_val.rect_crop_shape(width, height, 128)
     batch = torch.empty((1, *shape, 3), dtype=torch.uint8)
     crop.center_crop(data.getvalue(), (height, width), crop.image_views(batch)[0])
-    left, top, box_width, box_height = sample_images.center_crop_box(size, shape)
+    left, top, box_width, box_height = report_facts.center_crop_box(size, shape)
     crop_pixels = batch[0].numpy().astype(float)
     for channel, begin, length in ((0, left, box_width), (1, top, box_height)):
         assert crop_pixels[..., channel].min() == pytest.approx(255 * begin, abs=2.5)

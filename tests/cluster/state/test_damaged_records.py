@@ -32,7 +32,7 @@ values = st.recursive(
 
 def read_history(folder: RunFolder) -> list[attempts.Attempt]:
     folder.attempts.check()
-    timeline.attempt_rows(folder)
+    timeline.read_timeline(folder)
     return folder.attempts.all()
 
 

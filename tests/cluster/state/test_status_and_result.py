@@ -226,7 +226,7 @@ def test_end_is_agreed_or_inferred_from_the_final_statuses(
 def test_seconds_by_state_count_overlapping_machines_once_and_no_time_between_launches(hand_made: Any) -> None:
     run = hand_made(machines=3)
     run.write_state_log(
-        *(("setup", NOW), ("training", NOW + 2), ("gone", NOW + 10), ("setup", NOW + 12), ("training", NOW + 14)),
+        *(("setup", NOW), ("training", NOW + 2), ("lost", NOW + 10), ("setup", NOW + 12), ("training", NOW + 14)),
         *(("done", NOW + 20), ("setup", NOW + 1000), ("starting", NOW + 1001)),  # the agent was killed
         *(("setup", NOW + 2000), ("starting", NOW + 2001), ("failed", NOW + 2011)),
     )
@@ -247,12 +247,12 @@ def test_add_job_times_start_fits_into_total_seconds(hand_made: Any) -> None:
     run = hand_made()
     run.write_state_log(("setup", 0.0), ("starting", 2.0), ("warming", 5.0), ("training", 9.0), ("done", 20.0))
     run.copy_logs()
-    assert job_status.machine_rows(run.job.run)["0"].seconds == {"data": 2.0, "rendezvous": 3.0, "first step": 4.0}
+    assert job_status.machine_rows(run.job.run)["0"].seconds == {"setup": 2.0, "starting": 3.0, "warming": 4.0}
     table = replace(TIME_TABLE, wall=12.0, start={"starting": 1.0})
     running = job_status.add_job_times(run.job.run, table)
-    assert running.start == {"data": 2.0, "rendezvous": 3.0, "first step": 4.0}
+    assert running.start == {"setup": 2.0, "starting": 3.0, "warming": 4.0}
     ended = job_status.add_job_times(run.job.run, table, total_seconds=20.0)
-    assert ended.start == {"data": 2.0, "rendezvous": 3.0, "first step": 3.0}
+    assert ended.start == {"setup": 2.0, "starting": 3.0, "warming": 3.0}
     for attempt, time_of_step in ((1, 10.0), (2, 400.0)):  # no agent lived for most of the time between them
         run.write_attempt(attempt, f"0.{attempt}", resume_step=attempt - 1)
         run.write_metrics(attempt, {**step(8 * attempt), "step": attempt, "time": time_of_step})
@@ -276,7 +276,7 @@ def test_machine_that_is_not_set_up_any_more_is_at_no_step(hand_made: Any) -> No
 
 def test_replacement_has_none_of_the_seconds_of_the_lost_machine(hand_made: Any) -> None:
     run = hand_made(machines=2)
-    lost = (("setup", 0.0), ("warming", 361.0), ("training", 403.0), ("gone", 500.0))
+    lost = (("setup", 0.0), ("warming", 361.0), ("training", 403.0), ("lost", 500.0))
     run.write_state_log(("setup", 0.0), ("warming", 300.0), ("training", 403.0))
     run.write_state_log(*lost, machine="1")
     setup = SetupRecord(machines={"0": MachineSetup(), "1": MachineSetup(restarted=510, seconds={SetupStep.CODE: 10})})
@@ -285,8 +285,8 @@ def test_replacement_has_none_of_the_seconds_of_the_lost_machine(hand_made: Any)
     assert job_status.machine_rows(run.job.run)["1"].seconds == {"code": 10.0}, "it is not training yet"
     run.write_state_log(*lost, ("setup", 530.0), ("warming", 532.0), ("training", 536.0), machine="1")
     run.copy_logs()
-    assert job_status.machine_rows(run.job.run)["1"].seconds == {"code": 10.0, "data": 2.0, "standby": 4.0}
-    start = {"data": 300.0, "standby": 103.0}
+    assert job_status.machine_rows(run.job.run)["1"].seconds == {"code": 10.0, "setup": 2.0, "standby": 4.0}
+    start = {"setup": 300.0, "standby": 103.0}
     assert job_status.add_job_times(run.job.run, TIME_TABLE).start == start, "that of the first attempt"
 
 
@@ -299,15 +299,15 @@ def test_set_up_of_a_resume_goes_with_the_agents_of_the_resume(hand_made: Any) -
         *(("setup", 510.0), ("starting", 512.0), ("training", 516.0)),
     )
     run.copy_logs()
-    start = {"code": 10.0, "data": 2.0, "rendezvous": 4.0}
+    start = {"code": 10.0, "setup": 2.0, "starting": 4.0}
     assert job_status.machine_rows(run.job.run)["0"].seconds == start
     assert job_status.add_job_times(run.job.run, TIME_TABLE).start == start
 
 
 def test_start_seconds_are_those_of_the_slowest_machine() -> None:
     setup = {
-        "0": {"booting": 20.0, "environment": 10.0, "first step": 4.0},
-        "1": {"booting": 30.0, "data": 8.0, "environment": 12.0, "rendezvous": 1.0, "indexing": 2.0, "first step": 5.0},
+        "0": {"booting": 20.0, "environment": 10.0, "warming": 4.0},
+        "1": {"booting": 30.0, "setup": 8.0, "environment": 12.0, "starting": 1.0, "indexing": 2.0, "warming": 5.0},
         "2": {},
     }
     result = JobResult(state=JobState.DONE, reason="", epochs=(), attempts=1, setup=setup)

@@ -39,7 +39,7 @@ def test_attempt_rows_have_machines_pause_and_lost_steps(hand_made: Any) -> None
     write_steps(run, 4, (41, 146.0))
     run.write_status("failed", ended=True)
     run.job.refresh()
-    rows = timeline.attempt_rows(run.run_folder)
+    rows = timeline.read_timeline(run.run_folder).rows
     assert rows == run.job.result.timeline
     assert [(row.machines, row.reason, row.first_step, row.last_step, row.pause, row.steps_lost) for row in rows] == [
         (("0", "1"), "start", 0, 20, None, None),
@@ -60,14 +60,14 @@ def test_clocks_that_contradict_and_the_time_between_launches_give_no_pause(hand
     write_steps(run, 3, (25, 30_000.0), (30, 30_005.0))
     write_steps(run, 4, (31, 30_008.0))
     run.copy_logs()
-    assert [(row.pause, row.steps_lost, row.reason) for row in timeline.attempt_rows(run.run_folder)] == [
+    assert [(row.pause, row.steps_lost, row.reason) for row in timeline.read_timeline(run.run_folder).rows] == [
         (None, None, "start"),
         (None, 4, "machine 0 lost; the clock jumped"),
         (None, 6, "killed"),
         (3.0, 0, "killed"),
     ]
     # Steps 25 to 30 were done again; the last known time before them is that of step 17.
-    assert timeline.lost_intervals(run.run_folder) == [(400.0, 413.0), (30_005.0, 30_008.0)]
+    assert timeline.read_timeline(run.run_folder).lost == [(400.0, 413.0), (30_005.0, 30_008.0)]
 
 
 def test_time_between_a_stop_and_a_resume_that_moves_before_its_first_step_is_no_pause(hand_made: Any) -> None:
@@ -86,10 +86,10 @@ def test_time_between_a_stop_and_a_resume_that_moves_before_its_first_step_is_no
         *(LaunchMoved(launch_id=launch_id) for launch_id in ("moved", "moved again")),
     )
     run.copy_logs()
-    rows = timeline.attempt_rows(run.run_folder)
+    rows = timeline.read_timeline(run.run_folder).rows
     assert [row.pause for row in rows] == [None, None, None, 91.0]
     assert [row.reason for row in rows] == ["start", "resume", *[AttemptReason.MOVED] * 2]
-    assert timeline.lost_seconds(run.run_folder) == 91.0
+    assert timeline.read_timeline(run.run_folder).lost_seconds == 91.0
 
 
 def test_validation_before_the_checkpoint_that_is_resumed_is_not_lost(hand_made: Any) -> None:
@@ -99,7 +99,7 @@ def test_validation_before_the_checkpoint_that_is_resumed_is_not_lost(hand_made:
     run.write_attempt(2, "0.b", reason="killed", resume_step=8)
     write_steps(run, 2, (9, 200.0), (16, 207.0))
     run.copy_logs()
-    assert timeline.lost_intervals(run.run_folder) == [(167.0, 200.0)]
+    assert timeline.read_timeline(run.run_folder).lost == [(167.0, 200.0)]
 
 
 def test_rows_and_goodput_of_a_command_follow_from_the_steps_that_it_tells(hand_made: Any) -> None:
@@ -121,7 +121,7 @@ def test_rows_and_goodput_of_a_command_follow_from_the_steps_that_it_tells(hand_
         (16, 40, 6.0, 4),
         (None, 1, 3.0, None),
     ]
-    assert timeline.lost_intervals(run.run_folder, is_command=True) == [(109.0, 125.0), (148.0, 151.0)]
+    assert timeline.read_timeline(run.run_folder, is_command=True).lost == [(109.0, 125.0), (148.0, 151.0)]
     assert run.job.result.goodput == pytest.approx((9 + 23 + 9) / (60.0))
 
 
@@ -136,7 +136,7 @@ def test_steps_before_the_last_attempt_but_one_are_lost_once_when_its_checkpoint
         run.write_attempt(number, f"0.{number}", reason="killed", resume_step=first_step)
         write_steps(run, number, *times)
     run.copy_logs()
-    assert sorted(timeline.lost_intervals(run.run_folder)) == [
+    assert sorted(timeline.read_timeline(run.run_folder).lost) == [
         (107.0, 115.0), (115.0, 130.0), (130.0, 150.0), (150.0, 170.0)
     ]  # fmt: skip
 
@@ -189,7 +189,7 @@ def test_rows_and_lost_intervals_equal_their_definition(hand_made: Any, seed: in
     write_history(run, seed)
     assert [*run.run_folder.steps()] == effective_rows(run, StepRow)
     assert run.run_folder.epochs() == effective_rows(run, EpochRow)
-    assert timeline.lost_intervals(run.run_folder) == lost_intervals(run)
+    assert timeline.read_timeline(run.run_folder).lost == lost_intervals(run)
 
 
 def test_polling_reads_no_file_of_the_history_again(hand_made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
