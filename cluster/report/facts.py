@@ -196,6 +196,8 @@ def _provenance(job: Job, clock: WorkClock) -> dict[str, str]:
         "launched": _format_utc(spec.created),
         "started work": _format_utc(clock.start_time),
     }
+    if result and result.broken_images:
+        rows["broken images"] = f"{result.broken_images}, each replaced by the next of its class; the log names them"
     if result and result.ids_wrong is not None:
         rows["images used"] = "; ".join(result.ids_wrong) or "every image exactly once in every epoch"
     return rows

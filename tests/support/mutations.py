@@ -332,7 +332,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "scaler.step(optimizer)", "scaler.unscale_(optimizer), optimizer.step()"),
     ],
     "test_bugs_of_2018.py::test_bug_8_run_with_nan_loss_stops": [
-        ("bug 8: goes on with a loss that is not finite", TRAINER, "if not math.isfinite(loss):", "if False:"),
+        ("bug 8: goes on with a loss that is not finite", LOSSES, "if not math.isfinite(loss):", "if False:"),
     ],
     "test_bugs_of_2018.py::test_bug_8_collapsing_loss_scale_stops": [
         ("bug 8: goes on with a loss scale that collapses", "train/distributed/ddp.py",

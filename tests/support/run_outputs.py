@@ -23,3 +23,9 @@ def has_step(out: Path, least: int) -> Callable[[], bool]:
     """Return a function that says whether attempt 1 has a checkpoint of a step or of a later one."""
     folder = checkpoint_folder(out, 1)
     return lambda: any(int(path.stem.removeprefix("step-")) >= least for path in folder.glob("step-*.pt"))
+
+
+def damage_pixels(path: Path) -> None:
+    """Overwrite bytes in the middle of a JPEG file, behind its header, by what ends the data of its pixels."""
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2] + b"\xff\xd9" * 100 + data[len(data) // 2 + 200 :])

@@ -9,7 +9,8 @@ readers do not apply it.
 
 import re
 import warnings
-from io import BytesIO
+from io import SEEK_END, BytesIO
+from typing import BinaryIO
 
 import numpy as np
 import simplejpeg
@@ -27,6 +28,7 @@ warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # PIL's own lim
 MAX_SCANS = 100  # of a progressive JPEG, which has about ten: each goes over all pixels, so a small file can take hours
 # Of one text or color profile in a PNG: as much as PIL allows for all of them together, not the sixtieth part.
 PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY
+HEADER_BYTES, TAIL_BYTES = 1 << 16, 64  # read of a file for the size of its image
 PIL_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 NOT_AN_IMAGE = "not an image (JPEG, PNG, WebP, BMP, GIF or TIFF)"
 JPEG_WARNING = "Corrupt JPEG data: "  # libjpeg's words before what has happened to the data of pixels
@@ -52,6 +54,29 @@ def decode_image(data: bytes) -> Pixels:
     except ValueError as error:
         _refuse_lost_pixels(data, str(error))
         return _decode_with_pil(data, str(error))
+
+
+def size_in_header(file: BinaryIO) -> ImageSize | None:
+    """Return the size that the header of an image file states, without its pixels.
+
+    None where only decoding can tell the size, or what is wrong: also of a JPEG file whose end is missing.
+    """
+    head = file.read(HEADER_BYTES)
+    try:
+        height, width, _, _ = simplejpeg.decode_jpeg_header(head)
+        file.seek(-min(TAIL_BYTES, file.seek(0, SEEK_END)), SEEK_END)
+        if not file.read().rstrip(b"\0").endswith(JPEG_END):
+            return None
+    except ValueError:
+        if head.startswith(JPEG_START):  # PIL would warn of what libjpeg ignores
+            return None
+        try:
+            with Image.open(file, formats=PIL_FORMATS) as image:
+                width, height = (0, 0) if image.mode.startswith(("I", "F")) else image.size
+        except Exception:  # PIL's readers may raise any exception on a damaged file
+            return None
+    is_possible = 0 < min(height, width) <= max(height, width) <= MAX_JPEG_SIDE and width * height <= MAX_PIXELS
+    return (height, width) if is_possible else None
 
 
 def _refuse_lost_pixels(data: bytes, warning: str) -> None:

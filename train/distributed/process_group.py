@@ -183,6 +183,11 @@ def sum_over_processes(group: ProcessGroup, values: torch.Tensor) -> torch.Tenso
     return values
 
 
+def sum_from_cpu(group: ProcessGroup, values: torch.Tensor) -> torch.Tensor:
+    """Return the sum of a tensor on the CPU over all ranks."""
+    return sum_over_processes(group, values.to(group.device)).cpu()
+
+
 def barrier(group: ProcessGroup) -> None:
     """Wait until all ranks have called this function."""
     sum_over_processes(group, torch.zeros(1, device=group.device)).item()

@@ -69,6 +69,8 @@ def choose_recipe(options: RunOptions) -> Recipe:
             recipe = replace(recipe, seed=options.seed)
         if options.precision:
             recipe = replace(recipe, precision=options.precision)
+        if options.max_bad is not None:
+            recipe = replace(recipe, max_bad=options.max_bad)
         if options.val_fraction is not None:
             recipe = replace(recipe, data=replace(recipe.data, val_fraction=options.val_fraction))
         return recipe

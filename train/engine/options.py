@@ -79,6 +79,15 @@ class TrainOptions(OptionSet):
     skip_bad: bool = option_field(
         False, is_fixed=True, group="Data", help="Leave out files that are not images, instead of failing."
     )
+    max_bad: int | None = option_field(
+        None,
+        metavar="N",
+        group="Data",
+        minimum=0,
+        help="End the run when more images than these turn out to be broken. Until then each is named, and replaced by "
+        "the next of its class.",
+        default_text="the recipe's, else 10",
+    )
     val_fraction: float | None = option_field(
         None,
         is_fixed=True,

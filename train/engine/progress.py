@@ -131,13 +131,15 @@ class ProgressReporter:
         step_seconds: float,
         wait_seconds: float,
         loss_scale: float | None,
+        broken_images: int,
         busy: tuple[float, ...],
     ) -> None:
         """Report the steps since the last report.
 
         `lr` is the last step's learning rate, `totals` the sums over the steps and all ranks. `step_seconds` and
         `wait_seconds` are medians: of a step, and of a step's wait for its images. `loss_scale` is that of float16,
-        None in other precisions. `busy` has the share of the time in which each rank here did not wait for others.
+        None in other precisions. `broken_images` is the number of those that were met so far. `busy` has the share of
+        the time in which each rank here did not wait for others.
         """
         self.agent_channel.report_state(
             TrainerState.TRAINING,
@@ -156,6 +158,8 @@ class ProgressReporter:
             scalars |= {"memory/gb": process_group.peak_memory_gb(self.group.device), **self.network.rates()}
             if loss_scale is not None:
                 scalars["sizes/loss_scale"] = loss_scale
+            if broken_images:
+                scalars["sizes/broken_images"] = broken_images
             self.log.write_interval(step, images_seen, epoch.number + 1, scalars)
 
     def report_epoch(self, step: int, images_seen: int, epoch: EpochResult) -> None:

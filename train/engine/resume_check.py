@@ -25,11 +25,12 @@ class RunFingerprint(TypedDict):
 def run_fingerprint(recipe: Recipe, schedule: Schedule) -> RunFingerprint:
     """Return the fingerprint of a run, as JSON data. A run resumes only from a checkpoint with an equal fingerprint.
 
-    Five parts of the recipe are left out: a compiled network is the same network, a target and patience change when to
-    stop, not what is trained, and the machines of a later attempt may compute in another precision, or search kernels.
+    Six parts of the recipe are left out: a compiled network is the same network, a target, patience and `max_bad` say
+    when to stop, not what is trained, and the machines of a later attempt may compute in another precision, or search
+    kernels.
     """
     recipe_json = replace(recipe, model=replace(recipe.model, compile=False)).to_json()
-    del recipe_json["kernel_search"]
+    del recipe_json["kernel_search"], recipe_json["max_bad"]
     fingerprint: RunFingerprint = json_roundtrip(
         {
             "seed": recipe.seed,

@@ -133,7 +133,7 @@ def join_and_train(
         (options.out / RESULT_FILE).unlink(missing_ok=True)  # of an earlier run, or of this one with another target
 
     try:
-        decoder = BatchDecoder(dataset.indexes, recipe.seed, recipe.transform)
+        decoder = BatchDecoder(dataset.indexes, recipe.seed, recipe.transform, replaces_broken=True)
         with full_memory_explained(group.device, "the training"):
             trainer.train(decoder, workers)
     except StopRequested:
@@ -147,6 +147,8 @@ def join_and_train(
         path = options.out / RESULT_FILE
         top5 = "" if result.top5 is None else f"  top-5 {result.top5:.2f} %"
         print(f"done: top-1 {result.top1:.2f} %{top5}  {path}", flush=True)
+        if result.broken_images:
+            print(trainer.broken_images.summary, flush=True)
         if result.target:
             print(target.describe_outcome(result.target), flush=True)
     trainer.progress.wait_for_tracker()
@@ -328,6 +330,7 @@ def publish_result(trainer: Trainer, attempt_start_time: float, recipe: Recipe) 
         images_per_second=overall_images_per_second(epochs),
         images=trainer.images_seen,
         steps=trainer.steps_done,
+        broken_images=len(trainer.broken_images.known),
         epochs=epochs,
         target=target.target_outcome(requested_target, epochs),
         clock=RunClock(begun=trainer.run_start_time, seconds=last.clock),

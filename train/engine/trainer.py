@@ -24,12 +24,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from train.data.loading.broken_images import BrokenImages
 from train.data.loading.loader import Batch, BatchDecoder, stream_batches
 from train.data.order.batch_sampler import DistributedBatchSampler
 from train.data.order.usage_log import UsageLog
 from train.distributed import ddp, exact_sum, process_group
 from train.distributed.batchnorm import RunningStatistics
-from train.distributed.process_group import ProcessGroup
+from train.distributed.process_group import ProcessGroup, sum_from_cpu
 from train.metrics.accuracy import Accuracy, zero_confusion
 from train.metrics.meters import StepMeter
 from train.metrics.records import RunInfo
@@ -132,6 +133,7 @@ class Trainer:
         if group.is_first:
             folder = agent_protocol.checkpoint_folder(options.out, options.attempt)
             self.saver = checkpoint_io.CheckpointWriter(folder)
+        self.broken_images = BrokenImages(sampler.indexes, recipe.max_bad, partial(sum_from_cpu, group), log)
         self.usage_log = UsageLog(options.log_dir, options.attempt, group.rank) if options.log_ids else None
         self.save_requests = 0  # ranks whose agents have asked for a checkpoint in this attempt
         self.is_early_save_due = False
@@ -155,7 +157,8 @@ class Trainer:
         scheduled = [epoch.scheduled_phase for epoch in epochs]
         largest_batch_bytes = max((3 * each.phase.batch * each.size**2 for each in scheduled), default=1)
         requests = self.sampler.all_requests(first_epoch_index, self.step, self.history)
-        batches = stream_batches(decoder, requests, workers, self.group.device, largest_batch_bytes)
+        stream = stream_batches(decoder, requests, workers, self.group.device, largest_batch_bytes)
+        batches = self.broken_images.watch(stream)
 
         steps, epoch_count = self.schedule.steps, self.schedule.epochs[-1].number + 1
         self.agent_channel.report_state(TrainerState.WARMING, steps=steps, step=self.steps_done, epochs=epoch_count)
@@ -319,25 +322,19 @@ class Trainer:
         busy_shares[self.group.rank] = self.time_breakdown.busy_share()
         loss_scale = ddp.loss_scale(self.scaler, self.group.device) * is_first
         channel = self.agent_channel
-        flags = torch.tensor(
-            [channel.stop_requested(), channel.save_requested(), save_is_due, step_seconds * is_first],
-            dtype=torch.float64,
-        )
+        requests = [channel.stop_requested(), channel.save_requested(), save_is_due, len(self.broken_images.new)]
+        flags = torch.tensor([*requests, step_seconds * is_first], dtype=torch.float64)
         flags = torch.cat([flags, busy_shares]).to(self.group.device)
         local_sums = torch.cat([self.meter.losses[:step_count], self.meter.correct.sum(0), loss_scale, flags])
         sums = process_group.sum_over_processes(self.group, local_sums).tolist()
         losses, sums = sums[:step_count], sums[step_count:]
-        top1, top5, loss_scale, stop_votes, save_requests, save_votes, step_seconds, *busy = sums
+        top1, top5, loss_scale, stop_votes, save_requests, save_votes, new_broken, step_seconds, *busy = sums
         self.meter.reset()
 
         steps = range(self.step - step_count, self.step)
-        for step, loss in zip(steps, losses, strict=True):
-            if not math.isfinite(loss):
-                raise Diverged(
-                    f"the loss is {loss} at step {epoch.first_step + step + 1} (epoch {epoch.number + 1}, learning "
-                    f"rate {epoch.lr_at(step):.4g}); lower the learning rate or lengthen the warm-up"
-                )
+        optim_losses.check_finite(losses, epoch, steps.start)
         ddp.check_loss_scale(loss_scale, f"step {self.steps_done} (epoch {epoch.number + 1})")
+        self.broken_images.agree(new_broken)
 
         now = time.perf_counter()
         totals = StepTotals(sum(losses), top1, top5, sum(map(epoch.images_in_step, steps)), now - self.interval_start)
@@ -353,6 +350,7 @@ class Trainer:
             step_seconds,
             wait_seconds,
             loss_scale if self.scaler.is_enabled() else None,
+            len(self.broken_images.known),
             tuple(busy[first_rank_here : first_rank_here + self.group.local_world_size]),
         )
 
@@ -397,6 +395,7 @@ class Trainer:
                 for view, requests in requests_by_view.items()
             }
         self.time_breakdown.flush()
+        self.broken_images.agree()
         if not all(math.isfinite(accuracy.loss) for accuracy in accuracies.values()):
             raise Diverged(
                 f"the validation loss is not a number after epoch {epoch.number + 1}; lower the learning rate"
@@ -432,6 +431,7 @@ class Trainer:
             "scaler": self.scaler.state_dict(),
             "history": encode(self.history),
             "sums": asdict(self.epoch_totals),
+            "broken_images": sorted(map(list, self.broken_images.known), key=str),
             "times": encode(self.time_breakdown.state()),
         }
 
@@ -453,6 +453,7 @@ class Trainer:
         self.epoch_index, self.step = state["epoch"], state["step"]
         self.history = decode(list[EpochResult], state["history"], "the checkpoint's history")
         self.epoch_totals = StepTotals(**state["sums"])
+        self.broken_images.known = {(split, copy, number) for split, copy, number in state.get("broken_images", ())}
 
     # --- where training stands -----------------------------------------------------------------------------------
 

@@ -136,7 +136,7 @@ class TrainResult:
     The trainers write it as their result.json when the schedule is done or the target is reached. The accuracies are
     those of the last epoch in percent; `images_per_second` is that of the training of all epochs. `seconds` has the
     seconds of "attempt", "training", "validation", "waiting for images", and "first step to last without losses".
-    `procs` is the number of processes on all machines.
+    `procs` is the number of processes on all machines, `broken_images` that of images in whose place others were taken.
     """
 
     recipe: str = ""
@@ -147,6 +147,7 @@ class TrainResult:
     images_per_second: float | None = None
     images: int | None = None
     steps: int | None = None
+    broken_images: int = 0
     epochs: tuple[EpochResult, ...]
     target: TargetOutcome | None = None
     clock: RunClock | None = None

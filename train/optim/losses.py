@@ -1,14 +1,16 @@
 """The training loss of a recipe, one value per image. Validation always reports the cross entropy."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from train.recipe.components import Optim
+from train.recipe.schedule import Epoch
 from train.tools import user_code
-from train.tools.errors import TrainingError
+from train.tools.errors import Diverged, TrainingError
 
 LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # scores [n, classes], labels [n] -> losses [n]
 
@@ -20,6 +22,16 @@ def build_loss(optim: Optim) -> LossFunction:
     if optim.loss == "bce":
         return partial(binary_cross_entropy, label_smoothing=optim.label_smoothing)
     return check_losses(user_code.import_function("optim, loss", optim.loss), optim.loss)
+
+
+def check_finite(losses: Sequence[float], epoch: Epoch, first_step: int) -> None:
+    """Raise `Diverged` with the first step whose loss is not finite. The losses begin with that of `first_step`."""
+    for step, loss in enumerate(losses, first_step):
+        if not math.isfinite(loss):
+            raise Diverged(
+                f"the loss is {loss} at step {epoch.first_step + step + 1} (epoch {epoch.number + 1}, learning "
+                f"rate {epoch.lr_at(step):.4g}); lower the learning rate or lengthen the warm-up"
+            )
 
 
 def binary_cross_entropy(scores: torch.Tensor, labels: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:

@@ -219,6 +219,8 @@ class Recipe:
             always. `--precision` overrides it. Default "auto".
         kernel_search: Let cuDNN try all its kernels for each image shape of a phase before the first step with it. That
             takes some 20 s for each on a GPU; its heuristic's choice was as fast on an H100. Default False.
+        max_bad: Number of broken images that a run may meet. Each is named, and replaced by the next of its class. One
+            more ends the run. `--max-bad` overrides it. Default 10.
         target: Top-5 accuracy in percent that the run is for. It is reported, and phases with `validate="near"` need
             it; training ends there only with `--target`. Default None.
         patience: End training after so many validations in a row without a higher top-1 than before them. Default
@@ -242,6 +244,7 @@ class Recipe:
     types: tuple[str, ...] = ()
     precision: str = "auto"
     kernel_search: bool = False
+    max_bad: int = 10
     target: float | None = None
     patience: int | None = None
     transform: str | None = None
@@ -255,7 +258,7 @@ class Recipe:
         for name, kind in (("data", Data), ("model", Model), ("optim", Optim), ("comm", Comm)):
             if not isinstance(getattr(self, name), kind):
                 raise ValueError(f"{where}, {name}: must be a {kind.__name__}, not {getattr(self, name)!r}")
-        for name, minimum in (("machines", 1), ("gpus", 1), ("seed", 0)):
+        for name, minimum in (("machines", 1), ("gpus", 1), ("seed", 0), ("max_bad", 0)):
             validators.check_int(where, name, getattr(self, name), minimum)
         if self.seed >= 2**63:
             raise ValueError(f"{where}, seed: must be below 2**63, not {self.seed}")

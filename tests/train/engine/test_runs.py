@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.run_outputs import final_state, has_step, read_result
+from support.run_outputs import damage_pixels, final_state, has_step, read_result
 from support.waiting import wait_for
 
 from train.metrics import thumbnails
@@ -184,6 +184,39 @@ def test_run_names_a_broken_file_and_skip_bad_skips_it(runs: Any, tmp_path: Path
     output = runs.run(out, "--data", str(data), "--max-steps", "3", "--skip-bad")
     assert "bad files left out: 1 (--skip-bad); the first: disc/disc_" in output
     assert read_result(out)["steps"] == 3
+
+
+def test_broken_images_are_replaced_alike_on_any_number_of_processes_and_after_a_resume(
+    runs: Any, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(runs.data, data)
+    broken = [data / "train/disc/disc_00000003.JPEG", data / "train/ring/ring_00000015.JPEG"]
+    broken.append(data / "val/disc/disc_00000013.JPEG")
+    for path in broken:
+        damage_pixels(path)
+    options, states = ("--data", str(data), "--gpus", "2", "--exact"), []
+    for name, world in (("one", 1), ("two", 2), ("resumed", 2)):
+        out = tmp_path / name
+        if name == "resumed":
+            shutil.copytree(checkpoint_folder(tmp_path / "one", 1), checkpoint_folder(out, 1))
+            (checkpoint_folder(out, 1) / f"step-{STEPS:08d}.pt").unlink()
+        output = runs.run(out, *options, world=world)
+        assert ("resumed from" in output) == (name == "resumed")
+        told = output.count(f"{broken[0]}: a part of its pixels is lost")
+        assert told in ((0,) if name == "resumed" else (1, 2)), "once a process, and not again"
+        assert "broken images replaced so far: 3, such as" in output.partition("done: top-1")[2]
+        assert read_result(out)["broken_images"] == 3
+        states.append(final_state(out))
+    expected = trained_tensors(states[0])
+    for state in states[1:]:
+        assert all(torch.equal(value, expected[name]) for name, value in trained_tensors(state).items())
+        for first, other in zip(states[0]["history"], state["history"], strict=True):
+            assert (first["val_loss"], first["top1"]) == (other["val_loss"], other["top1"])
+        assert state["broken_images"] == states[0]["broken_images"]
+    output = runs.run(tmp_path / "strict", *options, "--max-bad", "1", code=1)
+    assert f"error: {data}: broken images" in output and "more than --max-bad 1" in output
+    assert "Traceback" not in output
 
 
 def assert_time_adds_up(summary: dict[str, Any]) -> None:

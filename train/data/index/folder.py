@@ -1,12 +1,14 @@
 """The index of a folder of image files: path, class, width and height of each, built once and cached beside the folder.
 
-The layout is ImageNet's: `train/<class>/*.JPEG` and `val/<class>/*.JPEG`. Every file is decoded once, so that a broken
-file is named before the training and not in the middle of it. The cache holds numpy arrays without pickle. It is
-rebuilt when a file's name, size or modification time differs. A file that could not be read (its mode, a fault of a
-disk or of a server, too little memory) is tried again each time. Names that begin with a dot are ignored.
+The layout is ImageNet's: `train/<class>/*.JPEG` and `val/<class>/*.JPEG`. The header of every file is read once. So a
+file that is no image, and a JPEG without an end, are named before the training; pixels that are lost in the middle of a
+file are found when it is decoded. With `skip_bad` every file is decoded, as packing does: both leave out the same ones.
+The cache holds numpy arrays without pickle. It is rebuilt when a file's name, size or modification time differs. A file
+that could not be read (its mode, a fault of a disk or of a server, too little memory) is tried again each time. Names
+that begin with a dot are ignored.
 
 The cache is optional: where it cannot be written or locked beside the folder, it lies in the user's cache folder, and
-where that fails too, every process decodes the images for itself.
+where that fails too, every process reads the images for itself.
 """
 
 import errno
@@ -16,15 +18,16 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
-from typing import Self
+from typing import BinaryIO, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from train.data.decode import BadImage, decode_image
+from train.data.decode import BadImage, decode_image, size_in_header
 from train.data.threads import map_in_threads
 from train.tools.errors import one_line_error
 from train.tools.files import SHARED_LOCK, locked, write_atomic
@@ -35,7 +38,7 @@ from .base import DataError, ImageIds, Index, names_crc32, stems_sha256
 
 logger = logging.getLogger(__name__)
 
-FOLDER_INDEX_VERSION = 5
+FOLDER_INDEX_VERSION = 6
 MAX_IMAGE_BYTES = 1 << 30  # of a file: more than the largest image takes without compression
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 STRAY_IMAGE = "an image beside the class folders; move it into the folder of its class"
@@ -68,17 +71,18 @@ class Texts:
 
 @dataclass
 class ProbedFiles:
-    """The outcome of decoding the files of a split, by their position in the scan.
+    """The outcome of reading the files of a split, by their position in the scan.
 
     `sizes` [n, 2] are (width, height), zeros for a bad file; `reasons` say what is wrong with each bad file. `unread`
     are those that could not be read, and those that were not tried yet. `digests` are (stems_digest, names_checksum)
-    of the good files.
+    of the good files. `are_decoded` says that all pixels were decoded, and not only headers read.
     """
 
     sizes: NDArray[np.int64]
     unread: list[int]
     reasons: dict[int, str] = field(default_factory=dict)
     digests: tuple[str, int] = ("", 0)
+    are_decoded: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,13 +135,14 @@ def load_folder_index(
 ) -> FolderIndex:
     """Return the index of the given class folders of root/split. It is built first where it is missing or stale.
 
-    `classes` are the class names by label. Raises `DataError` when there are no images, and, unless `skip_bad`, when
-    files cannot be decoded.
+    `classes` are the class names by label. With `skip_bad` all files are decoded, and bad ones left out. Without it
+    their headers are read, and bad files raise `DataError`: also those that a run with `skip_bad` has found. Raises
+    `DataError` when there are no images.
     """
     paths, sizes_and_mtimes = scan_class_folders(root / split, class_folder_names)
     digest = files_digest(paths, sizes_and_mtimes)
     signature = hashlib.sha256(f"{FOLDER_INDEX_VERSION} {digest}".encode()).hexdigest()
-    files = _probe_files(root, split, signature, paths, progress)
+    files = _probe_files(root, split, signature, paths, skip_bad, progress)
     return _make_index(root / split, classes, paths, files, skip_bad)
 
 
@@ -173,22 +178,26 @@ def _locked_caches(root: Path, split: str) -> Iterator[list[Path]]:
 
 def _warn_of_no_cache(root: Path, faults: Sequence[str]) -> None:
     logger.warning(
-        "%s: its index cannot be cached, so each process decodes all images at its start (%s); set XDG_CACHE_HOME to a "
+        "%s: its index cannot be cached, so each process reads all images at its start (%s); set XDG_CACHE_HOME to a "
         "folder that can be written and locked",
         root,
         "; ".join(faults),
     )
 
 
-def _probe_files(root: Path, split: str, signature: str, paths: list[str], progress: Progress) -> ProbedFiles:
-    """Decode the files of a split, except those whose outcome is cached."""
-    if (cached := _read_cache(root, split, signature)) and not cached.unread:
+def _probe_files(
+    root: Path, split: str, signature: str, paths: list[str], must_decode: bool, progress: Progress
+) -> ProbedFiles:
+    """Read the headers of the files of a split, or decode them, except those whose outcome is cached."""
+    if (cached := _read_cache(root, split, signature, must_decode)) and not cached.unread:
         return cached
     with _locked_caches(root, split) as caches:
-        cached = _read_cache(root, split, signature)
-        files = cached or ProbedFiles(np.zeros((len(paths), 2), np.int64), list(range(len(paths))))
+        cached = _read_cache(root, split, signature, must_decode)
+        sizes = np.zeros((len(paths), 2), np.int64)
+        files = cached or ProbedFiles(sizes, list(range(len(paths))), are_decoded=must_decode)
         before, files.unread = files.unread, []
-        probed = map_in_threads(_probe_image, (root / split / paths[number] for number in before))
+        probe = partial(_probe_image, must_decode=files.are_decoded)
+        probed = map_in_threads(probe, (root / split / paths[number] for number in before))
         for done, (number, (size, reason, is_unread)) in enumerate(zip(before, probed, strict=True), 1):
             files.sizes[number] = size
             files.reasons.pop(number, None)
@@ -237,7 +246,13 @@ def files_digest(paths: Sequence[str], sizes_and_mtimes: NDArray[np.int64]) -> s
 
 
 def read_image_file(path: Path) -> bytes:
-    """Return the bytes of an image file. Raises `BadImage` for what is no file, and for a broken link, else `OSError`.
+    """Return the bytes of an image file. Raises what `open_image_file` does."""
+    with open_image_file(path) as file:
+        return file.read()
+
+
+def open_image_file(path: Path) -> BinaryIO:
+    """Open an image file. Raises `BadImage` for what is no file, and for a broken link, else `OSError`.
 
     A pipe, for example, would be read for ever, and a sparse file may claim more bytes than the memory has.
     """
@@ -247,17 +262,22 @@ def read_image_file(path: Path) -> bytes:
             raise BadImage("a folder inside a class folder" if S_ISDIR(status.st_mode) else "a pipe, socket or device")
         if status.st_size > MAX_IMAGE_BYTES:
             raise BadImage(f"{status.st_size / 1e9:.1f} GB are too many for an image")
-        return path.read_bytes()
+        return path.open("rb")
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ELOOP) and path.is_symlink():
             raise BadImage("a broken symbolic link") from None
         raise
 
 
-def _probe_image(path: Path) -> tuple[tuple[int, int], str, bool]:
-    """Return an image's (width, height), or what is wrong with it, and whether reading it failed."""
+def _probe_image(path: Path, must_decode: bool) -> tuple[tuple[int, int], str, bool]:
+    """Return an image's (width, height), or what is wrong with it, and whether reading it failed.
+
+    The header is enough, unless it `must_decode`, or the header is wrong: then decoding tells what is the matter.
+    """
     try:
-        height, width, _ = decode_image(read_image_file(path)).shape
+        with open_image_file(path) as file:
+            size = None if must_decode else size_in_header(file)
+        height, width = size or decode_image(read_image_file(path)).shape[:2]
     except BadImage as error:
         return (0, 0), str(error), False
     except OSError as error:
@@ -267,17 +287,18 @@ def _probe_image(path: Path) -> tuple[tuple[int, int], str, bool]:
     return (width, height), "", False
 
 
-def _read_cache(root: Path, split: str, signature: str) -> ProbedFiles | None:
-    """Return what is cached, or None when there is nothing, it is stale, or the file is damaged."""
+def _read_cache(root: Path, split: str, signature: str, must_be_decoded: bool) -> ProbedFiles | None:
+    """Return what is cached, or None when there is nothing, it is stale or not decoded, or the file is damaged."""
     for cache in _cache_paths(root, split):
         with (
             suppress(OSError, ValueError, KeyError),
             np.load(BytesIO(read_with_checksum(cache)), allow_pickle=False) as stored,
         ):
-            if str(stored["signature"]) == signature:
+            are_decoded = bool(stored["decoded"])
+            if str(stored["signature"]) == signature and (are_decoded or not must_be_decoded):
                 reasons = dict(zip(stored["bad"].tolist(), Texts(stored["reasons"]), strict=True))
                 digests = str(stored["source"]), int(stored["names"])
-                return ProbedFiles(stored["sizes"], stored["unread"].tolist(), reasons, digests)
+                return ProbedFiles(stored["sizes"], stored["unread"].tolist(), reasons, digests, are_decoded)
     return None
 
 
@@ -293,6 +314,7 @@ def _write_cache(root: Path, caches: Sequence[Path], signature: str, files: Prob
         reasons=Texts.of(files.reasons[number] for number in bad).block,
         source=np.array(files.digests[0]),
         names=np.array(files.digests[1]),
+        decoded=np.array(files.are_decoded),
     )
     faults = []
     for cache in caches:

@@ -10,7 +10,8 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, repeat
 
@@ -39,49 +40,81 @@ MAX_RECTANGLE_TO_SQUARE = 1.9  # bytes of a rectangular validation batch / those
 
 @dataclass(frozen=True)
 class Batch:
-    """A decoded batch: `images` uint8 [n, height, width, 3], `labels` int64 [n], and the request it answers."""
+    """A decoded batch: `images` uint8 [n, height, width, 3], `labels` int64 [n], and the request it answers.
+
+    `broken` has (ID, what is wrong) of each image of the request in whose place another one was taken.
+    """
 
     images: torch.Tensor
     labels: NDArray[np.int64]
     request: BatchRequest
+    broken: tuple[tuple[int, str], ...] = ()
 
     def pin_memory(self) -> "Batch":
         """Return the batch in page-locked memory, for asynchronous copies to a GPU."""
         labels = torch.from_numpy(self.labels).pin_memory().numpy()
-        return Batch(self.images.pin_memory(), labels, self.request)
+        return replace(self, images=self.images.pin_memory(), labels=labels)
 
 
 class BatchDecoder:
-    """Decodes whole batches, from the indexes of a run by (split, copy), with the `transform` of a recipe."""
+    """Decodes whole batches, from the indexes of a run by (split, copy), with the `transform` of a recipe.
 
-    def __init__(self, indexes: Mapping[IndexKey, Index], seed: int, transform: str | None = None) -> None:
+    With `replaces_broken`, the next image of its class takes the place of one that cannot be decoded.
+    """
+
+    def __init__(
+        self, indexes: Mapping[IndexKey, Index], seed: int, transform: str | None = None, replaces_broken: bool = False
+    ) -> None:
         self.indexes = indexes
         self.seed = seed
+        self.replaces_broken = replaces_broken
         self.transform = OwnTransform(transform) if transform else None
 
     def decode_batch(self, request: BatchRequest, out: torch.Tensor | None = None) -> Batch:
         """Decode, crop and resize the images of a request, into `out` if given.
 
-        Raises `DataError` when a file is gone or can no longer be decoded, `MachineTrouble` when it cannot be read, and
-        `TrainingError` when the user's function fails on it.
+        Raises `DataError` when a file is gone, or cannot be decoded nor replaced, `MachineTrouble` when it cannot be
+        read, and `TrainingError` when the user's function fails on it.
         """
         index = self.indexes[request.split, request.copy]
         widths, heights = index.widths[request.ids], index.heights[request.ids]
         if not (widths.all() and heights.all()):
             raise DataError(f"{index.folder}: its index was overwritten during the run; create the data set again")
-        crops: Iterable[tuple[Box, bool] | None] = repeat(None)
-        if request.min_scale is not None:
-            boxes, mirror_flags = self._random_crops(request, widths, heights)
-            crops = zip(map(tuple, boxes.tolist()), mirror_flags.tolist(), strict=True)
+        crops = self._crops(request, widths, heights)
         out = torch.empty(request.batch_shape, dtype=torch.uint8) if out is None else out
         sizes = zip(heights.tolist(), widths.tolist(), strict=True)
         views = iter(image_views(out))
+        broken = []
         for number, size, crop in zip(request.ids.tolist(), sizes, crops, strict=False):
-            _decode_into(list(islice(views, request.squares)), index, number, size, crop)
+            outs = list(islice(views, request.squares))
+            try:
+                _decode_into(outs, index, number, size, crop)
+            except BadImage as error:
+                broken.append((number, self._take_next(outs, request, number, str(error))))
         if request.min_scale is not None and (request.augment == TRIVIAL or (request.augment and self.transform)):
             for number, pixels in zip(request.ids.tolist(), out.numpy(), strict=True):
                 self._augment(pixels, request, number)
-        return Batch(out, index.labels[request.ids], request)
+        return Batch(out, index.labels[request.ids], request, tuple(broken))
+
+    def _take_next(self, outs: Sequence[torch.Tensor], request: BatchRequest, number: int, reason: str) -> str:
+        """Fill `outs` with the next image of the class that can be decoded, cropped by the draws of the broken one.
+
+        So files alone decide what is trained on, on any number of processes. Returns one line about both images. Raises
+        `DataError` when there is no such image.
+        """
+        index = self.indexes[request.split, request.copy]
+        fault = f"{index.location(number)}: {reason}"
+        if not self.replaces_broken:
+            raise DataError(f"{fault}; if the file has changed since it was indexed, run the command again")
+        class_ids = np.flatnonzero(np.asarray(index.labels) == index.labels[number])
+        for other in np.roll(class_ids, -1 - int(np.searchsorted(class_ids, number))).tolist()[:-1]:
+            ids = np.array([other])
+            crops = self._crops(replace(request, ids=np.array([number])), index.widths[ids], index.heights[ids])
+            size = int(index.heights[other]), int(index.widths[other])
+            with suppress(BadImage):
+                _decode_into(outs, index, other, size, next(iter(crops)))
+                return f"{fault}; {index.name(other)} takes its place"
+        raise DataError(f"{fault}; no other image of its class can be decoded")
 
     def _augment(self, pixels: Pixels, request: BatchRequest, number: int) -> None:
         """Change a training image in place. Its draws are those of its ID and the epoch, whatever its batch is."""
@@ -95,15 +128,19 @@ class BatchDecoder:
                 location = self.indexes[request.split, request.copy].location(number)
                 raise TrainingError(f"{error}; the image: {location}") from error
 
-    def _random_crops(
+    def _crops(
         self, request: BatchRequest, widths: NDArray[np.int64], heights: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the boxes and mirror flags of a training request."""
-        assert request.min_scale is not None
+    ) -> Iterable[tuple[Box, bool] | None]:
+        """Return the box of each image of a training request, and whether to mirror it; of another one no boxes."""
+        if request.min_scale is None:
+            return repeat(None)
+        image_arguments = (self.seed, request.epoch, request.ids, widths, heights)
         aspect = request.shape[1] / request.shape[0]
         if request.augment:
-            return random_boxes(self.seed, request.epoch, request.ids, widths, heights, request.min_scale, aspect)
-        return random_position_boxes(self.seed, request.epoch, request.ids, widths, heights, aspect)
+            boxes, mirror_flags = random_boxes(*image_arguments, request.min_scale, aspect)
+        else:
+            boxes, mirror_flags = random_position_boxes(*image_arguments, aspect)
+        return zip(map(tuple, boxes.tolist()), mirror_flags.tolist(), strict=True)
 
 
 def _read(index: Index, number: int) -> bytes:
@@ -122,7 +159,10 @@ def _read(index: Index, number: int) -> bytes:
 def _decode_into(
     outs: Sequence[torch.Tensor], index: Index, number: int, size: ImageSize, crop: tuple[Box, bool] | None
 ) -> None:
-    """Decode an image: the given crop (box, mirror); if it is None, the center crop, or the five squares of `outs`."""
+    """Decode an image: the given crop (box, mirror); if it is None, the center crop, or the five squares of `outs`.
+
+    Raises `BadImage`, `DataError` when the file is gone, and `MachineTrouble` when it cannot be read.
+    """
     try:
         data = _read(index, number)
         if len(outs) > 1:
@@ -131,10 +171,9 @@ def _decode_into(
             center_crop(data, size, outs[0])
         else:
             crop_and_resize(data, size, *crop, outs[0])
-    except (BadImage, OSError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
+    except OSError as error:
         raise DataError(
-            f"{index.location(number)}: {reason}; the file has changed since it was indexed; run the command again"
+            f"{index.location(number)}: {error.strerror}; the file was there when it was indexed; run the command again"
         ) from error
 
 
@@ -146,6 +185,7 @@ class WorkerBatch:
     slot_or_pixels: int | NDArray[np.uint8]
     labels: NDArray[np.int64]
     request: BatchRequest
+    broken: tuple[tuple[int, str], ...] = ()
 
     def to_batch(self) -> Batch:
         """Return the batch. Called in the trainer."""
@@ -154,7 +194,7 @@ class WorkerBatch:
             images = buffers.lend_tensor(self.slot_or_pixels, self.request.batch_shape)
         else:
             images = torch.from_numpy(self.slot_or_pixels)
-        return Batch(images, self.labels, self.request)
+        return Batch(images, self.labels, self.request, self.broken)
 
     def pin_memory(self) -> Batch:
         """Return the batch in page-locked memory. Its slot is free again."""
@@ -180,7 +220,8 @@ class _BatchDataset(Dataset[WorkerBatch | LoadError]):
             batch = self.decoder.decode_batch(request, torch.from_numpy(pixels))
         except (DataError, MachineTrouble, TrainingError) as error:
             return error
-        return WorkerBatch(self.buffers.buffers_id, pixels if slot is None else slot, batch.labels, request)
+        slot_or_pixels = pixels if slot is None else slot
+        return WorkerBatch(self.buffers.buffers_id, slot_or_pixels, batch.labels, request, batch.broken)
 
 
 def _init_worker(parent_pid: int, niceness: int, _worker_id: int) -> None:
@@ -202,7 +243,7 @@ def stream_batches(
     """Start the workers (0: decode in this process) and return the batches of the requests, in order, made ahead.
 
     `largest_batch_bytes` is the size of the run's largest square batch; the smaller it is, the more batches are made
-    ahead. Raises `DataError` at the batch with a file that can no longer be decoded, `MachineTrouble` at one that
+    ahead. Raises `DataError` at the batch with a file that is gone or broken for good, `MachineTrouble` at one that
     cannot be read, `TrainingError` at one on which the user's function fails, and `WorkerLost`, at any statement of the
     trainer, when a worker is killed.
     """

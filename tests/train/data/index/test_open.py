@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from support.run_outputs import damage_pixels
 
 from train.data.index import folder as folder_module
 from train.data.index.base import IntColumn, names_crc32
@@ -207,6 +208,21 @@ def test_load_index_with_bad_files_raises_or_skips(root: Path) -> None:
     index = load_folder_index(root, "train", skip_bad=True)
     assert index.names() == ["cat/a.JPEG", "cat/b.JPEG", "dog/c.JPEG"]
     assert [path for path, reason in index.skipped_files if reason] == [f"cat/x{number}.JPEG" for number in range(3)]
+
+
+def test_load_index_reads_headers_and_decodes_with_skip_bad(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(root / "train/cat/a.JPEG", jpeg(1, size=(400, 300)))
+    damage_pixels(root / "train/cat/a.JPEG")
+    with monkeypatch.context() as patch:
+        patch.setattr(folder_module, "decode_image", None)
+        for _ in range(2):  # without and with a cached index
+            index = load_folder_index(root, "train")
+            assert index.names() == ["cat/a.JPEG", "cat/b.JPEG", "dog/c.JPEG"]
+            assert (numbers(index.widths), numbers(index.heights)) == ([400, 40, 60], [300, 30, 30])
+    for was_read in (True, False):
+        index, was_decoded = load_and_watch(root, skip_bad=True)
+        assert was_decoded == was_read and [path for path, _ in index.skipped_files] == ["cat/a.JPEG"]
+    assert "a part of its pixels is lost" in data_error_of(load_index, root, "train"), "now it is known"
 
 
 def remove_train_classes(root: Path) -> None:

@@ -282,7 +282,9 @@ def test_decode_batch_names_file_of_wrong_size(tiny_data: Path, tmp_path: Path) 
     changed = BatchDecoder({("train", None): index}, 0)
     for min_scale, squares in ((None, 1), (None, 5), (0.5, 1)):
         request = BatchRequest("train", None, np.array([0, 5]), (32, 32), 0, min_scale, squares=squares)
-        with pytest.raises(DataError, match=r"has 33x44 pixels, expected .*since .*; run the command again$") as caught:
+        with pytest.raises(
+            DataError, match=r"has 33x44 pixels, expected .*since it was indexed, run .* again$"
+        ) as caught:
             changed.decode_batch(request)
         assert str(caught.value).startswith(f"{index.location(5)}: ")
 
