@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from cluster.backends import registry
 from cluster.backends.rentals import CloudAdministration
 from cluster.connectors.hosts_file import Hosts, read_hosts
 from cluster.connectors.ssh import SSHConnector
@@ -164,9 +163,7 @@ def _create_job(spec: JobSpec, launch_id: str, take_over: Callable[[Path], None]
     store.runs_folder().mkdir(parents=True, exist_ok=True)
     with locked(store.runs_folder() / ".adopt.lock"):
         _require_new(spec.uid)
-        path = store.create_run_folder(
-            registry.backend_class(spec.backend).reserved_names(), spec.uid.rpartition("-")[0]
-        )
+        path = store.create_run_folder(spec.uid.rpartition("-")[0])
         spec = replace(spec, name=path.name)
         run_folder = RunFolder(path)
         run_folder.shared.mkdir(parents=True)

@@ -121,7 +121,7 @@ class RentedBackend(RemoteBackend, Generic[MachineT]):
                     f"{name} is not completely terminated: {'; '.join(leftovers)}; "
                     f"run again: imgnet-cluster down {name}"
                 )
-        tmux.kill_session(name, folder.path)
+        tmux.kill_session(folder.tmux_session, folder.path)
         return []
 
     def rented_now(self) -> RentedNow | None:

@@ -137,7 +137,7 @@ def test_ls_without_jobs_names_the_folders_where_jobs_are_at_work(sandbox: Any, 
     nothing = sandbox.cli("ls", cwd=tmp_path / "empty")
     assert (nothing.code, nothing.out) == (0, f"no jobs in {tmp_path}/empty/runs\n")
     with run.hold_agent_lock():
-        tmux.start_session("job-1", run.run_folder.path, "agent", ["sleep", "1000"])
+        tmux.start_session(run.run_folder.tmux_session, run.run_folder.path, "agent", ["sleep", "1000"])
         tmux.start_session("queue-1", sandbox.path / "runs", "queue", ["sleep", "1000"])
         hinted = sandbox.cli("ls", cwd=tmp_path / "empty").out
         assert hinted.endswith(f"running in {sandbox.path}/runs; to list them too: imgnet-cluster ls --everywhere\n")
