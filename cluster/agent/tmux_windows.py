@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 from cluster.connectors import tmux
-from cluster.state.run_folder import AGENT_OUTPUT
+from cluster.state.run_folder import AGENT_OUTPUT, RunFolder
 
 CHECK_SECONDS = 5.0  # between two looks whether the windows are still there
 
@@ -39,11 +39,11 @@ class TmuxWindows:
     """
 
     def __init__(self, session: str, work: Path, machine: str = "") -> None:
-        self.session = session
         self.work = work
         self.machine = machine
         self.log_link = work / "train.log"
         self.owner = os.environ.get(tmux.OWNER_VARIABLE, "")  # only on the computer that launched the job
+        self.session = RunFolder(Path(self.owner)).tmux_session if self.owner else session
         self.name_suffix = f"-{machine}" if machine else ""
         self.is_first = machine in ("", "0")
         self._thread = threading.Thread(target=self._keep_open, daemon=True)
@@ -79,8 +79,6 @@ class TmuxWindows:
             argv = self._tail_argv(self.work / AGENT_OUTPUT)
             new_session = tmux.new_session_argv(self.session, f"agent{self.name_suffix}", argv, self.owner)
             subprocess.run(new_session, capture_output=True, timeout=tmux.SERVER_TIMEOUT_SECONDS)
-        elif self.owner and not tmux.is_owned_by(self.session, Path(self.owner)):
-            return  # another run folder's job of the same name
         if train_window not in open_windows:
             index = tmux.FIRST_TRAIN_WINDOW + int(self.machine or 0)
             tmux.add_window(self.session, train_window, self._tail_argv(self.log_link), self.is_first, index)

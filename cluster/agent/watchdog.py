@@ -23,6 +23,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+from train.metrics.text import hours_text
 from train.tools.text_files import read_json
 
 WATCHDOG_POLL_SECONDS = 0.2
@@ -131,7 +132,7 @@ class Watchdog:
         """The limit as messages call it, "" without one."""
         if self.max_hours is None:
             return ""
-        return self.limit_name or f"the limit of {self.max_hours:g} hours (--max-hours)"
+        return self.limit_name or f"the limit of {hours_text(self.max_hours)} (--max-hours)"
 
     @property
     def elapsed_seconds(self) -> float:

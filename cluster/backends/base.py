@@ -56,11 +56,6 @@ class Backend(ABC):
         """Check the machines of a job as a launch would; return a report for each, none where they do not exist yet."""
         return ()
 
-    @classmethod
-    def reserved_names(cls) -> set[str]:
-        """Return the job names that tmux sessions on this computer use, in any runs folder."""
-        return tmux.session_names()
-
     # --- the life of a job --------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -184,5 +179,6 @@ class Backend(ABC):
         return module_command("cluster.jobs.supervisor", str(self.run.folder.path))
 
     def start_session(self) -> None:
-        """Start the tmux session that has the job's name, with the supervisor in its first window."""
-        tmux.start_session(self.run.spec.name, self.run.folder.path, "supervisor", self.supervisor_argv())
+        """Start the job's tmux session, with the supervisor in its first window."""
+        folder = self.run.folder
+        tmux.start_session(folder.tmux_session, folder.path, "supervisor", self.supervisor_argv())

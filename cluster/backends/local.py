@@ -1,6 +1,6 @@
 """Backend `local`: this computer acts as the job's machine, or as several of them.
 
-Each machine is an agent, whose output is in a window of a tmux session that has the job's name.
+Each machine is an agent, whose output is in a window of the job's tmux session.
 """
 
 import contextlib
@@ -110,10 +110,10 @@ class LocalBackend(SharedFolderBackend):
         work.mkdir(parents=True, exist_ok=True)
         argv = agent_argv(folder, machine, elapsed_seconds, environment)
         window_argv = tmux.followed_argv(argv, work / AGENT_OUTPUT)
-        if tmux.is_owned_by(spec.name, folder.path):
-            tmux.add_window(spec.name, window, window_argv, index=tmux.FIRST_AGENT_WINDOW + int(machine))
+        if tmux.is_owned_by(folder.tmux_session, folder.path):
+            tmux.add_window(folder.tmux_session, window, window_argv, index=tmux.FIRST_AGENT_WINDOW + int(machine))
         else:  # somebody killed the tmux server
-            tmux.start_session(spec.name, folder.path, window, window_argv)
+            tmux.start_session(folder.tmux_session, folder.path, window, window_argv)
 
     def has_agent(self, machine: str) -> bool:
         """Whether the agent of a machine is running: it holds a lock that the kernel releases when it dies."""
@@ -140,17 +140,17 @@ class LocalBackend(SharedFolderBackend):
         """Ask the agents to save and end, and end the tmux session. The processes of the agents end with them."""
         for machine in self.run.spec.machine_names:
             self._signal_agent(machine, signal.SIGTERM)
-        tmux.kill_session(self.run.spec.name, self.run.folder.path)
+        tmux.kill_session(self.run.folder.tmux_session, self.run.folder.path)
         return []
 
     def attach_command(self, machine: str) -> list[str]:
         """Return the command that shows the job's tmux session, at the machine's trainer or agent if it has one."""
-        spec = self.run.spec
-        if not tmux.is_owned_by(spec.name, self.run.folder.path):
-            raise ClusterError(f"{spec.name} has no tmux session; see: imgnet-cluster status {spec.name}")
-        window_names = tmux.window_names(spec.name)
-        own_windows = [name for name in (f"train-{machine}", f"agent-{machine}") if name in window_names]
-        return tmux.attach_argv(spec.name, own_windows[0] if own_windows else "")
+        name, folder = self.run.spec.name, self.run.folder
+        if not tmux.is_owned_by(folder.tmux_session, folder.path):
+            raise ClusterError(f"{name} has no tmux session; see: imgnet-cluster status {name}")
+        window_names = tmux.window_names(folder.tmux_session)
+        own_windows = [window for window in (f"train-{machine}", f"agent-{machine}") if window in window_names]
+        return tmux.attach_argv(folder.tmux_session, own_windows[0] if own_windows else "")
 
 
 def check_disk_space(checkpoint_size: int, runs_folder: Path) -> None:

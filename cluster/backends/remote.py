@@ -43,7 +43,7 @@ class RemoteBackend(Backend):
         return fleet.explain_end() if fleet else ""
 
     def launch(self) -> None:
-        """Start the supervisor in a tmux session that has the job's name. The supervisor does all the rest."""
+        """Start the supervisor in the job's tmux session. The supervisor does all the rest."""
         if not self.is_supervised():  # `start_session` first ends a leftover session of a supervisor that died
             self.start_session()
 

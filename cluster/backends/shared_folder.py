@@ -40,8 +40,8 @@ class SharedFolderBackend(Backend):
         # Without a supervisor, lost machines of a job with several would never be replaced, and nobody would be told.
         needs_supervisor = len(spec.machine_names) > 1 or bool(spec.notify)
         if is_running and needs_supervisor and not self.is_supervised():
-            if tmux.is_owned_by(spec.name, folder.path):
-                tmux.add_window(spec.name, "supervisor", self.supervisor_argv())
+            if tmux.is_owned_by(folder.tmux_session, folder.path):
+                tmux.add_window(folder.tmux_session, "supervisor", self.supervisor_argv())
             elif not self.agents_open_session:
                 self.start_session()
         return is_running

@@ -152,5 +152,5 @@ class SshBackend(RemoteBackend):
         silent_machines = self.fleet.terminate()
         self.fleet.close()
         del self.fleet  # a later call connects anew
-        tmux.kill_session(self.run.spec.name, self.run.folder.path)
+        tmux.kill_session(self.run.folder.tmux_session, self.run.folder.path)
         return silent_machines

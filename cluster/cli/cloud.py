@@ -116,7 +116,6 @@ def down(
     that do not answer are named. JOB may have been launched from another computer: give its name or uid, as
     `imgnet-cluster ls --cloud` shows it.
     """
-    from cluster.display.terminal import shown_on_stderr
     from cluster.jobs import store
     from cluster.planning.config_file import read_config
 
@@ -133,9 +132,7 @@ def down(
         if dry_run:
             return click.echo(f"would remove {target}")
         confirm_or_abort(f"remove {target}?", yes)
-        with shown_on_stderr("infra"):
-            leftovers = cloud.remove_stack(region, delete_data)
-        fail_if_resources_remain(leftovers)
+        fail_if_resources_remain(cloud.remove_stack(region, delete_data))
         return click.echo(f"removed {target}")
     if all_jobs:
         return _down_all(open_cloud(), regions, dry_run, yes)
@@ -335,6 +332,7 @@ def extend(job: str | None, max_hours: float | None, max_dollars: float | None, 
     """
     from cluster.display import cloud as display_cloud
     from cluster.jobs import billing, store
+    from train.metrics.text import hours_text
 
     if max_hours is None and max_dollars is None:
         raise BadInput("give a limit: --max-hours HOURS, --max-price-total DOLLARS, or both")
@@ -344,8 +342,8 @@ def extend(job: str | None, max_hours: float | None, max_dollars: float | None, 
     if before and after and after.hours > before.hours + MORE_HOURS:
         confirm_or_abort(display_cloud.extension_question(extended_job.name, before, after), yes)
     hours = billing.extend(extended_job, max_hours, max_dollars)
-    limits = [f"cost {max_dollars:g} dollars"] if max_dollars is not None else []
-    limits += [f"take {hours:.4g} hours"] if hours is not None else []
+    limits = [f"cost ${max_dollars:,.2f}"] if max_dollars is not None else []
+    limits += [f"take {hours_text(hours)}"] if hours is not None else []
     click.echo(f"{extended_job.name} may {' and '.join(limits)}")
     if hours is None:
         click.echo(f"  continue     imgnet-cluster resume {extended_job.name}")

@@ -25,18 +25,9 @@ CONFIGURED_SOURCES = (click.core.ParameterSource.ENVIRONMENT, click.core.Paramet
 OUTPUT_FORMATS = ("table", "json")
 # The headings of `--help`, in this order. Those of backends of other packages come after them.
 OPTION_GROUPS = (
-    "Machines",
-    "Command",
-    "Slurm",
-    "AWS",
-    "Data",
-    "Training",
-    "Recovery",
-    "Limits",
-    "Notifications",
-    "Forecast",
+    "Machines", "Command", "Slurm", "AWS", "Data", "Training", "Recovery", "Limits", "Notifications", "Forecast",
     "Output",
-)
+)  # fmt: skip
 
 
 class FiniteFloatRange(click.FloatRange):
@@ -154,7 +145,7 @@ class ConfiguredCommand(click.Command):
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments. Raises `BadInput` when the configuration file is wrong and the command needs it."""
+        """Parse the arguments. Raises `BadInput` for two switches of one option, and for a wrong configuration file."""
         names = {
             param.config_name: param for param in self.get_params(ctx) if isinstance(param, GroupedOption)
         }  # options that are switches of one keyword overwrite each other: one of them is enough
@@ -168,6 +159,12 @@ class ConfiguredCommand(click.Command):
                 only_warn = is_tolerant or asks_for_help
                 on_fault = (lambda fault: warn(f"{fault}; it does not count here")) if only_warn else refuse
                 ctx.default_map = _configured_defaults(names, on_fault)
+        typed = args[: args.index("--")] if "--" in args else args
+        switches: dict[str | None, str] = {}
+        for param in self.get_params(ctx):
+            is_typed = isinstance(getattr(param, "flag_value", None), str) and param.opts[0] in typed
+            if is_typed and (other := switches.setdefault(param.name, param.opts[0])) != param.opts[0]:
+                raise BadInput(f"give only one of {other} and {param.opts[0]}")
         return super().parse_args(ctx, args)
 
 

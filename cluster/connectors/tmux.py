@@ -48,7 +48,7 @@ TAIL_SCRIPT = 'trap "" INT QUIT TSTP; exec tail -n +1 -F "$@" 2>/dev/null'
 FIRST_TRAIN_WINDOW = 1
 FIRST_AGENT_WINDOW = 100
 MONITOR_WINDOW = 200
-# Set in a session's environment to the run folder of its job, because another folder may have a job-1 too.
+# Set in a session's environment to the run folder of its job.
 OWNER_VARIABLE = "IMGNET_RUN"
 DETACHED_SIZE = ("-x", "200", "-y", "50")  # columns and rows until a terminal attaches
 # Starts the command "$@" in a session of processes of its own, and shows what it writes to the log "$0".

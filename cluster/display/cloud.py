@@ -7,7 +7,7 @@ from cluster.backends.rentals import OfferRow, RentalLimit, RentalPlan, RentedJo
 from cluster.jobs.billing import CostReport
 from cluster.report.tables import cost_table
 from infra.offers import CapacityBlockRow, LaunchFinding
-from train.metrics.text import three_digits
+from train.metrics.text import hours_text, three_digits
 
 from .tables import print_table, print_wrapped
 
@@ -22,7 +22,7 @@ def format_dollars(value: float | None, digits: int = 2) -> str:
 def format_hours(hours: float) -> str:
     """Return a duration as text: in hours from two hours on, else in minutes."""
     if hours >= 2:
-        return f"{three_digits(hours)} hours"
+        return hours_text(hours)
     return f"{three_digits(60 * hours)} minutes"
 
 
@@ -55,10 +55,14 @@ def show_rental_plan(rental: RentalPlan) -> None:
     print_field("the run" if rental.spent_dollars is None else "the rest", run)
     if rental.spent_dollars is not None:
         print_field("spent before", format_dollars(rental.spent_dollars))
-    poweroff = f"the machines power off {rental.poweroff_grace / 60:.0f} minutes later"
+    poweroff = f"the machines power off {three_digits(rental.poweroff_grace / 60)} minutes later"
     print_field("limits", f"{format_hours(rental.max_hours)}; {poweroff}")
     if rental.max_dollars is not None:
-        counted = "--max-price-total" if rental.is_dollar_limit_set else "at the dearest of the places below"
+        counted = "at the dearest of the places below"
+        if rental.is_dollar_limit_set:
+            counted = "--max-price-total"
+        elif on_demand_rate is not None:
+            counted = "at on-demand prices of us-east-1, 2026"
         dollars = format_dollars(rental.max_dollars)
         print_field("at most", f"{dollars} until power-off, with disks, addresses and expected traffic ({counted})")
     for number, line in enumerate(rental.traffic):
@@ -134,16 +138,16 @@ def show_offers(rows: Sequence[OfferRow]) -> None:
             "GB each": row.gpu_gb or "",
             "EFA": row.efa,
             "Gbit/s": row.gbit,
-            "spot/h": format_dollars(row.spot),
-            "on demand/h": format_dollars(row.on_demand) + ("*" if row.on_demand_shipped else ""),
+            "spot/hour": format_dollars(row.spot),
+            "on demand/hour": format_dollars(row.on_demand) + ("*" if row.on_demand_shipped else ""),
             "minutes": "" if row.minutes is None else f"{row.minutes:.0f}",
-            "dollars": "" if row.dollars is None else format_dollars(row.dollars),
+            "the run": "" if row.dollars is None else format_dollars(row.dollars),
         }
         for row in rows
     ]
     print_table(cells, optional=("GB each", "EFA", "Gbit/s", "GPUs", "minutes"))
     if rows and rows[0].minutes is not None:
-        print(f"minutes and dollars are for {rows[0].machines} machines, with boot and set-up")
+        print(f"minutes and the run's price are for {rows[0].machines} machines, with boot and set-up")
     if any(row.on_demand_shipped for row in rows):
         print("* price of July 2026 that ships with the program, because AWS's price list could not be read")
 
@@ -168,7 +172,9 @@ def show_capacity_blocks(rows: Sequence[CapacityBlockRow]) -> None:
         for row in rows
     )
     print("hours: until EC2 ends the machines, 30 minutes before the end of the block")
-    print("nothing was bought; to buy the first block (another one by its offering), which cannot be cancelled:")
+    price = _format_fee(rows[0].fee, rows[0].currency)
+    print(f"nothing was bought; the first block costs {price}, paid at once, and cannot be cancelled")
+    print("to buy it (another one by its offering):")
     print(f"  {rows[0].buy}")
     print("then, with the ID of the reservation that this prints: imgnet-cluster launch --reservation cr-... RECIPE")
 

@@ -100,7 +100,8 @@ def rental_question(plans: Sequence[Plan]) -> str:
     known_limits = [limit for limit in limits if limit is not None]
     if len(known_limits) < len(limits):
         return f"rent {machines} at an unknown price?"
-    return f"rent {machines} for at most {cloud.format_dollars(sum(known_limits))}?"
+    dollars = cloud.format_dollars(sum(known_limits))
+    return f"rent {machines} for at most {dollars} at today's prices, and for a minute at least?"
 
 
 def _summary_line(plan: Plan) -> str:

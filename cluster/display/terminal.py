@@ -9,7 +9,6 @@ import codecs
 import contextlib
 import io
 import locale
-import logging
 import os
 import re
 import sys
@@ -119,17 +118,3 @@ def prepare_standard_streams() -> None:
             encoding = locale.getencoding() if is_forced else stream.encoding
             encoding = "utf-8" if codecs.lookup(encoding).name == "ascii" else encoding
             stream.reconfigure(encoding=encoding, errors="replace", line_buffering=True)
-
-
-@contextlib.contextmanager
-def shown_on_stderr(logger_name: str) -> Iterator[None]:
-    """Print what a part of the program logs, from INFO on, while the context lasts: what it does and waits for."""
-    logger = logging.getLogger(logger_name)
-    handler, level = logging.StreamHandler(sys.stderr), logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)

@@ -44,7 +44,7 @@ def terminate_job(job: Job) -> list[str]:
         with contextlib.suppress(OSError):  # a full disk must not prevent the termination of machines that cost money
             job.run_folder.request_stop(DOWN_REASON)
         # The supervisor would replace the machines that are terminated below.
-        tmux.kill_session(job.name, job.path)
+        tmux.kill_session(job.run_folder.tmux_session, job.path)
     with job_lock(job.path, JOB_LOCK_TIMEOUT_SECONDS):
         silent_machines = terminate_machines(job.backend)
         try:

@@ -105,7 +105,7 @@ def _describe_existing(jobs: Sequence[Job]) -> str:
     return f"there are {jobs[0].name} to {jobs[-1].name}"
 
 
-def create_run_folder(reserved_names: set[str], wanted_name: str = "") -> Path:
+def create_run_folder(wanted_name: str = "") -> Path:
     """Create a run folder and return its path: `wanted_name` if it is free, else the name with the next free number.
 
     Two launches may do so at the same time: mkdir fails for the second one, which takes the next number.
@@ -116,7 +116,6 @@ def create_run_folder(reserved_names: set[str], wanted_name: str = "") -> Path:
     for name in itertools.chain(wanted_names, (f"job-{number + offset}" for offset in itertools.count())):
         path = runs_folder() / name
         with contextlib.suppress(FileExistsError):
-            if name not in reserved_names:
-                path.mkdir(mode=0o700)  # other users could hold its locks, and read the secret of an attempt
-                return path
+            path.mkdir(mode=0o700)  # other users could hold its locks, and read the secret of an attempt
+            return path
     raise AssertionError("there are infinitely many names")

@@ -137,7 +137,7 @@ def create_job(spec: JobSpec) -> Job:
     """Create the run folder of a job with its spec. Raises `ClusterError` when the disk is full or read-only."""
     path = None
     try:
-        path = create_run_folder(registry.backend_class(spec.backend).reserved_names())
+        path = create_run_folder()
         uid = f"{path.name}-{uuid4().hex[:8]}"
         spec = replace(spec, name=path.name, uid=uid, git_commit=git_commit(), created=time.time())
         run_folder = RunFolder(path)

@@ -137,7 +137,7 @@ def _describe_end(run: Run, result: JobResult) -> str:
         return f"{verb}{reason}; to continue: imgnet-cluster resume {run.spec.name}"
     top5 = f"top-5 {result.top5:.2f} %, " if result.top5 else ""
     accuracy = f"top-1 {result.top1:.2f} %, {top5}" if result.top1 else ""
-    price = f", {result.dollars:.2f} dollars" if run.spec.cloud else ""
+    price = f", ${result.dollars:,.2f}" if run.spec.cloud else ""
     return f"done: {accuracy}{format_duration(result.seconds.get('total', 0.0))}{price}"
 
 
@@ -210,7 +210,7 @@ def _limit_events(run: Run, view: SupervisorView, launch_id: str) -> Iterator[Ev
     ]
     written = run.folder.read_limits() if run.spec.cloud else None
     if written and written.cloud and (max_dollars := written.cloud.max_dollars):
-        limits.append((f"the limit of {max_dollars:g} dollars (--max-price-total)", view.dollars / max_dollars))
+        limits.append((f"the limit of ${max_dollars:,.2f} (--max-price-total)", view.dollars / max_dollars))
     limit, share = max(limits, key=lambda pair: pair[1], default=("", 0.0))
     reason = stop_reason(run.folder.shared)
     if share >= 1 or reason.endswith(LIMIT_WORDS):

@@ -138,7 +138,7 @@ def _check_price_limit(spec: JobSpec, spent_dollars: float) -> None:
     max_dollars = spec.rental_facts.max_dollars
     if max_dollars is not None and spent_dollars >= max_dollars:
         raise BadInput(
-            f"--max-price-total {max_dollars:g}: {spec.name} has cost {spent_dollars:.4g} dollars already; "
+            f"--max-price-total {max_dollars:g}: {spec.name} has cost ${spent_dollars:,.2f} already; "
             f"to continue: imgnet-cluster resume {spec.name} --max-price-total DOLLARS"
         )
 

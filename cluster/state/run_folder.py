@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import hashlib
 import math
 import os
 import re
@@ -143,6 +144,11 @@ class RunFolder:
     def number(self) -> int:
         """The number of the job: 3 for "job-3"."""
         return int(self.path.name.removeprefix("job-"))
+
+    @property
+    def tmux_session(self) -> str:
+        """The name of the job's tmux session on this computer, where jobs of other folders may have the same ID."""
+        return f"{self.path.name}-{hashlib.sha256(os.fsencode(self.path)).hexdigest()[:8]}"
 
     def work_folder(self, machine: str = "0") -> Path:
         """Return the folder through which trainers and agent of one machine of this computer communicate."""

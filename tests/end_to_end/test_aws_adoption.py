@@ -26,7 +26,6 @@ class OtherComputer:
         self.user = user
         self.folder = user.path / name
         (self.folder / "home").mkdir(parents=True)
-        (self.folder / "runs/job-1").mkdir(parents=True)  # both use one tmux server, so their jobs need two names
         self.env = {"HOME": str(self.folder / "home")}
 
     def cli(self, *arguments: str) -> Any:
@@ -40,7 +39,7 @@ class OtherComputer:
     @property
     def job(self) -> Job:
         """The only job of this computer."""
-        return Job(self.folder / "runs/job-2")
+        return Job(self.folder / "runs/job-1")
 
 
 def test_adopted_job_is_supervised_there_and_no_longer_here(renter: Renter) -> None:

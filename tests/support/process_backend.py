@@ -98,7 +98,7 @@ class ProcessBackend(SharedFolderBackend):
 
     def terminate(self) -> list[str]:
         """End the supervisor's session and kill the agents."""
-        tmux.kill_session(self.run.spec.name, self.run.folder.path)
+        tmux.kill_session(self.run.folder.tmux_session, self.run.folder.path)
         for machine in self.run.spec.machine_names:
             if self.has_agent(machine):
                 self.kill_agent(machine)
@@ -107,7 +107,8 @@ class ProcessBackend(SharedFolderBackend):
     def attach_command(self, machine: str) -> list[str]:
         """Return the command that shows the job's tmux session."""
         spec = self.run.spec
-        if not tmux.is_owned_by(spec.name, self.run.folder.path):
+        session = self.run.folder.tmux_session
+        if not tmux.is_owned_by(session, self.run.folder.path):
             raise ClusterError(f"{spec.name} has no tmux session; see: imgnet-cluster status {spec.name}")
-        windows = [name for name in [f"train-{machine}"] if name in tmux.window_names(spec.name)]
-        return tmux.attach_argv(spec.name, windows[0] if windows else "")
+        windows = [name for name in [f"train-{machine}"] if name in tmux.window_names(session)]
+        return tmux.attach_argv(session, windows[0] if windows else "")

@@ -280,7 +280,7 @@ class FinishedSandbox(Sandbox):
             del self.env[name]
         launch = self.start("launch", "--local", *options)
         while launch.poll() is None:
-            self.tmux_windows |= set(self.tmux("list-windows", "-t", "=job-1", "-F", "#W").split())
+            self.tmux_windows |= set(self.tmux("list-windows", "-F", "#W").split())
             time.sleep(0.05)
         self.launch_exit_code = launch.returncode
         self.pids_at_end = self.job_pids()

@@ -74,6 +74,12 @@ def three_digits(value: float | None) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def hours_text(hours: float) -> str:
+    """Return hours with their unit: "1 hour", "1.5 hours"."""
+    number = three_digits(hours)
+    return f"{number} hour" if number == "1" else f"{number} hours"
+
+
 def format_lr_range(endpoints: Sequence[float], peak_lr: float = 0.0) -> str:
     """Return the first and last learning rate as "0.1 to 0.2"; one number when they are equal.
 

@@ -24,7 +24,7 @@ from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
 from infra.costs import JobCost
 from infra.errors import CloudError
-from train.metrics.text import three_digits
+from train.metrics.text import hours_text
 from train.tools.files import write_atomic
 from train.tools.records import DamagedRecord, read_record
 from train.tools.text_files import to_json_bytes
@@ -138,7 +138,7 @@ class AwsBackend(RemoteBackend):
                     f"{name} is not completely terminated: {'; '.join(leftovers)}; "
                     f"run again: imgnet-cluster down {name}"
                 )
-        tmux.kill_session(name, folder.path)
+        tmux.kill_session(folder.tmux_session, folder.path)
         return []
 
     def rented_now(self) -> RentedNow | None:
@@ -181,8 +181,7 @@ class AwsBackend(RemoteBackend):
             spent_dollars = provider.total_dollars(now)
             if dollars <= spent_dollars:
                 raise BadInput(
-                    f"--max-price-total {dollars:g}: {spec.name} has cost {spent_dollars:.4g} dollars already; "
-                    "pass more"
+                    f"--max-price-total {dollars:g}: {spec.name} has cost ${spent_dollars:,.2f} already; pass more"
                 )
             spec = replace_fields(spec, cloud={**(spec.cloud or {}), "max_dollars": dollars})
             if not folder.result_path.exists() and provider.dollars_per_hour is None:
@@ -209,13 +208,13 @@ class AwsBackend(RemoteBackend):
         max_hours, grace_seconds = limited_spec.max_hours or 0.0, limited_spec.poweroff_grace or 0.0
         if hours is not None and max_hours < hours:
             reason = limited_spec.limit_name or "--max-price-total"
-            raise BadInput(f"--max-hours {hours:g}: {reason} allows only {three_digits(max_hours)} hours")
+            raise BadInput(f"--max-hours {hours:g}: {reason} allows only {hours_text(max_hours)}")
         now = self.run.clock()
         seconds_left = 3600 * max_hours - (now - (provider.first_machine_time or now))
         if seconds_left <= 0:
             cause = f", all that {limited_spec.limit_name} allows" if limited_spec.limit_name else ""
             raise BadInput(
-                f"{spec.name} has been running for more than {three_digits(max_hours)} hours{cause}; to stop it: "
+                f"{spec.name} has been running for more than {hours_text(max_hours)}{cause}; to stop it: "
                 f"imgnet-cluster stop {spec.name}"
             )
         problems = []

@@ -257,7 +257,7 @@ class SlurmBackend(SharedFolderBackend):
 
     def replace(self, machine: str) -> None:
         """Start the agent on a free node of our allocations that answers; without one, submit a job of one node."""
-        spec, folder = self.run.spec, self.run.folder
+        folder = self.run.folder
         queue = self.queue(0)
         self._replacement_times[machine] = time.monotonic()
         for step in queue.steps_of(machine):
@@ -267,11 +267,11 @@ class SlurmBackend(SharedFolderBackend):
         launched = self.run.clock() - folder.launch_path.stat().st_mtime
         elapsed_seconds = main.elapsed if main and main.is_living else launched
         free_node = self._find_free_node(queue, machine)
-        if free_node and tmux.is_owned_by(spec.name, folder.path):
+        if free_node and tmux.is_owned_by(folder.tmux_session, folder.path):
             job, node = free_node
             agent = agent_step(self.settings, folder, machine, elapsed_seconds)
             argv = slurm_commands.without_outer_job([*slurm_commands.step_argv(job.id, node), *agent])
-            tmux.add_window(spec.name, f"agent-{machine}", argv)
+            tmux.add_window(folder.tmux_session, f"agent-{machine}", argv)
         else:
             seconds_left = main.seconds_left if main and main.is_living else None
             self._submit(self._replacement_name(machine), [machine], elapsed_seconds, seconds_left)
@@ -302,7 +302,7 @@ class SlurmBackend(SharedFolderBackend):
         except SlurmError:
             silent_machines = list(self.run.spec.machine_names)
         self._cached_queue = None
-        tmux.kill_session(self.run.spec.name, self.run.folder.path)
+        tmux.kill_session(self.run.folder.tmux_session, self.run.folder.path)
         return silent_machines
 
     # --- access ---------------------------------------------------------------------------------------------------

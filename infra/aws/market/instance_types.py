@@ -22,6 +22,8 @@ class InstanceType:
     network_gbps: float  # sustained network bandwidth in Gbit/s
     markets: tuple[str, ...] = ("on-demand", "spot")  # in which EC2 sells the type, sorted; also "capacity-block"
 
+    takes_placement_group: bool = True  # whether EC2 puts such machines close together when asked
+
     @property
     def gpu_arch(self) -> str:
         """The architecture that CUDA programs are compiled for: "sm_80"; "" when unknown."""

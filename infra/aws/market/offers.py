@@ -211,6 +211,7 @@ def _is_supported(description: Resource) -> bool:
 
 def _parse_instance_type(description: Resource) -> InstanceType:
     network = description.get("NetworkInfo", {})
+    groups = description.get("PlacementGroupInfo", {})
     gpu_info = (description.get("GpuInfo", {}).get("Gpus") or [{}])[0]
     return InstanceType(
         name=description["InstanceType"],
@@ -221,6 +222,7 @@ def _parse_instance_type(description: Resource) -> InstanceType:
         efa_cards=_efa_cards(network),
         network_gbps=_sustained_gbps(network),
         markets=tuple(sorted(description.get("SupportedUsageClasses", ("on-demand", "spot")))),
+        takes_placement_group="cluster" in groups.get("SupportedStrategies", ["cluster"]),
     )
 
 

@@ -38,10 +38,10 @@ def test_each_machine_sees_its_share_of_the_gpus(
 @pytest.mark.parametrize(
     ("windows", "target"),
     [
-        ([], "=job-1"),
-        (["agent-0"], "=job-1:agent-0"),
-        (["agent-1", "train-1"], "=job-1"),
-        (["agent-0", "train-0", "train-1"], "=job-1:train-0"),
+        ([], ""),
+        (["agent-0"], ":agent-0"),
+        (["agent-1", "train-1"], ""),
+        (["agent-0", "train-0", "train-1"], ":train-0"),
     ],
 )
 def test_attach_shows_a_window_of_the_machine_that_exists(
@@ -49,8 +49,8 @@ def test_attach_shows_a_window_of_the_machine_that_exists(
 ) -> None:
     """A machine has a trainer's window once it trains, and none for a moment before its agent starts."""
     run = hand_made(machines=2)
-    tmux.start_session("job-1", run.run_folder.path, "supervisor", ["sleep", "600"])
+    tmux.start_session(run.run_folder.tmux_session, run.run_folder.path, "supervisor", ["sleep", "600"])
     for window in windows:
-        tmux.add_window("job-1", window, ["sleep", "600"])
-    assert run.job.backend.attach_command("0")[-1] == target
-    tmux.kill_session("job-1", run.run_folder.path)
+        tmux.add_window(run.run_folder.tmux_session, window, ["sleep", "600"])
+    assert run.job.backend.attach_command("0")[-1] == f"={run.run_folder.tmux_session}{target}"
+    tmux.kill_session(run.run_folder.tmux_session, run.run_folder.path)

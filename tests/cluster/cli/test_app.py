@@ -72,6 +72,7 @@ RECIPES = {
         (["selftest", "--aws", "--max-price-total", "nan"], 2, ["--max-price-total", "not a finite number"]),
         (["launch", "RECIPE"], 1, ["no region", "--local (this computer)", "--ssh FILE"]),
         (["launch", "--local", "--ssh", "x", "RECIPE"], 2, ["give only one of --local and --ssh"]),
+        (["launch", "--spot", "--on-demand", "RECIPE"], 2, ["give only one of --spot and --on-demand"]),
         (["launch", "--local", "--machines=3", "--min-machines=4", "RECIPE"], 2, ["4: the job has fewer machines, 3"]),
         (["launch", "--local", "--on-demand", "RECIPE"], 2, ["--on-demand or "]),
         (["launch", "--local", "--copies", "/nowhere", "RECIPE"], 2, ["/nowhere: there is no such folder"]),
@@ -137,7 +138,7 @@ def test_ls_without_jobs_names_the_folders_where_jobs_are_at_work(sandbox: Any, 
     nothing = sandbox.cli("ls", cwd=tmp_path / "empty")
     assert (nothing.code, nothing.out) == (0, f"no jobs in {tmp_path}/empty/runs\n")
     with run.hold_agent_lock():
-        tmux.start_session("job-1", run.run_folder.path, "agent", ["sleep", "1000"])
+        tmux.start_session(run.run_folder.tmux_session, run.run_folder.path, "agent", ["sleep", "1000"])
         tmux.start_session("queue-1", sandbox.path / "runs", "queue", ["sleep", "1000"])
         hinted = sandbox.cli("ls", cwd=tmp_path / "empty").out
         assert hinted.endswith(f"running in {sandbox.path}/runs; to list them too: imgnet-cluster ls --everywhere\n")

@@ -35,6 +35,8 @@ def test_plan_without_aws_is_a_page_that_fits_the_terminal(
         "the cloud could not be asked: AWS: no region is set",
         "rents 16 x p4d.24xlarge (8 x A100 each), spot: unknown price (on demand $351.32 an hour, us-east-1, 2026)",
         "limits 2 hours; the machines power off 15 minutes later",
+        "until power-off, with disks, addresses and expected traffic (at on-demand prices of us-east-1, 2026)",
+        "spot price may rise while the job runs, at most to the on-demand price, $351.32 an hour",
         "network 4 cards: IP and EFA on card 0, EFA only on the 3 others; 400 Gbit/s in all",
         "nothing was started",
     ):

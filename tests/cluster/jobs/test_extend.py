@@ -23,7 +23,7 @@ from cluster.state.states import JobState
 
 HOUR = 3600.0
 RATE = 6.0  # dollars an hour
-DOLLARS_LIMIT = "the limit of {} dollars (--max-price-total)"
+DOLLARS_LIMIT = "the limit of ${:.2f} (--max-price-total)"
 
 
 class PricedCloud(ToyCloud):
@@ -141,11 +141,11 @@ def test_machine_that_does_not_take_the_limit_is_named_and_nothing_is_promised(j
 @pytest.mark.parametrize(
     ("rate", "limits", "message"),
     [
-        (RATE, {"dollars": 2.5}, r"^--max-price-total 2.5: job-1 has cost 3.* dollars already; pass more$"),
+        (RATE, {"dollars": 2.5}, r"^--max-price-total 2.5: job-1 has cost \$3.* already; pass more$"),
         (RATE, {"dollars": 3.01},
-         r"^job-1 has been running for more than 0.3\d* hours, all that the limit of 3.01 dollars .* allows;"),
+         r"^job-1 has been running for more than 0.3\d* hours, all that the limit of \$3.01 .* allows;"),
         (RATE, {"hours": 3.0},
-         r"^--max-hours 3: the limit of 9 dollars \(--max-price-total\) allows only 1.\d+ hours$"),
+         r"^--max-hours 3: the limit of \$9.00 \(--max-price-total\) allows only 1.\d+ hours$"),
         (RATE, {"hours": 0.1},
          r"^job-1 has been running for more than 0.1 hours; to stop it: imgnet-cluster stop job-1$"),
         (None, {"dollars": 12.0}, "the price of the machines of job-1 is unknown, .*: --max-hours$"),
@@ -188,7 +188,7 @@ def test_command_says_what_the_job_may_cost_and_take(job: RunningJob, monkeypatc
     assert job.written.max_hours == 2.0 and job.limits() == [{}, {}], "nobody was asked"
     for arguments, hours in ((), 2.0), (("--max-hours", "3"), 3.0):
         answer = run("-y", "--max-price-total", "100", *arguments)
-        assert answer == f"job-1 may cost 100 dollars and take {hours:g} hours\n"
+        assert answer == f"job-1 may cost $100.00 and take {hours:g} hours\n"
         assert (job.written.max_hours, job.written.rental_facts.max_dollars) == (hours, 100.0)
         assert (job.shared.max_hours, job.shared.limit_name) == (hours, "")
         assert job.limits() == [{"hours": hours, "name": ""}] * 2
@@ -196,9 +196,9 @@ def test_command_says_what_the_job_may_cost_and_take(job: RunningJob, monkeypatc
     with pytest.raises(BadInput, match="give a limit: --max-hours HOURS, --max-price-total DOLLARS, or both"):
         run()
     job.end(JobState.STOPPED)
-    assert run("--max-price-total", "120") == "job-1 may cost 120 dollars\n  continue     imgnet-cluster resume job-1\n"
+    assert run("--max-price-total", "120") == "job-1 may cost $120.00\n  continue     imgnet-cluster resume job-1\n"
     assert PricedCloud(job.run.spec, job.folder).max_dollars == job.written.rental_facts.max_dollars == 120.0
-    with pytest.raises(BadInput, match=r"has cost 3.* dollars already"):
+    with pytest.raises(BadInput, match=r"has cost \$3.* already"):
         run("--max-price-total", "2")
     with pytest.raises(ClusterError, match=r"^job-1 is stopped: no machines are running; see: imgnet-cluster status"):
         run("--max-hours", "3")

@@ -96,13 +96,13 @@ def test_limit_of_price_is_read_from_the_job_as_extend_has_left_it(run: Any) -> 
     run.run_folder.write_spec(spec)
     teller = Teller(run)
     (near,) = teller.new(dollars=9.2)
-    text = "92% of the limit of 10 dollars (--max-price-total) is used; to raise it: imgnet-cluster extend job-1"
+    text = "92% of the limit of $10.00 (--max-price-total) is used; to raise it: imgnet-cluster extend job-1"
     assert near.text == text
     run.run_folder.write_spec(replace(spec, cloud={"max_dollars": 20.0}))
     assert teller.new(dollars=11.0) == []
-    run.write_shared("stop", '{"reason": "the limit of 20 dollars (--max-price-total) was reached"}')
+    run.write_shared("stop", '{"reason": "the limit of $20.00 (--max-price-total) was reached"}')
     (reached,) = teller.new(dollars=19.0)
-    assert reached.kind == "limit_reached" and "20 dollars (--max-price-total) was reached" in reached.text
+    assert reached.kind == "limit_reached" and "$20.00 (--max-price-total) was reached" in reached.text
 
 
 def test_text_of_machines_cannot_call_a_channel_and_is_one_line(run: Any) -> None:

@@ -129,7 +129,7 @@ def test_rest_of_a_rented_job_has_time_price_and_limits(
     plan = plan_resume(run, 125, 7.5, max_dollars=20.0, machines=2)
     assert set(plan.changes) == {"--max-price-total: default -> 20", "--machines: 1 -> 2"}
     assert plan.spec.rental_facts.max_dollars == 20.0 and plan.spec.forecast == run.spec.forecast
-    assert rental_question([plan]) == "rent 2 machines for at most $12.50?"
+    assert rental_question([plan]) == "rent 2 machines for at most $12.50 at today's prices, and for a minute at least?"
     show_resume_plan(plan)
     shown = " ".join(capsys.readouterr().out.split())
     for part in (
@@ -138,7 +138,7 @@ def test_rest_of_a_rented_job_has_time_price_and_limits(
     ):  # fmt: skip
         assert part in shown, (part, shown)
     assert " 0-2 128 " not in shown, "the first phase is done"
-    with pytest.raises(BadInput, match=r"^--max-price-total 5: job-1 has cost 7.5 dollars already; to continue: "):
+    with pytest.raises(BadInput, match=r"^--max-price-total 5: job-1 has cost \$7.50 already; to continue: "):
         plan_resume(run, 125, 7.5, max_dollars=5.0)
     extended = replace(run, spec=replace(run.spec, cloud={**(run.spec.cloud or {}), "max_dollars": 30.0}))
     kept = plan_resume(extended, 125, 7.5)

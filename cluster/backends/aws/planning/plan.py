@@ -31,6 +31,7 @@ from infra.aws.market.instance_types import ON_DEMAND_PRICES, InstanceType
 from infra.aws.stack import security_group, stack
 from infra.aws.stack.stack import Stack
 from infra.aws.tags import job_tags, parse_user_tags
+from infra.costs import TrafficForecast
 from train.forecast import Forecast, forecast
 from train.metrics.text import three_digits
 from train.recipe.schedule import Schedule, scaled_image_count
@@ -65,7 +66,8 @@ def plan_rental(
     machine_count = len(spec.machine_names)
     image = None
     account = request.account
-    places, spare_places, missing_parts, spot_scores = _find_places(request, types, machine_count)
+    places, on_demand_places, missing_parts, spot_scores = _find_places(request, types, machine_count)
+    takes_group = all(instance_type.takes_placement_group for instance_type in types_by_name.values())
     if account:  # report now when the image does not exist or does not support the GPUs, not during the launch
         image = amis.resolve_image(account.in_region(places[0].region), first_type.gpu_arch, options.ami)
     if options.ssh_address:
@@ -78,7 +80,7 @@ def plan_rental(
     rental_spec = RentalSpec(
         places=tuple(places),
         on_demand_spares=spec.recovery.spares if options.on_demand_spares else 0,
-        spare_places=tuple(spare_places),
+        spare_places=tuple(on_demand_places) if options.on_demand_spares else (),
         late_spares=spec.recovery.spares if options.late_spares else 0,
         ssh_address=ssh_address,
         is_address_fixed=bool(options.ssh_address),
@@ -88,7 +90,10 @@ def plan_rental(
         max_dollars=max_dollars,
         ami=options.ami,
         internet=options.internet,
-        use_placement_group=options.use_placement_group and machine_count > 1 and needs_placement_group(reservation),
+        use_placement_group=takes_group
+        and options.use_placement_group
+        and machine_count > 1
+        and needs_placement_group(reservation),
         gpus_per_machine=first_type.gpus,
         torch_index_url=amis.get_torch_index_url(first_type.gpu_arch),
         torch_requirement=amis.get_torch_requirement(first_type.gpu_arch),
@@ -99,16 +104,23 @@ def plan_rental(
         notes += [f"{choice}: unknown price, not requested with --max-price-total" for choice in unpriced]
     elif options.max_dollars is not None:
         notes.append("no price is known without AWS, so this plan does not show what --max-price-total allows")
-    first_place = rental_spec.places[0]
-    instance_type = types_by_name[first_place.type]
     forecasts = _forecasts(spec, schedule, types_by_name, request)
     steps_done, spent_dollars = (resumed.steps_done, resumed.spent_dollars) if resumed else (0, 0.0)
     rest_forecasts = {name: whole.of_steps(steps_done) for name, whole in forecasts.items()}
-    rest_forecast = rest_forecasts.get(first_place.type)
     installs_torch = image is None or not image.python
-    traffic, traffic_lines = expect_traffic(
-        spec, schedule, options.internet, forecasts.get(first_place.type), installs_torch, steps_done
-    )
+
+    def traffic_on(name: str) -> tuple[TrafficForecast, tuple[str, ...]]:
+        return expect_traffic(spec, schedule, options.internet, forecasts.get(name), installs_torch, steps_done)
+
+    constants = request.constants_for(rental_spec.places[0].type)
+    start_seconds = constants.boot_seconds + constants.setup_seconds
+    rental_spec = replace(rental_spec, traffic=traffic_on(rental_spec.places[0].type)[0])
+    rental_spec, too_dear = check_limits(rental_spec, machine_count, spec.max_hours, spent_dollars, start_seconds)
+    notes += [f"{choice}: too dear for --max-price-total, not requested" for choice in too_dear]
+    first_place = rental_spec.places[0]
+    instance_type = types_by_name[first_place.type]
+    rest_forecast = rest_forecasts.get(first_place.type)
+    traffic, traffic_lines = traffic_on(first_place.type)
     rental_spec = replace(rental_spec, traffic=traffic)
     if reservation:
         notes.append(describe_reservation(reservation))
@@ -118,17 +130,15 @@ def plan_rental(
             f"each machine takes {amis.LEGACY_TORCH} from {amis.LEGACY_TORCH_INDEX_URL}"
         )
     max_hours, grace_seconds = rental_spec.compute_limits(machine_count, first_place, spec.max_hours, spent_dollars)
-    constants = request.constants_for(first_place.type)
-    start_seconds = constants.boot_seconds + constants.setup_seconds
-    check_limits(rental_spec, machine_count, spec.max_hours, spent_dollars, start_seconds)
     minutes = rest_forecast.minutes if rest_forecast else None
-    if minutes is not None and max_hours < minutes / 60:
-        notes.append(
-            f"the limit ends the job after {three_digits(60 * max_hours)} minutes, "
-            f"but the forecast is {three_digits(minutes)} minutes"
-        )
+    notes += _limit_notes(spec, rental_spec, rest_forecasts, spent_dollars)
     rate = rental_spec.machine_dollars_per_hour(machine_count, first_place)
     on_demand = ON_DEMAND_PRICES.get(first_place.type)
+    # A spot machine never costs more than on demand, so a plan made offline has an upper bound too.
+    bound_spec = replace(rental_spec, max_dollars=options.max_dollars) if request.offline else rental_spec
+    if request.offline:
+        bound_places = [replace(place, price=ON_DEMAND_PRICES.get(place.type)) for place in rental_spec.places]
+        bound_spec = replace(bound_spec, places=tuple(bound_places))
     power_off_hours = max_hours + grace_seconds / 3600
     rental_plan = RentalPlan(
         machines=machine_count,
@@ -143,11 +153,12 @@ def plan_rental(
         dollars=None if rate is None or minutes is None else rate * minutes / 60,
         max_hours=max_hours,
         poweroff_grace=grace_seconds,
-        max_dollars=rental_spec.highest_dollars(machine_count, power_off_hours, spent_dollars),
-        is_dollar_limit_set=rental_spec.max_dollars is not None,
+        max_dollars=bound_spec.highest_dollars(machine_count, power_off_hours, spent_dollars),
+        is_dollar_limit_set=bound_spec.max_dollars is not None,
         spent_dollars=resumed.spent_dollars if resumed else None,
         traffic=traffic_lines,
         facts=(
+            *plan_page.describe_spot_price(rental_spec, machine_count, on_demand_places),
             *plan_page.describe_places(rental_spec, machine_count, rest_forecasts, spot_scores),
             *plan_page.describe_machines(rental_spec, instance_type, image, machine_count),
             *(("creates", part) for part in missing_parts),
@@ -167,7 +178,7 @@ def plan_rental(
 def _find_places(
     request: RentalRequest, types: Sequence[str], machine_count: int
 ) -> tuple[list[Place], list[Place], list[str], Mapping[str, int]]:
-    """Return the places to try, in order, and those of spares on demand.
+    """Return the places to try, in order, and those that sell on demand.
 
     Also what the stacks of their regions lack, and the scores that the order of spot places follows.
     """
@@ -177,7 +188,7 @@ def _find_places(
     if reservation:
         regions = (reservation.region,)
     places: list[Place] = []
-    spare_places: list[Place] = []
+    on_demand_places: list[Place] = []
     missing_parts: list[str] = []
     for region in regions:
         regional_account = None if account is None else account.in_region(region)
@@ -187,8 +198,7 @@ def _find_places(
             all_markets = list(dict.fromkeys([*markets, "on-demand"]))
             regional_places = _candidate_places(regional_account, region, types, all_markets, options.zones)
             places += [place for place in regional_places if place.market in markets]
-            if options.on_demand_spares:
-                spare_places += [place for place in regional_places if place.market == "on-demand"]
+            on_demand_places += [place for place in regional_places if place.market == "on-demand"]
         if regional_account is not None:
             missing_parts += [f"{region}: {part}" for part in stack.inspect(regional_account)[0]]
     if not places:
@@ -197,7 +207,24 @@ def _find_places(
     spot_scores: dict[str, int] = {}
     if account and "spot" in markets:
         spot_scores = offers.look_up_spot_scores(account, types, regions, machine_count)
-    return sort_places(places, regions, types, markets, spot_scores), spare_places, missing_parts, spot_scores
+    return sort_places(places, regions, types, markets, spot_scores), on_demand_places, missing_parts, spot_scores
+
+
+def _limit_notes(
+    spec: JobSpec, rental_spec: RentalSpec, forecasts: Mapping[str, Forecast], spent_dollars: float
+) -> list[str]:
+    """Return a note for each type and market with which the limit ends the job before its forecast does."""
+    notes: dict[str, str] = {}
+    for place in rental_spec.places:
+        choice = "" if place == rental_spec.places[0] else f"{place.type} {place.market}: "
+        hours, _ = rental_spec.compute_limits(len(spec.machine_names), place, spec.max_hours, spent_dollars)
+        if place.type in forecasts and hours < forecasts[place.type].minutes / 60:
+            notes.setdefault(
+                f"{place.type} {place.market}",
+                f"{choice}the limit ends the job after {three_digits(60 * hours)} minutes, "
+                f"but the forecast is {three_digits(forecasts[place.type].minutes)} minutes",
+            )
+    return [*notes.values()]
 
 
 def _forecasts(

@@ -1,16 +1,29 @@
 """What the plan of a launch says about machines rented from AWS besides their price: image, network, shared folder."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from cluster.backends.aws.terms.rental_spec import RentalSpec, internet_dollars
 from infra.aws import prices
 from infra.aws.instances import amis
-from infra.aws.launch_request import Internet
-from infra.aws.market.instance_types import InstanceType
+from infra.aws.launch_request import Internet, Place
+from infra.aws.market.instance_types import ON_DEMAND_PRICES, InstanceType
 from train.forecast import Forecast
 from train.metrics.text import three_digits
 
 NOT_COUNTED = "what stays in the shared file system (EFS): about $0.30 per GB and month until it is deleted"
+
+
+def describe_spot_price(
+    rental_spec: RentalSpec, machine_count: int, on_demand_places: Sequence[Place]
+) -> list[tuple[str, str]]:
+    """Return how far the price of spot machines may rise, with a label; nothing for machines on demand."""
+    first = rental_spec.places[0]
+    if first.market != "spot":
+        return []
+    same = [place for place in on_demand_places if (place.zone, place.type) == (first.zone, first.type)]
+    rate = rental_spec.machine_dollars_per_hour(machine_count, same[0]) if same else None
+    price = "" if rate is None else f", ${rate:,.2f} an hour"
+    return [("spot price", f"may rise while the job runs, at most to the on-demand price{price}")]
 
 
 def describe_places(
@@ -33,6 +46,8 @@ def describe_places(
             continue
         rate = rental_spec.machine_dollars_per_hour(machine_count, place)
         parts = ["unknown price" if rate is None else f"${rate:,.2f} an hour"]
+        if rate is None and (on_demand := ON_DEMAND_PRICES.get(place.type)):
+            parts[0] += f" (on demand ${machine_count * on_demand:,.2f} an hour, us-east-1, 2026)"
         if run_forecast := forecasts.get(place.type):
             parts.append(f"about {three_digits(run_forecast.minutes)} minutes")
             parts += [f"${rate * run_forecast.minutes / 60:,.2f}"] if rate is not None else []
@@ -60,7 +75,7 @@ def describe_machines(
         ("image", image_line),
         ("internet", describe_internet(rental_spec.internet, instance_type, machine_count)),
         ("network", describe_network(instance_type)),
-        ("placement", describe_placement(machine_count, rental_spec.use_placement_group)),
+        ("placement", describe_placement(machine_count, rental_spec.use_placement_group, instance_type)),
         ("shared folder", "~/.imgnet/shared, the stack's file system (EFS): checkpoints and logs"),
         *([("tags", user_tags)] if user_tags else []),
         ("ssh", f"from {rental_spec.ssh_address} only"),
@@ -88,11 +103,12 @@ def describe_network(instance_type: InstanceType) -> str:
     return f"{len(cards)} cards: {first_card} on card 0, EFA only on the {len(cards) - 1} others; {bandwidth} in all"
 
 
-def describe_placement(machine_count: int, use_placement_group: bool) -> str:
+def describe_placement(machine_count: int, use_placement_group: bool, instance_type: InstanceType) -> str:
     """Return where the machines of a job are relative to each other."""
     if machine_count == 1:
         return "one machine, in one of the zones"
-    group = "a new placement group (cluster)" if use_placement_group else "no placement group (--no-group)"
+    reason = "--no-group" if instance_type.takes_placement_group else f"EC2 puts no {instance_type.name} into one"
+    group = "a new placement group (cluster)" if use_placement_group else f"no placement group ({reason})"
     return f"all machines in one zone or none, {group}"
 
 

@@ -129,7 +129,7 @@ class RentedJobController:
         is_first_launch = self.provider.first_machine_time is None
         if max_dollars is not None and is_first_launch and self.provider.earlier_cost >= max_dollars:
             raise NoMachines(
-                f"the limit of {max_dollars:g} dollars (--max-price-total) is spent; to raise it: "
+                f"the limit of ${max_dollars:,.2f} (--max-price-total) is spent; to raise it: "
                 f"imgnet-cluster extend {self.spec.name} --max-price-total DOLLARS"
             )
         self.set_activity("renting machines")
@@ -274,7 +274,7 @@ class RentedJobController:
             return
         # Traffic beyond what was expected may use up the dollars at once: then the job is overdue too.
         if self.provider.is_price_limit_reached:
-            self._request_stop(f"the limit of {self.provider.max_dollars:g} dollars (--max-price-total) was reached")
+            self._request_stop(f"the limit of ${self.provider.max_dollars:,.2f} (--max-price-total) was reached")
         elif self.provider.is_overdue:
             # A machine hangs so that neither its agent nor its own power-off works.
             self._request_stop("its time limit passed, and not all of its machines have ended")

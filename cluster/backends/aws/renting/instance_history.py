@@ -278,7 +278,7 @@ class InstanceHistory:
         requested_hours = MAX_HOURS_WITHOUT_LIMIT if self.max_hours is None else self.max_hours
         if self.max_dollars is None or max_hours >= requested_hours:
             return ""
-        return f"the limit of {self.max_dollars:g} dollars (--max-price-total)"
+        return f"the limit of ${self.max_dollars:,.2f} (--max-price-total)"
 
     def _other_dollars(self, dollars_per_hour: float | None) -> float:
         """Return what the job costs beside `dollars_per_hour` since this launch's first machine.

@@ -224,10 +224,11 @@ def drop_unpriced_places(rental_spec: RentalSpec, machine_count: int) -> tuple[R
 
 def check_limits(
     rental_spec: RentalSpec, machine_count: int, max_hours: float | None, spent_dollars: float, start_seconds: float
-) -> None:
-    """Raise `BadInput` for a limit that ends the machines before they train, or is less than EC2 bills at least.
+) -> tuple[RentalSpec, list[str]]:
+    """Return the rental without the places that are too dear for its limit in dollars, and their types and markets.
 
-    `start_seconds` are those of boot and set-up. The price is that of the dearest place.
+    Those would be ended before they train, or cost more than the limit by what EC2 bills at least. `start_seconds` are
+    those of boot and set-up. Raises `BadInput` when no place is left, or for a time limit that is too short.
     """
     if max_hours is not None and 3600 * max_hours < start_seconds:
         raise BadInput(
@@ -236,16 +237,23 @@ def check_limits(
         )
     max_dollars = rental_spec.max_dollars
     if max_dollars is None or max_dollars <= spent_dollars:
-        return
-    rate = max(rental_spec.dollars_per_hour(machine_count, place) or 0.0 for place in rental_spec.places)
+        return rental_spec, []
     seconds = max(MIN_BILLED_SECONDS, start_seconds / (1 - SHORT_GRACE_SHARE))
-    least_dollars = spent_dollars + rental_spec.traffic.dollars_once + rate * seconds / 3600
-    if max_dollars < least_dollars:
+    rates = [rental_spec.dollars_per_hour(machine_count, place) or 0.0 for place in rental_spec.places]
+    highest_rate = 3600 * (max_dollars - spent_dollars - rental_spec.traffic.dollars_once) / seconds
+    affordable: list[Place] = []
+    too_dear: list[Place] = []
+    for place, rate in zip(rental_spec.places, rates, strict=True):
+        (affordable if rate <= highest_rate else too_dear).append(place)
+    if not affordable:
+        least_dollars = spent_dollars + rental_spec.traffic.dollars_once + min(rates) * seconds / 3600
         raise BadInput(
             f"--max-price-total {max_dollars:g}: the machines need {seconds:.0f} s to boot, be set up and save at "
-            f"${rate:.2f} an hour, so nothing would be trained; the smallest limit that makes sense: --max-price-total "
-            f"{_round_up(least_dollars)}"
+            f"${min(rates):.2f} an hour, so nothing would be trained; the smallest limit that makes sense: "
+            f"--max-price-total {_round_up(least_dollars)}"
         )
+    left_out = dict.fromkeys(f"{place.type} {place.market} in {place.zone}" for place in too_dear)
+    return replace(rental_spec, places=tuple(affordable)), list(left_out)
 
 
 def _round_up(value: float) -> str:

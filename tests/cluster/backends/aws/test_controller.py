@@ -214,7 +214,7 @@ def test_fifo_in_place_of_a_file_of_the_set_up_does_not_hang(backend: ToyBackend
         (False, False, ""),
         (False, True, "its time limit passed, and not all of its machines have ended"),  # a kernel that hangs
         # What traffic costs beyond what was expected uses up the dollars at once: the job is overdue too.
-        (True, True, "the limit of 40 dollars (--max-price-total) was reached"),
+        (True, True, "the limit of $40.00 (--max-price-total) was reached"),
     ],
 )
 def test_job_is_stopped_at_its_limits(
@@ -240,7 +240,7 @@ def test_price_limit_is_watched_while_machines_are_set_up(backend: ToyBackend, m
     monkeypatch.setattr(ToyCloud, "max_dollars", 5.0)
     checks = iter([False, True])  # the first by `poll` itself
     monkeypatch.setattr(ToyCloud, "is_price_limit_reached", property(lambda self: next(checks)))
-    with pytest.raises(SetupFailed, match=r"^the limit of 5 dollars \(--max-price-total\) was reached"):
+    with pytest.raises(SetupFailed, match=r"^the limit of \$5.00 \(--max-price-total\) was reached"):
         backend.poll()
 
 

@@ -465,7 +465,7 @@ def test_limits_are_read_from_the_run_folder(make_instances: Any) -> None:
         # The tolerance covers the first minute, which is billed at once.
         expected_hours = pytest.approx(dollars / job_instances.dollars_per_hour, abs=0.02)
         assert limited.max_hours + limited.poweroff_grace / HOUR == expected_hours
-        assert limited.limit_name == f"the limit of {dollars:g} dollars (--max-price-total)"
+        assert limited.limit_name == f"the limit of ${dollars:.2f} (--max-price-total)"
     for hours, new_dollars, max_hours in ((2.0, None, 2.0), (None, 1e6, 100.0)):
         job_instances.change_limits(hours, new_dollars)
         limited = job_instances.with_machine_limits(job_instances.spec)

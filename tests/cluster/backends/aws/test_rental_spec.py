@@ -191,6 +191,18 @@ def test_limit_that_ends_before_anything_is_trained_is_refused_with_the_smallest
         offline_plan(**types, **{option: smallest - 0.02})
 
 
+def test_type_that_is_too_dear_for_the_limit_is_left_out_and_a_short_limit_of_each_type_is_told() -> None:
+    types = {"types": ["p5.48xlarge", "p4d.24xlarge"], "market": "on-demand", "machines": 2}
+    for max_dollars, names, note in (
+        (4.0, ["p4d.24xlarge"], "p5.48xlarge on-demand in a zone of us-east-1: too dear for --max-price-total, not"),
+        (9.0, ["p5.48xlarge", "p4d.24xlarge"], "p4d.24xlarge on-demand: the limit ends the job after"),
+    ):
+        recipe = replace(load_recipes("recipes/resnet50_18min.py")[0], types=())
+        planned = submit.plan(recipe, make_launch_options("aws", max_dollars=max_dollars, **types), offline=True)
+        assert [place.type for place in RentalSpec.from_json(planned.spec.cloud).places] == names
+        assert [line for line in planned.notes if line.startswith(note)], planned.notes
+
+
 def test_types_of_the_user_alone_are_tried_in_the_users_order_and_each_has_its_price() -> None:
     planned = offline_plan(types=["p5.48xlarge", "p4d.24xlarge", "p4d.24xlarge"], market="on-demand", machines=2)
     places = RentalSpec.from_json(planned.spec.cloud).places

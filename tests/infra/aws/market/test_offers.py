@@ -41,6 +41,7 @@ def test_list_instance_types_leaves_out_unknown_names_arm_and_other_gpus(
 
 def test_builtin_types_equal_ec2s_descriptions() -> None:
     assert {name: offers._parse_instance_type(INSTANCE_TYPES[name]) for name in BUILTIN_TYPES} == BUILTIN_TYPES
+    assert not offers._parse_instance_type(INSTANCE_TYPES["t3.micro"]).takes_placement_group
 
 
 @pytest.mark.parametrize(
