@@ -45,8 +45,12 @@ def find_gpu_failure(text: str, local_rank: int) -> tuple[Fault, str] | None:
 
 
 def last_line(text: str) -> str:
-    """Return the last line of an error that is not indented. A loader process sends its traceback as text before it."""
-    return next((line for line in reversed(text.strip().splitlines()) if line[:1].strip()), "")
+    """Return the last line of an error that is not indented. A loader process sends its traceback as text before it.
+
+    pybind11 appends the stack of a function in Python that torch has called.
+    """
+    lines = text.strip().partition("\n\nAt:\n")[0].splitlines()
+    return next((line for line in reversed(lines) if line[:1].strip()), "")
 
 
 def first_line(error: BaseException) -> str:

@@ -217,6 +217,22 @@ def test_trainers_that_keep_their_state_go_on_as_the_same_processes(agents: Any,
         assert environment["IMGNET_TOKEN"] == second["token"] != first["token"]
 
 
+def test_trainer_that_does_not_leave_in_time_is_killed_and_comes_back_as_a_new_one(agents: Any, hand_made: Any) -> None:
+    """That of machine 1 hangs. The one of machine 0 keeps its state, goes on with it, and waits for the new one."""
+    run = hand_made(machines=2, lost_seconds=1.0, heartbeat_seconds=0.2, in_place=True)
+    hang = (
+        "if '--live-step' in sys.orig_argv: (out / 'new').touch(); until((out / 'result.json').exists); os._exit(0)\n"
+    )
+    hang += f"report.not_in_place = ''; {TRAIN}if rank: (out / 'hangs').touch(); time.sleep(99)\n"
+    keep = "until((out / 'hangs').exists); report.report_kept_state(8, has_saved=False, reason='it hangs')\n"
+    go_on = "until(report.read_next_request); os.environ.update(report.read_next_request().environment)\n"
+    end = "report.begin_attempt(); report.report_state('training', step=9); until((out / 'new').exists)\n" + PUBLISH
+    started = [agents.start(run, hang + keep + go_on + end, machine) for machine in ("0", "1")]
+    assert [agent.wait(120) for agent in started] == [0, 0] and not agents.trainers()
+    first, second = (read_shared(run, f"attempts/00000{number}.json") for number in (1, 2))
+    assert (second["live_step"], second["members"]) == (8, first["members"])
+
+
 def test_agent_max_hours_saves_and_stops(agents: Any, hand_made: Any) -> None:
     """The time of the machine's previous agent counts, although whoever starts this one does not know of it."""
     run = hand_made(max_hours=1.0)

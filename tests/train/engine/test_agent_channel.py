@@ -122,6 +122,7 @@ NCCL = "type('DistBackendError', (RuntimeError,), {})('NCCL error: invalid usage
     ("RuntimeError('NCCL WARN Cuda failure \\'uncorrectable NVLink error detected during the execution\\'')",
      "GPU 0 is broken: uncorrectable NVLink error detected during the execution", "machine"),
     ("RuntimeError('[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1')", "", "peer"),
+    ("RuntimeError('in the callback: Connection reset by peer\\n\\nAt:\\n  exact_sum.py(35): sum')", "", "peer"),
     ("RuntimeError('NCCL communicator was aborted on rank 1')", "", "peer"),
     ("RuntimeError('NCCL error, remote process exited\\nncclRemoteError: A call failed')", "", "peer"),
     ("RuntimeError('NCCL error, ncclSystemError: System call failed.\\nLast error:\\nsocket: closed')", "", "peer"),
@@ -139,6 +140,7 @@ def test_excepthook_prints_reports_and_exits(error: str, reason: str, fault: str
     assert failure["fault"] == fault and (failure["reason"] == reason or fault == "peer")
     if fault == "peer":
         assert stack.startswith("another process is gone (") and stack.count("\n") == 1 and "stack-4.log" in stack
+        assert "(At:" not in stack
         stack = (work_dir.parent / "logs" / work_dir.name / "stack-4.log").read_text()
     assert "Traceback (most recent call last)" in stack
 
