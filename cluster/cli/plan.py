@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     type=NumberList(1, 10_000, "1,2,4,8"),
     help="Number of machines, or a list such as 1,2,4,8.  [default: as the recipe says]",
 )
+@grouped_option("Machines", "--local", is_flag=True, help="Plan a job on this computer: its GPUs, else its processors.")
 @launch_options("procs", "data", "val_fraction", "seed", "set", "scale", "max_steps", "keep_batch")
 @only_option
 @launch_options(
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 def plan(
     recipe: str,
     machines: tuple[int, ...] | None,
+    local: bool,
     types: tuple[str, ...],
     measured_job: str | None,
     cheapest: bool,
@@ -82,9 +84,11 @@ def plan(
         raise BadInput("--cheapest and --fastest are mutually exclusive")
     criterion = "cheapest" if cheapest else "fastest" if fastest else ""
     keywords = given_options(options)
-    planned_options = make_launch_options("plan", **keywords)
+    planned_options = make_launch_options("local" if local else "plan", **keywords)
     recipes = resolve.load_recipes(recipe, only)
     job = store.find(measured_job) if measured_job else None
+    if local and (types or machines):
+        raise BadInput("--local plans for this computer as one machine; leave out --type and --machines")
     type_names = [name for names in types for name in names.split(",") if name]
     rows: list[dict[str, object]] = []
     for selected_recipe in recipes:
@@ -93,8 +97,8 @@ def plan(
             sized_options = replace(planned_options, machines=count, procs=planned_options.procs or procs)
             return resolve.plan(selected_recipe, sized_options, recipe_file=recipe)
 
-        machine_counts = sorted(machines or (selected_recipe.machines,))
-        candidates, notes = _make_candidates(selected_recipe, type_names, machine_counts, job, plan_on)
+        machine_counts = sorted(machines or (1 if local else selected_recipe.machines,))
+        candidates, notes = _make_candidates(selected_recipe, type_names, machine_counts, job, plan_on, local)
         chosen, command = None, ""
         if criterion:
             if len(candidates) == 1:
@@ -119,11 +123,12 @@ def _make_candidates(
     machine_counts: "Sequence[int]",
     job: "Job | None",
     plan_on: "Callable[[int, int], Plan]",
+    local: bool,
 ) -> "tuple[list[Candidate], list[str]]":
     """Return a candidate for each type and number of machines, and notes on them.
 
-    `job` has measured the speeds. Without names of types, its type counts, else the recipe's first type. Raises
-    `ClusterError`.
+    `job` has measured the speeds. Without names of types, its type counts, else the recipe's first type; with `local`,
+    those are this computer. Raises `ClusterError`.
     """
     from cluster.planning import calibration, candidates
     from train.forecast import DEFAULT_CONSTANTS
@@ -131,6 +136,8 @@ def _make_candidates(
     machine_types = [candidates.get_machine_type(name) for name in dict.fromkeys(type_names)]
     notes: list[str] = []
     constants, job_type = DEFAULT_CONSTANTS, None
+    if local:  # nothing has to boot, be set up or fetch images
+        constants = replace(constants, boot_seconds=0.0, setup_seconds=0.0, fetch_bytes_per_second=0.0)
     if job:
         constants = calibration.measured_constants(job.name, job.result)
         if job.spec.recipe.model.name != recipe.model.name:
@@ -144,7 +151,9 @@ def _make_candidates(
             measured_on = f"{job.spec.machines} machine{'s' * (job.spec.machines > 1)}"
             notes.append(f"{job.name} ran on {measured_on}; slower communication among more machines is not included")
     if not machine_types:
-        machine_types = [job_type or candidates.default_machine_type(recipe)]
+        own_type = None if local and job and job.spec.cloud else job_type
+        default_type = candidates.this_computer() if local else candidates.default_machine_type(recipe)
+        machine_types = [own_type or default_type]
     rows: list[Candidate] = []
     for machine_type in machine_types:
         type_constants = constants

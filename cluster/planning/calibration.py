@@ -1,6 +1,8 @@
 """Measured constants for a forecast: read from a job, and adapted to another machine type."""
 
 from dataclasses import replace
+from math import ceil
+from statistics import median
 
 from cluster.backends.aws.shipped_tables import MachineType, find_machine_type
 from cluster.errors import BadInput
@@ -24,7 +26,7 @@ def measured_constants(job_name: str, result: JobResult | None) -> Constants:
 
 
 def constants_so_far(run: Run, schedule: Schedule) -> Constants | None:
-    """Return the forecast constants measured in the completed epochs of an unfinished job, None if there are none.
+    """Return the forecast constants measured by an unfinished job, in its epochs or else its steps; None before them.
 
     Those of boot, set-up and start are the presets: a resume may find other images on its machines than the launch.
     """
@@ -37,8 +39,15 @@ def constants_so_far(run: Run, schedule: Schedule) -> Constants | None:
     )
     start = StartSeconds(setup=DEFAULT_CONSTANTS.setup_seconds, trainers=DEFAULT_CONSTANTS.startup_seconds)
     try:
-        return with_preset_boot(calibrate(measured_run, run.spec.name, start))
-    except (ValueError, ZeroDivisionError):
+        if measured_run.epochs:
+            return with_preset_boot(calibrate(measured_run, run.spec.name, start))
+        steps = [row.scalars for row in run.folder.steps()]  # of the first epoch
+        seconds = median(scalars["times/step_ms"] or 0.0 for scalars in steps) / 1000
+        size, batch = (round(steps[-1][name] or 0) for name in ("sizes/image", "sizes/batch"))
+        batches_per_step = ceil(measured_run.schedule_gpus / measured_run.processes)
+        timings = ((size, batch, seconds / batches_per_step),)
+        return replace(DEFAULT_CONSTANTS, source=run.spec.name, batch_timings=timings, optimizer_seconds=0.0)
+    except (KeyError, ValueError, ZeroDivisionError):  # `median` of nothing raises a `ValueError`
         return None
 
 

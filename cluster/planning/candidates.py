@@ -7,10 +7,13 @@ from dataclasses import dataclass, replace
 
 from cluster.backends.aws.shipped_tables import MachineType, find_machine_type
 from cluster.backends.planner import Plan
+from cluster.connectors.local import visible_gpus
 from cluster.errors import BadInput, ClusterError
 from train.forecast import Constants, Forecast, forecast
 from train.recipe.schema import Recipe
 from train.tools.records import encode
+
+from .calibration import CPU_CARD
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,12 @@ def default_machine_type(recipe: Recipe) -> MachineType:
         if not machine_type.retired_reason:
             return machine_type
     return MachineType("any machine", recipe.gpus, gpu="", network_gbps=0.0, vcpus=None, on_demand_price=None)
+
+
+def this_computer() -> MachineType:
+    """Return this computer as a machine type: its GPUs, whose model is not asked, else its processors."""
+    gpus = len(visible_gpus())
+    return MachineType("this computer", max(1, gpus), "" if gpus else CPU_CARD, 0.0, None, on_demand_price=0.0)
 
 
 def make_candidates(

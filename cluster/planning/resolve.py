@@ -122,8 +122,11 @@ def plan(recipe: Recipe, options: LaunchOptions | None = None, *, recipe_file: s
         notes.append(schedule.scaling_note)
     if schedule.small_set_note and options.train.scale == 1:  # a rehearsal on a part of the images has few steps anyway
         notes.append(schedule.small_set_note)
-    if data is not None and options.backend == UNKNOWN_MACHINES and not is_synthetic and not counts.train:
-        notes.append(f"{root}: contains no images; the plan uses the recipe's image counts")
+    is_here = options.backend == UNKNOWN_MACHINES or planner.is_this_computer
+    if data is not None and is_here and not is_synthetic and not counts.train:
+        if root.is_dir():
+            raise BadInput(f"{root}: contains no images; what is wrong: imgnet-cluster data check {root}")
+        notes.append(f"{root}: there is no such folder here; the plan uses the recipe's image counts")
     notes += notes_on_empty_classes(counts.untrained, counts.unvalidated, counts.classes)
     missing_copies: tuple[int, ...] = ()
     if planner.is_this_computer and not remote_dataset and not is_synthetic:

@@ -66,6 +66,8 @@ RECIPES = {
         (["launch"], 2, ["RECIPE"]),
         (["plan", f"--seed={2**64}", "x.py"], 2, ["--seed"]),
         (["plan", "--nothing", "x.py"], 2, ["--nothing"]),
+        (["plan", "--local", "--machines", "2", "RECIPE"], 2, ["--local plans for this computer as one machine"]),
+        (["plan", "--data", "images", "RECIPE"], 2, ["images: contains no images", "imgnet-cluster data check"]),
         (["train"], 2, ["train"]),
         (["selftest"], 2, ["selftest --aws"]),
         (["selftest", "--aws", "--tag", "x"], 2, ["--tag", "KEY=VALUE"]),

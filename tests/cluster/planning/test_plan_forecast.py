@@ -41,6 +41,8 @@ def test_plan_of_one_row_shows_schedule_and_terms(sandbox: Any) -> None:
     ran = sandbox.cli("plan", "--machines", "8", RECIPE)
     assert "4224 steps over 1281167 images" in ran.out and f"${row['dollars']:.2f} on demand" in ran.out, ran
     assert "before the first step, in seconds: boot 120, setup 60, fetch" in ran.out
+    here = plan_json(sandbox, "--local", recipe=str(ROOT / "recipes/quickstart.py"))
+    assert (here["machines"], here["dollars"], here["forecast"]["start"]["boot"]) == (1, 0.0, 0.0)
     unknown = sandbox.cli("plan", sandbox.write_recipe(2))
     assert "no measurements of this model on an unknown GPU" in unknown.out
 

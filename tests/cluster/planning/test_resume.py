@@ -13,7 +13,7 @@ from support.aws_journal import launch_request, request_granted, write_journal
 from support.known import known
 from support.sandbox import Sandbox
 from support.specs import TINY
-from support.train_records import epoch_line, make_epoch, make_result
+from support.train_records import epoch_line, make_epoch, make_result, step_line
 
 from cluster.backends import registry
 from cluster.backends.local import LocalBackend
@@ -151,6 +151,11 @@ def test_rest_of_a_rented_job_is_forecast_from_what_it_has_measured(
     run = make_run(tmp_path, "aws", market="on-demand")
     metrics = run.folder.path / "metrics/000001.jsonl"
     metrics.parent.mkdir()
+    steps = [step_line(step, times__step_ms=10_000.0, sizes__image=128.0, sizes__batch=32.0) for step in (5, 9)]
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in steps))
+    rental = known(plan_resume(run, 9, 0.0, rented_type="p4d.24xlarge").rental_plan)
+    expected = 41 * 10 + 4 * 250 * (224 / 128) ** 2
+    assert rental.forecast_source == "job-1" and 60 * known(rental.minutes) == pytest.approx(expected, rel=0.1)
     epoch = epoch_line(25, size=128, global_batch=256, steps=25, train_images=6400, where={"steps": 250.0})
     metrics.write_text(json.dumps(epoch) + "\n")
     plans = [plan_resume(run, 25, 0.0, rented_type=type) for type in ("", "p5.48xlarge", "p4d.24xlarge")]

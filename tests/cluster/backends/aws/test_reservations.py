@@ -141,9 +141,7 @@ def test_offers_lists_capacity_blocks_and_the_command_that_buys_one(front: AwsFr
     assert result.exit_code == 0, result.output
     assert TYPE in result.output and "p4d.24xlarge" not in result.output and "8 x H100" in result.output
     assert "aws ec2 purchase-capacity-block --region us-east-1 --capacity-block-offering-id cb-" in result.output
-    assert (
-        "; the first block costs $" in result.output and "launch --reservation cr-" in result.output
-    )
+    assert "; the first block costs $" in result.output and "launch --reservation cr-" in result.output
     assert front.count("PurchaseCapacityBlock") == 0
 
 
