@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from train.tools.agent_protocol import module_folders_variable
+from train.tools.process import project_search_path
 
 GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"  # the GPUs that a process sees: indices or UUIDs (NVIDIA, "CUDA C++ guide")
-PROJECT_ROOT = Path(__file__).resolve().parents[2]
 
 
 def module_command(
@@ -19,9 +19,8 @@ def module_command(
     `python -P` ignores packages of the current folder, which may have the same names as the project's. The user's own
     modules are imported from `module_folders`.
     """
-    path = os.pathsep.join(filter(None, [str(PROJECT_ROOT), os.environ.get("PYTHONPATH", "")]))
     variables = {
-        "PYTHONPATH": path,
+        "PYTHONPATH": project_search_path(),
         **(module_folders_variable(module_folders) if module_folders else {}),
         **(environment or {}),
     }

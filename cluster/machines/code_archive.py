@@ -12,9 +12,9 @@ import tarfile
 from pathlib import Path
 from uuid import uuid4
 
-from cluster.connectors.local import PROJECT_ROOT
 from cluster.connectors.ssh import SSHConnector
 from cluster.errors import ClusterError
+from train.tools.files import PROJECT_ROOT
 
 CODE_PACKAGES = ("cluster", "infra", "recipes", "train")
 USER_PROJECT_FOLDER = "user_project"  # in the archive

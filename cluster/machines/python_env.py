@@ -43,11 +43,11 @@ from pathlib import Path
 
 from cluster.errors import ClusterError
 from train.tools.errors import one_line_error
-from train.tools.files import locked, write_atomic
+from train.tools.files import PROJECT_ROOT, locked, write_atomic
 from train.tools.process import die_with_parent
 from train.tools.records import DamagedRecord, decode_json
 
-PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
+PYPROJECT = PROJECT_ROOT / "pyproject.toml"
 COMPLETE_MARKER = ".complete"  # written last: a venv without this file is incomplete
 NOT_ON_MACHINES = ("jinja2", "matplotlib")  # for reports and plots, which no machine makes
 MIN_FREE_BYTES = 50_000_000  # with less free space, a failed installation is blamed on the disk

@@ -33,7 +33,7 @@ from train.tools.files import open_regular, read_file, write_atomic_with
 from train.tools.process_log import Progress
 from train.tools.sealed_files import verify_checksum
 from train.tools.text_files import is_valid_json
-from train.weights.safetensors_header import verify_file
+from train.weights.safetensors_file import verify_file
 
 # Below <shared>/checkpoints/<attempt>/: what the attempt saved, and what it resumed from.
 CHECKPOINT_PATTERNS = (CHECKPOINT_PATTERN, RESUME_PATTERN)

@@ -15,12 +15,12 @@ from collections.abc import Iterable, Mapping
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
-from cluster.connectors.local import PROJECT_ROOT
 from cluster.errors import BadInput, ClusterError
 from cluster.state.spec import UserProject
 from train.recipe.command import Command
 from train.recipe.files import RecipeError, import_folder
 from train.recipe.schema import Recipe
+from train.tools.files import PROJECT_ROOT
 
 from .code_archive import CODE_PACKAGES
 from .requirements import find_module, user_functions

@@ -27,7 +27,6 @@ MAX_PATTERN_CHARACTERS = 500
 MAX_LINE_CHARACTERS = 500  # of a line; what follows is not searched
 MAX_POLL_BYTES = 1 << 18  # of a log, at one look; of more, the newest are taken
 MATCH_SECONDS = 0.25  # for all lines of one look
-TRIAL_SECONDS = 0.2  # for each of the lines by which a launch tries a pattern
 MAX_DIGITS = 15
 MAX_PROGRESS_FILE_BYTES = 100
 LINE_END = re.compile(r"[\r\n]+")  # a progress bar ends its states by a carriage return
@@ -49,10 +48,7 @@ class ScriptNumbers(TrainingNumbers):
 
 
 def compile_pattern(text: str) -> re.Pattern[str]:
-    """Return the compiled pattern of --progress. Raises `BadPattern`.
-
-    The pattern is tried on lines on which patterns with nested repeats take very long.
-    """
+    """Return the compiled pattern of --progress. Raises `BadPattern`."""
     if len(text) > MAX_PATTERN_CHARACTERS:
         raise BadPattern(f"--progress: the pattern has more than {MAX_PATTERN_CHARACTERS} characters")
     try:
@@ -65,23 +61,7 @@ def compile_pattern(text: str) -> re.Pattern[str]:
         raise BadPattern(f"--progress {text!r}: has no group `step`; write for example 'step (?P<step>\\d+)'")
     if unknown := sorted(names - set(known)):
         raise BadPattern(f"--progress {text!r}: the group {unknown[0]} is none of {', '.join(known)}")
-    try:
-        for line in _trial_lines(text):
-            with time_limit(TRIAL_SECONDS):
-                pattern.search(line)
-    except _OutOfTime:
-        raise BadPattern(
-            f"--progress {text!r}: takes too long on long lines; leave out a repeat inside of a repeat, such as (a+)+"
-        ) from None
     return pattern
-
-
-def _trial_lines(pattern: str) -> Iterator[str]:
-    """Yield long lines of one character, of each of the pattern's words, and of kinds of characters, that fail late."""
-    words = re.findall(r"\w+|[^\w\\]", pattern)
-    for unit in dict.fromkeys(["0", "a", "A", " ", "_", "0 ", "a ", "0.", *words]):
-        for end in ("", "!", "\x00"):
-            yield (unit * MAX_LINE_CHARACTERS)[: MAX_LINE_CHARACTERS - 1] + end
 
 
 @contextlib.contextmanager
@@ -203,5 +183,8 @@ class ScriptProgress:
         except _OutOfTime:
             self.pattern = None
             self.counts_output = True
-            self.problem = f"--progress {pattern.pattern!r} takes too long on this output and is no longer searched"
+            self.problem = (
+                f"--progress {pattern.pattern!r} takes too long on this output and is no longer searched; leave out a "
+                "repeat inside of a repeat, such as (a+)+"
+            )
         return None

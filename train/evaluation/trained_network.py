@@ -16,8 +16,7 @@ from train.tools.errors import TrainingError, one_line_error
 from train.tools.records import DamagedRecord, decode
 from train.weights.network_description import NetworkDescription, parse_metadata
 from train.weights.run_files import network_weights
-from train.weights.safetensors_file import read_safetensors
-from train.weights.safetensors_header import verify_file
+from train.weights.safetensors_file import read_safetensors, verify_file
 
 SAFETENSORS_SUFFIX = ".safetensors"
 # For more, a network of ours is built without memory first: a file that lies could let a layer fill the memory.
@@ -102,8 +101,7 @@ def open_trained(path: Path, model_name: str | None = None) -> TrainedNetwork:
 
 
 def _open_weights(path: Path) -> TrainedNetwork:
-    header = verify_file(path)
-    description, recipe = parse_metadata(header.metadata, path)
+    description, recipe = parse_metadata(verify_file(path), path)
     return TrainedNetwork(path=path, weights=read_safetensors(path), recipe=recipe, description=description)
 
 

@@ -80,11 +80,8 @@ def load_line(model: Model, file: Path, classes: int, file_format: FileFormat) -
     if library not in builders:
         return ""
     reader, state = "torch", f"torch.load({str(file)!r}, weights_only=True)"
-    if library and file_format is FileFormat.SAFETENSORS:
+    if file_format is FileFormat.SAFETENSORS:
         reader, state = "safetensors.torch", f"safetensors.torch.load_file({str(file)!r})"
-    elif file_format is FileFormat.SAFETENSORS:  # this project reads the format itself
-        reader = "pathlib, train.weights.safetensors_file as weights"
-        state = f"weights.read_safetensors(pathlib.Path({str(file)!r}))"
     packages = f"    (pip install {'safetensors ' if 'safetensors' in reader else ''}{library})" if library else ""
     imports = f"import {reader}, {library or 'train.models.registry'}"
     return f"{imports}; net = {builders[library]}; net.load_state_dict({state}){packages}"

@@ -13,13 +13,14 @@ from types import ModuleType
 from typing import TypeVar
 
 from train.tools.errors import one_line_error
+from train.tools.files import PROJECT_ROOT
 from train.tools.text_files import parse_json
 
 from .command import Command
 from .components import Comm, Data, Model, Optim
 from .schema import Phase, Recipe
 
-PROJECT_RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+PROJECT_RECIPES = PROJECT_ROOT / "recipes"
 
 
 class RecipeError(Exception):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 from uuid import uuid4
 
+PROJECT_ROOT = Path(__file__).resolve().parents[2]
 # The errors of a path at which there is something else than a regular file of a size that can be read.
 NO_FILE_ERRORS = (errno.EISDIR, errno.ENOTDIR, errno.EINVAL, errno.ELOOP, errno.ENXIO, errno.EFBIG)
 FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)

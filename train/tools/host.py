@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-REPOSITORY_ROOT = Path(__file__).resolve().parents[2]
+from .files import PROJECT_ROOT
+
 RECORDED_PACKAGES = ("imgnet-cluster", "torch", "numpy", "simplejpeg", "pillow")
 GIT_TIMEOUT_SECONDS = 20
 KIB = 1024  # bytes; /proc/meminfo says kB and means KiB
@@ -256,7 +257,7 @@ def cpu_model() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
-def git_commit(folder: Path = REPOSITORY_ROOT) -> str | None:
+def git_commit(folder: Path = PROJECT_ROOT) -> str | None:
     """Return the commit of a working tree, with "+changes" when files differ from it or are new; None outside git."""
     if not (folder / ".git").exists():  # installed, perhaps within a repository of the user
         return None

@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import IO
 
 from .agent_protocol import TOKEN_VARIABLE
-from .files import open_regular
+from .files import PROJECT_ROOT, open_regular
 
-PROJECT_ROOT = str(Path(__file__).resolve().parents[2])
 POLL_SECONDS = 0.05  # of `launch_ranks`
 PORTS = range(20000, 32768)  # Linux gives outgoing connections those from 32768 on, macOS and Windows from 49152 on
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -112,7 +111,7 @@ def free_port() -> int:
 
 def project_search_path() -> str:
     """Return the PYTHONPATH of this process, with this project's folder before all others."""
-    return os.pathsep.join(filter(None, [PROJECT_ROOT, os.environ.get("PYTHONPATH", "")]))
+    return os.pathsep.join(filter(None, [str(PROJECT_ROOT), os.environ.get("PYTHONPATH", "")]))
 
 
 def rank_environments(

@@ -22,8 +22,7 @@ from train.tools.records import DamagedRecord, encode
 from train.tools.text_files import to_json_bytes
 
 from .network_description import NetworkDescription
-from .safetensors_file import write_safetensors
-from .safetensors_header import verify_file
+from .safetensors_file import verify_file, write_safetensors
 
 
 def best_writer(folder: Path, description: NetworkDescription, recipe: Recipe) -> Callable[[checkpoint_io.State], None]:

@@ -1,94 +1,104 @@
-"""Writes and reads the tensors of a safetensors file. Nothing in such a file is ever executed."""
+"""Safetensors files (https://github.com/huggingface/safetensors) with a checksum. Nothing in such a file is executed.
+
+The format has no checksum, so our files have one in their metadata: the SHA-256 of the whole file, with zeros in its
+own place. Importing this module does not import torch.
+"""
 
 import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
-import torch
+from safetensors import SafetensorError, safe_open
 
+from train.tools.errors import first_line
 from train.tools.files import write_atomic_with
+from train.tools.records import DamagedRecord
+from train.tools.sealed_files import sha256_of_range
 
-from .safetensors_header import BLANK_SHA256, DTYPE_BYTES, TensorEntry, header_bytes, read_header
+if TYPE_CHECKING:
+    import torch
 
-TORCH_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "C64": torch.complex64,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U64": torch.uint64,
-    "U32": torch.uint32,
-    "U16": torch.uint16,
-    "U8": torch.uint8,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "BOOL": torch.bool,
-}
-DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+MAX_HEADER_BYTES = 1 << 24  # enough for thousands of tensors and classes; parsed, it takes twenty times the memory
+SHA256_KEY = "sha256"  # in the metadata, as the first of them
+BLANK_SHA256 = "0" * 64  # in its place while the file is hashed
+LENGTH_BYTES = 8  # before the header: its length, little endian
+ALIGNMENT = 8  # of the values in the file
 
 
-def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
+def write_safetensors(path: Path, tensors: Mapping[str, "torch.Tensor"], metadata: Mapping[str, str]) -> None:
     """Write named tensors atomically, with a checksum in the metadata.
 
     Raises `ValueError` for a tensor that the format cannot hold, and `OSError`.
     """
-    values: dict[str, torch.Tensor] = {}
-    for name, tensor in tensors.items():
-        if tensor.layout != torch.strided or tensor.is_quantized or tensor.dtype not in DTYPE_NAMES:
-            kind = str(tensor.dtype if tensor.layout == torch.strided else tensor.layout).removeprefix("torch.")
-            raise ValueError(f"{name} is a tensor of {kind}, which a safetensors file cannot hold")
-        values[name] = tensor.detach().cpu().contiguous()
-    # The largest types come first, so that each tensor begins at a multiple of its own type's size.
-    order = sorted(values, key=lambda name: -DTYPE_BYTES[DTYPE_NAMES[values[name].dtype]])
-    entries: dict[str, TensorEntry] = {}
-    position = 0
-    for name in order:
-        tensor = values[name]
-        end = position + tensor.numel() * tensor.element_size()
-        entries[name] = TensorEntry(
-            dtype=DTYPE_NAMES[tensor.dtype], shape=tuple(tensor.shape), data_offsets=(position, end)
-        )
-        position = end
-    blank_header = header_bytes({name: entries[name] for name in tensors}, metadata)
+    from safetensors.torch import save
+
+    try:
+        copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+        content = memoryview(save(copies))  # of copies: the library refuses tensors that share memory
+    except (ValueError, RuntimeError, KeyError) as error:
+        raise ValueError(f"a safetensors file cannot hold it: {first_line(error)}") from error
+    data_start = LENGTH_BYTES + int.from_bytes(content[:LENGTH_BYTES], "little")
+    entries = json.loads(bytes(content[LENGTH_BYTES:data_start]))
+    blank_header = header_bytes(entries, metadata)  # the library would write the metadata in random order
     sha256 = hashlib.sha256(blank_header)
-    for name in order:
-        sha256.update(_as_bytes(values[name]))
+    sha256.update(content[data_start:])
     header = blank_header.replace(BLANK_SHA256.encode(), sha256.hexdigest().encode(), 1)
 
     def write(file: BinaryIO) -> None:
         file.write(header)
-        for name in order:
-            file.write(_as_bytes(values[name]))
+        file.write(content[data_start:])
 
     write_atomic_with(path, write)
 
 
-def _as_bytes(tensor: torch.Tensor) -> memoryview:
-    return tensor.reshape(-1).view(torch.uint8).numpy().data
+def header_bytes(entries: Mapping[str, object], metadata: Mapping[str, str]) -> bytes:
+    """Return what comes before the values of a file, with `BLANK_SHA256` in the place of the checksum."""
+    content = {"__metadata__": {SHA256_KEY: BLANK_SHA256, **metadata}, **entries}
+    text = json.dumps(content, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text
 
 
-def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
-    """Return the tensors of a file by name, in the order of the header.
+def read_metadata(path: Path) -> dict[str, str]:
+    """Return the metadata of a safetensors file.
 
-    Raises `DamagedRecord` for a damaged file, and `OSError`.
+    Raises `DamagedRecord` unless the tensors that its header names fill the rest of the file exactly, and `OSError`.
     """
-    header = read_header(path)
-    content = bytearray(path.stat().st_size - header.data_start)
     with path.open("rb") as file:
-        file.seek(header.data_start)
-        file.readinto(content)
-    tensors = {}
-    for name, entry in header.entries.items():
-        begin, end = entry.data_offsets
-        dtype = TORCH_DTYPES[entry.dtype]
-        count = (end - begin) // DTYPE_BYTES[entry.dtype]
-        values = (
-            torch.frombuffer(content, dtype=dtype, count=count, offset=begin) if count else torch.empty(0).to(dtype)
-        )
-        tensors[name] = values.reshape(entry.shape)
-    return tensors
+        if int.from_bytes(file.read(LENGTH_BYTES), "little") > MAX_HEADER_BYTES:
+            raise DamagedRecord(f"{path}: is cut short, or is no safetensors file")
+    try:
+        with safe_open(str(path), "np") as reader:
+            return reader.metadata() or {}
+    except SafetensorError as error:
+        raise DamagedRecord(f"{path}: is cut short, or is no safetensors file: {first_line(error)}") from error
+
+
+def verify_file(path: Path) -> dict[str, str]:
+    """Return the metadata of a file of ours that is what its checksum says, read without much memory.
+
+    Raises `DamagedRecord` for any other file, and `OSError`.
+    """
+    metadata = read_metadata(path)
+    stated = metadata.get(SHA256_KEY, "")
+    with path.open("rb") as file:
+        length = file.read(LENGTH_BYTES)
+        header = length + file.read(int.from_bytes(length, "little"))
+        blank_header = header.replace(stated.encode(), BLANK_SHA256.encode(), 1)
+        digest = sha256_of_range(file, path.stat().st_size - len(header), blank_header)
+    if stated != digest:
+        raise DamagedRecord(f"{path}: is damaged: its checksum does not match its content")
+    return metadata
+
+
+def read_safetensors(path: Path) -> dict[str, "torch.Tensor"]:
+    """Return the tensors of a file by name. Raises `DamagedRecord` for a damaged file, and `OSError`."""
+    from safetensors.torch import load
+
+    read_metadata(path)
+    try:
+        return load(path.read_bytes())
+    except (SafetensorError, KeyError) as error:  # a type of values that torch does not have
+        raise DamagedRecord(f"{path}: cannot be read: {first_line(error)}") from error

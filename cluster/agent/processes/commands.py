@@ -23,7 +23,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from cluster.connectors.local import GPUS_VARIABLE, PROJECT_ROOT
+from cluster.connectors.local import GPUS_VARIABLE
 from cluster.connectors.untrusted import one_line
 from cluster.errors import ClusterError
 from cluster.script import container, secret_values
@@ -38,7 +38,7 @@ from train.recipe.command import Command
 from train.tools import host, process
 from train.tools.agent_protocol import EVENTS_FOLDER, Fault, TrainerProgress, TrainerState, metrics_file, rank_log_file
 from train.tools.errors import PEER_FAILURE_MARKERS, find_gpu_failure, last_line
-from train.tools.files import FORMER_UTF8_VARIABLE, UTF8_VARIABLE, open_regular, write_atomic
+from train.tools.files import FORMER_UTF8_VARIABLE, PROJECT_ROOT, UTF8_VARIABLE, open_regular, write_atomic
 
 from . import guard
 from .base import OWNER_VARIABLE, AttemptProcesses, ProcessesExit, kill_process_groups, write_heading

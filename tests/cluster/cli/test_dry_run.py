@@ -8,8 +8,8 @@ import pytest
 from support.aws_user import TYPE, Renter, renter
 from support.simcloud.fixture import simcloud
 
-from cluster.connectors.local import PROJECT_ROOT
 from cluster.display.terminal import clean
+from train.tools.files import PROJECT_ROOT
 
 __all__ = ["renter", "simcloud"]  # fixtures
 

@@ -23,7 +23,7 @@ from cluster.script.snapshot import newest_version, remove_version
 from cluster.state.states import JobState
 from cluster.state.status import JobResult
 from train.tools.records import encode
-from train.weights.safetensors_header import BLANK_SHA256, header_bytes
+from train.weights.safetensors_file import BLANK_SHA256, header_bytes
 
 
 def weights_file(note: str = "") -> bytes:

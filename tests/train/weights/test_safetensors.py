@@ -1,4 +1,4 @@
-"""The safetensors format: round trips, damage, foreign files, and the files of the format's own library."""
+"""Files of the safetensors format: round trips, damage, and foreign files."""
 
 import json
 import random
@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.peers import run_script
 
 from train.tools.records import DamagedRecord
-from train.weights.safetensors_file import TORCH_DTYPES, read_safetensors, write_safetensors
-from train.weights.safetensors_header import DTYPE_BYTES, SHA256_KEY, read_header, verify_file
+from train.weights.safetensors_file import SHA256_KEY, read_safetensors, verify_file, write_safetensors
 
 Tensors = dict[str, torch.Tensor]
 
@@ -20,7 +18,8 @@ def sample_tensors() -> Tensors:
     """Tensors of all types and of unusual shapes and memory orders."""
     generator = torch.Generator().manual_seed(0)
     numbers = torch.randn((2, 3, 5), generator=generator)
-    by_type = {f"of {name}": (10 * numbers).abs().to(dtype) for name, dtype in TORCH_DTYPES.items()}
+    dtypes = (torch.float64, torch.float32, torch.bfloat16, torch.complex64, torch.int64, torch.uint8, torch.bool)
+    by_type = {f"of {dtype}": (10 * numbers).abs().to(dtype) for dtype in dtypes}
     shapes = {
         "scalar": torch.tensor(7),
         "empty": torch.empty(0, 4),
@@ -32,7 +31,7 @@ def sample_tensors() -> Tensors:
 
 
 def assert_same(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
-    assert list(tensors) == list(expected)
+    assert tensors.keys() == expected.keys()
     for name, tensor in expected.items():
         assert (tensors[name].dtype, tensors[name].shape) == (tensor.dtype, tensor.shape), name
         assert bytes_of(tensors[name]) == bytes_of(tensor), name
@@ -49,12 +48,13 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_write_safetensors_reads_back_every_bit_in_order(file: Path) -> None:
+def test_write_safetensors_reads_back_every_bit(file: Path) -> None:
     assert_same(read_safetensors(file), sample_tensors())
-    header = verify_file(file)
-    assert header.metadata["note"] == "of a test" and len(header.metadata[SHA256_KEY]) == 64
-    for entry in header.entries.values():
-        assert entry.data_offsets[0] % DTYPE_BYTES[entry.dtype] == 0 and header.data_start % 8 == 0
+    metadata = verify_file(file)
+    assert metadata["note"] == "of a test" and len(metadata[SHA256_KEY]) == 64
+    content = file.read_bytes()
+    write_safetensors(file, sample_tensors(), {"format": "pt", "note": "of a test"})
+    assert file.read_bytes() == content, "the bytes follow from the tensors and the metadata"
     assert [path.name for path in file.parent.iterdir()] == ["w.safetensors"]
 
 
@@ -79,32 +79,38 @@ def entry(dtype: str, shape: list[int], *offsets: int) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content",
     [
-        (b"", "is cut short, or is no safetensors file"),
-        (b"\xff" * 8, "is cut short, or is no safetensors file"),
-        (with_header([1]), "is no JSON object"),
-        (with_header(b"{" * 1000), "x: "),
-        (with_header({"a": 3}), "x: "),
-        (with_header({"a": entry("F32", [2], 0)}), "x: "),
-        (with_header({"a": entry("F33", [2], 0, 8)}), "a has values of type F33"),
-        (with_header({"a": entry("F32", [3], 0, 8)}), r"a of shape \[3\] does not take bytes 0 to 8"),
-        (with_header({"a": entry("F32", [-1, -2], 0, 8)}), "does not take bytes"),
-        (with_header({"a": entry("F32", [2**62, 2**62], 0, 8)}), "does not take bytes"),
-        (with_header({"a": entry("U8", [0, 2**62], 0, 0)}), "does not take bytes"),
-        (with_header({"a": entry("U8", [10**18] * 65, 0, 0)}), "a has 65 dimensions, the limit is 64"),
-        (with_header({"a": entry("F32", [1], 4, 8)}), "a begins at byte 4, not at 0"),
-        (with_header({"a": entry("F32", [2], 0, 8), "b": entry("F32", [1], 4, 8)}), "b begins at byte 4, not at 8"),
-        (with_header({"a": entry("F32", [1], 0, 4)}), "has 8 bytes of values, and its tensors take 4"),
-        (with_header({"a": entry("F32", [4], 0, 16)}), "has 8 bytes of values, and its tensors take 16"),
-        (with_header({"a": entry("F32", [2], 0, 8), "__metadata__": {"a": 1}}), "x: "),
+        b"",
+        b"\xff" * 8,
+        ((1 << 24) + 1).to_bytes(8, "little") + bytes(1 << 25),
+        with_header([1]),
+        with_header({"a": entry("F32", [3], 0, 8)}),
+        with_header({"a": entry("F32", [2**62, 2**62], 0, 8)}),
+        with_header({"a": entry("U8", [10**18] * 65, 0, 0)}),
+        with_header({"a": entry("F32", [1], 4, 8)}),
+        with_header({"a": entry("F32", [2], 0, 8), "b": entry("F32", [1], 4, 8)}),
+        with_header({"a": entry("F32", [4], 0, 16)}),
+        with_header({"a": entry("F32", [2], 0, 8), "__metadata__": {"a": 1}}),
     ],
 )
-def test_read_header_refuses_what_does_not_fit(content: bytes, message: str, tmp_path: Path) -> None:
+def test_file_that_is_none_is_refused_in_one_line(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(content)
-    with pytest.raises(DamagedRecord, match=message) as caught:
-        read_header(tmp_path / "x")
+    with pytest.raises(DamagedRecord, match="x: is cut short, or is no safetensors file") as caught:
+        read_safetensors(tmp_path / "x")
     assert "\n" not in str(caught.value)
+
+
+def test_type_that_torch_does_not_have_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(with_header({"a": entry("F6_E2M3", [4], 0, 3)}, bytes(3)))
+    with pytest.raises(DamagedRecord, match="x: cannot be read: "):
+        read_safetensors(tmp_path / "x")
+
+
+def test_tensors_that_share_memory_are_written_each(tmp_path: Path) -> None:
+    weight = torch.arange(3.0)
+    write_safetensors(tmp_path / "x", {"encoder": weight, "decoder": weight}, {})
+    assert_same(read_safetensors(tmp_path / "x"), {"decoder": weight, "encoder": weight})
 
 
 def test_read_header_of_a_foreign_file_has_no_checksum(tmp_path: Path) -> None:
@@ -112,14 +118,3 @@ def test_read_header_of_a_foreign_file_has_no_checksum(tmp_path: Path) -> None:
     assert torch.equal(read_safetensors(tmp_path / "x")["a"], torch.zeros(2))
     with pytest.raises(DamagedRecord, match="checksum"):
         verify_file(tmp_path / "x")
-
-
-def test_files_equal_those_of_the_formats_own_library(tmp_path: Path) -> None:
-    tensors = sample_tensors()
-    write_safetensors(tmp_path / "ours.safetensors", tensors, {"format": "pt"})
-    torch.save({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "tensors.pt")
-    arguments = (tmp_path / "tensors.pt", tmp_path / "ours.safetensors", tmp_path / "theirs.safetensors")
-    metadata = run_script("safetensors_files.py", *arguments, module="safetensors")
-    assert metadata == read_header(tmp_path / "ours.safetensors").metadata
-    theirs = read_safetensors(tmp_path / "theirs.safetensors")
-    assert_same({name: theirs[name] for name in tensors}, tensors)

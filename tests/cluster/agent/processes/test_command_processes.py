@@ -18,7 +18,6 @@ from support.waiting import wait_for
 from cluster.agent.processes import commands, guard
 from cluster.agent.processes.base import ProcessesExit
 from cluster.agent.processes.commands import MAX_REASON_CHARACTERS, CommandProcesses
-from cluster.connectors.local import PROJECT_ROOT
 from cluster.script import checkpoint_folder, secret_values
 from cluster.script.snapshot import newest_version
 from cluster.state.attempts import Attempt
@@ -28,7 +27,7 @@ from train.metrics.records import StepRow, read_metrics_file
 from train.recipe import Command
 from train.tools import process
 from train.tools.agent_protocol import Fault, metrics_file
-from train.tools.files import FORMER_UTF8_VARIABLE
+from train.tools.files import FORMER_UTF8_VARIABLE, PROJECT_ROOT
 
 ATTEMPT = Attempt(number=2, members=("0.a", "1.b"), master_port=1234, reason="machine 2 lost")
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(1000)"
