@@ -15,7 +15,6 @@ from cluster.plots.figures import MUTED_COLOR, PAGE_BACKGROUND_COLOR, SERIES_COL
 from cluster.state.states import MachineState
 from train.metrics.text import PART_TITLES, three_digits
 
-from .activity import ActivitySpan
 from .facts import JobFacts
 from .tables import format_error
 
@@ -31,7 +30,7 @@ LINE_WIDTH = 1.8
 MAX_POINTS_WITH_MARKERS = 40
 FORECAST_COLOR = SERIES_COLORS[3]
 ACTUAL_COLOR = SERIES_COLORS[0]
-ACTIVITY_COLORS = {
+STATE_COLORS = {
     MachineState.TRAINING: SERIES_COLORS[0],
     MachineState.VALIDATING: SERIES_COLORS[2],
     MachineState.SETUP: SERIES_COLORS[3],
@@ -295,26 +294,19 @@ def machines_chart(facts: JobFacts) -> Chart | None:
     figure, (axes,) = figures.make_axes(MACHINES_WIDTH_INCHES, 0.95 + 0.3 * min(len(names), 40))
     end_time = max(end for spans in facts.activity.values() for *_, end in spans)
     unit, seconds_per_unit = time_unit(end_time)
-    spans_by_kind = defaultdict[MachineState, list[tuple[int, float, float]]](list)  # row, begin, end
+    spans_by_state = defaultdict[MachineState, list[tuple[int, float, float]]](list)  # row, begin, end
     for row, name in enumerate(names):
-        for kind, begin, end in merge_adjacent_spans(facts.activity[name]):
-            spans_by_kind[kind].append((row, begin / seconds_per_unit, end / seconds_per_unit))
-    for kind, color in ACTIVITY_COLORS.items():
-        boxes = [(begin, end, row - 0.32, row + 0.32) for row, begin, end in spans_by_kind[kind]]
+        for state, begin, end in facts.activity[name]:
+            spans_by_state[state].append((row, begin / seconds_per_unit, end / seconds_per_unit))
+    for state, color in STATE_COLORS.items():
+        boxes = [(begin, end, row - 0.32, row + 0.32) for row, begin, end in spans_by_state[state]]
         figures.draw_boxes(axes, boxes, color)
-    lost_lines = [((begin, row), (end, row)) for row, begin, end in spans_by_kind[MachineState.LOST]]
+    lost_lines = [((begin, row), (end, row)) for row, begin, end in spans_by_state[MachineState.LOST]]
     figures.draw_lines(axes, lost_lines, color=LOST_COLOR, linestyle=LINE_STYLES["dotted"], linewidth=1.6)
     losses = [(moment / seconds_per_unit, names.index(name)) for name, moment in facts.losses if name in names]
-    axes.plot(
-        [moment for moment, _ in losses],
-        [row for _, row in losses],
-        linestyle="",
-        marker="X",
-        color=LOST_COLOR,
-        markeredgecolor=PAGE_BACKGROUND_COLOR,
-        markersize=10,
-        zorder=5,
-    )
+    if losses:
+        cross: dict[str, Any] = {"markersize": 10, "markeredgecolor": PAGE_BACKGROUND_COLOR, "zorder": 5}
+        axes.plot(*zip(*losses, strict=True), "X", color=LOST_COLOR, **cross)
     axes.set(xlabel=unit, ylabel="machine", ylim=(len(names) - 0.4, -0.95))
     axes.set_yticks(range(len(names)), names)
     axes.grid(visible=False, axis="y")
@@ -333,9 +325,8 @@ def machines_chart(facts: JobFacts) -> Chart | None:
         if moment - last_labelled >= 0.015 * end_time / seconds_per_unit:  # else it would overlap the number before
             axes.text(moment, -0.62, f" {number}", color=MUTED_COLOR, va="center", fontsize=9.5)
             last_labelled = moment
-    kinds = {kind for kind, spans in spans_by_kind.items() if spans}
-    legend = [LegendEntry(kind, color, "box") for kind, color in ACTIVITY_COLORS.items() if kind in kinds]
-    if MachineState.LOST in kinds:
+    legend = [LegendEntry(state, color, "box") for state, color in STATE_COLORS.items() if spans_by_state[state]]
+    if spans_by_state[MachineState.LOST]:
         legend.append(LegendEntry(MachineState.LOST, LOST_COLOR, "dotted"))
     if losses:
         legend.append(LegendEntry("moment of the loss", LOST_COLOR, "cross"))
@@ -343,14 +334,3 @@ def machines_chart(facts: JobFacts) -> Chart | None:
         legend.append(LegendEntry("start of an attempt", MUTED_COLOR, "dashed"))
     title = "Machines over time"
     return Chart(title, figure_to_svg(figure, title, facts.job), legend)
-
-
-def merge_adjacent_spans(spans: Sequence[ActivitySpan]) -> list[ActivitySpan]:
-    """Merge neighboring spans of the same activity."""
-    merged: list[ActivitySpan] = []
-    for kind, begin, end in spans:
-        if merged and merged[-1][0] == kind and begin <= merged[-1][2]:
-            merged[-1] = (kind, merged[-1][1], end)
-        else:
-            merged.append((kind, begin, end))
-    return merged
