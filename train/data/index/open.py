@@ -153,13 +153,15 @@ def load_index(
     skip_bad: bool = False,
     skip_layout_problems: bool = False,
     progress: Progress = no_progress,
+    stems_of_copy: str = "",
 ) -> Index:
     """Return the index of root/split. For a folder of files it is built first, where it is missing or stale.
 
     `classes` are the class names by label; val/ gets those of train/. `val_fraction` of train/ is held out where the
     root has no val/. Raises `DataError` for an empty folder, a class that is not in `classes`, a packed set that is
     damaged or incomplete, and, unless `skip_bad`, for files that are not images: the error counts them and names the
-    first. With `skip_layout_problems`, what `layout_problems` names is left out of a folder of files.
+    first. With `skip_layout_problems`, what `layout_problems` names is left out of a folder of files. `stems_of_copy`
+    is that of `load_folder_index`: the images' own sizes are not needed.
     """
     is_held_out = has_held_out_val(root, val_fraction)
     folder_name = "train" if is_held_out else split
@@ -171,8 +173,14 @@ def load_index(
         _refuse(_unknown_classes(root, names, classes))
     if packed.is_packed(root / folder_name):
         return packed.load_packed_index(root / folder_name, classes)
-    index = index_folder.load_folder_index(root, folder_name, names, classes or names, skip_bad, progress)
+    stems = "" if is_held_out else stems_of_copy
+    index = index_folder.load_folder_index(root, folder_name, names, classes or names, skip_bad, progress, stems)
     return _take_split(index, split, val_fraction) if is_held_out else index
+
+
+def stems_of_packed(folder: Path) -> str:
+    """Return the digest of the names in a packed split; "" where the folder has none. Raises `DataError`."""
+    return packed.read_manifest(folder).stems_digest if packed.is_packed(folder) else ""
 
 
 def _take_split(index: index_folder.FolderIndex, split: str, val_fraction: float) -> index_folder.FolderIndex:

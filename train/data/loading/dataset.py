@@ -16,6 +16,7 @@ from train.data.index.open import (
     empty_classes,
     has_held_out_val,
     load_index,
+    stems_of_packed,
 )
 from train.data.order.rng import subset
 from train.data.order.work import IndexKey
@@ -68,15 +69,17 @@ def open_dataset(
     """Index the images that the recipe needs, or a share `scale` of them.
 
     A copy that does not exist is replaced by the full-size images, and `log` gets a line that says so; likewise about
-    classes without images. Raises `DataError` for a folder that cannot be used, or a copy whose images are
-    not those of the full-size set.
+    classes without images. Full-size files are not opened where all phases read packed copies and none needs the sizes
+    of the former. Raises `DataError` for a folder that cannot be used, or a copy whose images are not those of the
+    full-size set.
     """
     load_start_time = unix_time()
     fraction = recipe.data.val_fraction if has_held_out_val(root, recipe.data.val_fraction) else 0.0
     check_layout(root, fraction)
     load = partial(_load, skip_bad=skip_bad)
-    train = load(root, "train", val_fraction=fraction)
-    val = load(root, "val", train.classes, val_fraction=fraction)
+    stems = partial(_stems_of_copy, recipe, copies)
+    train = load(root, "train", val_fraction=fraction, stems_of_copy=stems("train"))
+    val = load(root, "val", train.classes, val_fraction=fraction, stems_of_copy=stems("val"))
     if fraction:
         log(f"{train.folder}: {len(val)} of {len(train) + len(val)} images are held out for validation")
     untrained, unvalidated = (empty_classes(index.classes, index.labels) for index in (train, val))
@@ -135,8 +138,25 @@ def _take_subsets(indexes: dict[IndexKey, Index], seed: int, scale: float) -> di
     return {key: index.take(subset(seed, len(index), scale)) for key, index in indexes.items()}
 
 
+def _stems_of_copy(recipe: Recipe, copies: Path, split: str) -> str:
+    """Return the digest of the names in a copy of a split, or "" where a phase needs the sizes of full-size images."""
+    digests = [
+        ""
+        if phase.copy is None or phase.rect_train or phase.rect_val
+        else stems_of_packed(copies / f"{phase.copy}/{split}")
+        for phase in recipe.phases
+    ]
+    return digests[0] if all(digests) else ""
+
+
 def _load(
-    root: Path, split: str, classes: Sequence[str] | None = None, *, val_fraction: float = 0.0, skip_bad: bool
+    root: Path,
+    split: str,
+    classes: Sequence[str] | None = None,
+    *,
+    val_fraction: float = 0.0,
+    skip_bad: bool,
+    stems_of_copy: str = "",
 ) -> Index:
     """Return the index of root/split. Prints a line for each tenth of the files that are indexed, none if cached."""
 
@@ -144,4 +164,12 @@ def _load(
         if done == total or done % (100 * math.ceil(total / 1000)) == 0:
             print(f"indexing {root / split}: {done} of {total}", file=sys.stderr, flush=True)
 
-    return load_index(root, split, classes, val_fraction=val_fraction, skip_bad=skip_bad, progress=print_progress)
+    return load_index(
+        root,
+        split,
+        classes,
+        val_fraction=val_fraction,
+        skip_bad=skip_bad,
+        progress=print_progress,
+        stems_of_copy=stems_of_copy,
+    )

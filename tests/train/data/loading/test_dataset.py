@@ -51,3 +51,24 @@ def test_open_dataset_without_the_copies_reads_the_full_size_images(tiny: Any, p
     dataset = open_dataset(one_phase(tiny, 48), packed, tmp_path, log=log.append)
     assert dataset.recipe.phases[0].copy is None and len(log) == 1
     assert f"imgnet-cluster data resize {packed} {tmp_path} --sizes 48" in log[0]
+
+
+@pytest.mark.parametrize(("changes", "opens_full_size"), [
+    ({"copy": 48}, False), ({"copy": 48, "rect_val": True}, True), ({"copy": 48, "rect_train": True}, True), ({}, True),
+])  # fmt: skip
+def test_open_dataset_opens_full_size_files_where_a_phase_needs_their_sizes(
+    changes: dict[str, Any], opens_full_size: bool, tiny: Any, tiny_data: Path, packed: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_data, tmp_path / "data")
+    for path in (tmp_path / "data").rglob("*.JPEG"):
+        path.write_bytes(b"")
+    recipe = tiny(name="one", phases=[Phase(epochs=(0, 1), size=32, batch=8, lr=0.01, **changes)])
+    if opens_full_size:
+        with pytest.raises(DataError, match="the file is empty"):
+            open_dataset(recipe, tmp_path / "data", packed.with_name("set-sz"))
+        return
+    dataset = open_dataset(recipe, tmp_path / "data", packed.with_name("set-sz"))
+    assert dataset.train.names() == open_dataset(recipe, packed, packed.with_name("set-sz")).train.names()
+    (tmp_path / "data/train/disc/more.JPEG").write_bytes(b"")
+    with pytest.raises(DataError, match="the file is empty"):  # the names are not those of the copy
+        open_dataset(recipe, tmp_path / "data", packed.with_name("set-sz"))
