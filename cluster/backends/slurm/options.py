@@ -17,8 +17,6 @@ class SlurmOptions(BackendOptions):
     partition: str | None = option_field(
         None, metavar="NAME", group="Slurm", help="Partition of the nodes.", default_text="that of the cluster"
     )
-    account: str | None = option_field(None, metavar="NAME", group="Slurm", help="Account that is charged.")
-    qos: str | None = option_field(None, metavar="NAME", group="Slurm", help="Quality of service.")
     time_limit: str | None = option_field(
         None,
         "--time",
@@ -41,5 +39,5 @@ class SlurmOptions(BackendOptions):
         "--sbatch",
         metavar="ARGUMENT",
         group="Slurm",
-        help="Further argument of sbatch, such as --sbatch=--constraint=a100. Can be given several times.",
+        help="Further argument of sbatch, such as --sbatch=--account=vision. Can be given several times.",
     )
