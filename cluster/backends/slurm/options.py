@@ -12,8 +12,14 @@ class SlurmOptions(BackendOptions):
     """Which nodes to ask Slurm for, and for how long."""
 
     machines_title: ClassVar[str] = "the nodes of a Slurm cluster"
-    switch_help: ClassVar[str] = "Train on nodes of the Slurm cluster of which this computer is a login node."
 
+    on_slurm: bool | None = option_field(
+        None,
+        "--slurm",
+        is_fixed=True,
+        group="Machines",
+        help="Train on nodes of the Slurm cluster of which this computer is a login node.",
+    )
     partition: str | None = option_field(
         None, metavar="NAME", group="Slurm", help="Partition of the nodes.", default_text="that of the cluster"
     )
