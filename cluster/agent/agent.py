@@ -206,7 +206,7 @@ class Agent:
             self.traffic_meter.count_internet()
         try:
             log_path = setup_log_path(self.shared, self.machine)
-            prepare_data(self.spec, log_path, on_progress)
+            prepare_data(self.spec, self.shared, log_path, on_progress)
             if isinstance(self.trainers, CommandProcesses):
                 prepared = prepare_environment(self.spec, self.trainers.source, self.work, log_path, on_progress)
                 self.trainers.use_environment(*prepared)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from cluster.connectors.local import module_command
 from cluster.state.spec import JobSpec
-from train.recipe.schema import FULL_SIZE, reads_full_size
 from train.tools import process
 from train.tools.text_files import last_line
 
@@ -22,7 +21,7 @@ class DataPreparationError(Exception):
     """The images, or the environment, could not be generated, fetched or installed. The text is one line."""
 
 
-def prepare_data(spec: JobSpec, log_path: Path, on_progress: Callable[[str, str], None]) -> None:
+def prepare_data(spec: JobSpec, shared: Path, log_path: Path, on_progress: Callable[[str, str], None]) -> None:
     """Generate or fetch the images, where the job wants it.
 
     `on_progress` is called all the time with the activity and its progress; an exception that it raises ends the
@@ -31,7 +30,7 @@ def prepare_data(spec: JobSpec, log_path: Path, on_progress: Callable[[str, str]
     if spec.generate_data:
         generate_sample_set(spec, log_path, on_progress)
     elif spec.data_source:
-        _run_command(f"fetching {spec.data_source}", log_path, on_progress, *fetch_command(spec))
+        _run_command(f"fetching {spec.data_source}", log_path, on_progress, "data", "fetch-for-job", str(shared))
 
 
 def prepare_environment(
@@ -98,17 +97,6 @@ def _run_command(
     if child.returncode:
         message = last_line(log_path).removeprefix("error: ")
         raise DataPreparationError(f"{activity}: {message or f'exit code {child.returncode}'}")
-
-
-def fetch_command(spec: JobSpec) -> list[str]:
-    """Return the arguments of `imgnet-cluster` that fetch a job's images on one of its machines."""
-    sizes = ",".join([FULL_SIZE, *map(str, spec.recipe.copy_sizes)])
-    arguments = ["data", "fetch", spec.data_source, spec.train.data, "--sizes", sizes, "--else-full"]
-    if not reads_full_size(spec.recipe):
-        arguments.append("--index-only")
-    if spec.copies_source:
-        arguments += ["--copies", spec.copies_source]
-    return arguments
 
 
 def count_fetch_requests(spec: JobSpec) -> int:

@@ -108,6 +108,9 @@ def _sort_backends() -> tuple[dict[str, type[BackendOptions]], dict[str, str]]:
         if clashes:
             reasons[name] = f"the backend {name} has the flag {clashes[0]}, which {owners[clashes[0]]} has too"
             continue
+        if not options.choice(name):
+            reasons[name] = f"the backend {name} has no option --{name}, which would choose it"
+            continue
         usable[name] = options
         owners |= dict.fromkeys(flags, f"the backend {name}")
     return usable, reasons

@@ -3,27 +3,37 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from train.tools.option_fields import OptionSet, option_field
+from train.tools.option_fields import Option, OptionSet, option_field
 
 
 @dataclass(frozen=True, kw_only=True)
 class BackendOptions(OptionSet):
     """Options of a launch on one backend. Subclasses declare them with `option_field`.
 
-    A launch on the backend is requested by the flag `--NAME`: by an option that is declared with this flag and takes a
-    value, else by a switch, whose help text is `switch_help`.
+    One of them has the flag `--NAME` and chooses the backend: a switch, or an option that takes a value.
     """
 
     machines_title: ClassVar[str] = "its machines"  # "--type: only for {machines_title}"
-    switch_help: ClassVar[str] = ""
+
+    @classmethod
+    def choice(cls, backend: str) -> Option | None:
+        """Return the option that chooses the backend, None when there is none."""
+        return next((option for option in cls.launch_options() if f"--{backend}" in option.flags), None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalOptions(BackendOptions):
-    """A launch on this computer has no options of its own."""
+    """A launch on this computer has no other options of its own."""
 
     machines_title: ClassVar[str] = "this computer"
-    switch_help: ClassVar[str] = "Train on this computer. With --machines N it acts as N machines."
+
+    on_local: bool | None = option_field(
+        None,
+        "--local",
+        is_fixed=True,
+        group="Machines",
+        help="Train on this computer. With --machines N it acts as N machines.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -188,13 +187,6 @@ def _check_hosts(hosts: str, recipe: str | None, machines: int | None, data: str
     help="Highest cost of all machines together.",
 )
 @grouped_option(
-    "Output",
-    "--folder",
-    metavar="DIR",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for the run folders and the report.  [default: runs/selftest]",
-)
-@grouped_option(
     "Output", "--clean", is_flag=True, help="Only remove the leftovers of a killed self-test; test nothing."
 )
 @yes_option
@@ -206,7 +198,6 @@ def selftest(
     large_type: str,
     interruption: bool,
     max_dollars: float,
-    folder: Path | None,
     clean: bool,
     yes: bool,
 ) -> None:
@@ -224,7 +215,7 @@ def selftest(
         raise BadInput("name the cloud: imgnet-cluster selftest --aws")
     make_launch_options("aws", tags=tags)  # raises for a tag that AWS would refuse, before anything is planned
     cloud = open_cloud()
-    folder = folder.absolute() if folder else store.runs_folder() / "selftest"
+    folder = store.runs_folder() / "selftest"
     os.environ[store.RUNS_ENV_VAR] = str(folder)  # its jobs are none of the user's folder
     region = cloud.resolve_regions([region] if region else [])[0]
     session = SelftestSession(
@@ -251,7 +242,7 @@ def selftest(
             fail_if_resources_remain(session.remove_everything())
             click.echo("nothing is left of a self-test")
     except BlockingIOError as error:
-        raise ClusterError(f"{folder}: another self-test is running there; name another one: --folder") from error
+        raise ClusterError(f"{folder}: another self-test is running there") from error
 
 
 def _run(session: "SelftestSession") -> int:
@@ -263,8 +254,9 @@ def _run(session: "SelftestSession") -> int:
     click.echo(write_report(session.folder, report), nl=False)
     click.echo(f"report: {session.folder / REPORT_NAME}.json and .txt, which you can send to the project", err=True)
     if session.has_leftovers:
-        remedy = f"imgnet-cluster selftest --aws --clean --folder {session.folder}"
-        raise ClusterError(f"the self-test could not remove everything; remove it: {remedy}")
+        raise ClusterError(
+            "the self-test could not remove everything; remove it: imgnet-cluster selftest --aws --clean"
+        )
     if report.is_interrupted:
         return EXIT_INTERRUPTED
     return EXIT_OK if report.has_passed else EXIT_ERROR

@@ -1,7 +1,9 @@
 """`imgnet-cluster data fetch` and `data put`: copy packed data sets to a local disk, and to S3."""
 
 import functools
+import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -9,6 +11,9 @@ from cluster.display.tables import ProgressBar
 from cluster.errors import BadInput, ClusterError
 
 from .options import CommandFunction
+
+if TYPE_CHECKING:
+    from train.data.fetch.fetch import SetToFetch
 
 MIN_COPY_PIXELS = 32  # short side of a resized copy
 
@@ -53,39 +58,46 @@ def _parse_sizes(text: str) -> list[int | None]:
 @click.argument("source")
 @click.argument("target", type=click.Path(path_type=Path))
 @sizes_option
-@click.option(
-    "--index-only",
-    is_flag=True,
-    help="Copy only the index and names of the full-size images. Sufficient when no phase reads full-size images.",
-)
-@click.option(
-    "--copies", default="", metavar="PLACE", help="Where the pre-resized copies are.  [default: SOURCE's name with -sz]"
-)
-@click.option("--else-full", is_flag=True, help="If a resized copy is missing, copy the full-size images.")
 @translate_data_errors
-def fetch(source: str, target: Path, sizes: str, index_only: bool, copies: str, else_full: bool) -> None:
+def fetch(source: str, target: Path, sizes: str) -> None:
     """Copy a packed data set from SOURCE to the folder TARGET.
 
     SOURCE is a folder or s3://bucket/prefix. The command can be interrupted and run again.
     """
-    from cluster.planning import data_fetch
-    from train.data.fetch.fetch import fetch_sets, format_bytes
+    from cluster.planning.data_fetch import set_to_fetch
 
     target = target.expanduser().absolute()
+    short_sides = sorted(_parse_sizes(sizes), key=lambda size: size or math.inf)
+    _fetch_sets(source, target, [set_to_fetch(source, target, short_side) for short_side in short_sides])
 
-    def log(text: str) -> None:
-        click.echo(text, err=True)
 
-    parts = data_fetch.list_parts(
-        source, target, _parse_sizes(sizes), index_only=index_only, copies=copies, full_if_missing=else_full, say=log
-    )
+@click.command(hidden=True)
+@click.argument("folder", type=click.Path(path_type=Path))
+@translate_data_errors
+def fetch_for_job(folder: Path) -> None:
+    """Copy what a job reads to this machine. FOLDER is the job's shared folder. Its agents call this."""
+    from cluster.planning.data_fetch import sets_of_job
+    from cluster.state.spec import JobSpec
+
+    spec = JobSpec.parse((folder / "job.json").read_bytes(), folder)
+    _fetch_sets(spec.data_source, Path(spec.train.data), sets_of_job(spec, _log))
+
+
+def _fetch_sets(source: str, target: Path, sets: "list[SetToFetch]") -> None:
+    """Fetch sets, with a progress bar, and print what was fetched."""
+    from train.data.fetch.fetch import fetch_sets, format_bytes
+
     with ProgressBar(f"fetching {source}", format_bytes) as progress:
-        report = fetch_sets(parts, progress=progress, log=log)
+        report = fetch_sets(sets, progress=progress, log=_log)
     speed = ""
     if report.fetched_bytes:
         speed = f" in {report.seconds:.1f} s ({report.fetched_bytes / 1e6 / report.seconds:.0f} MB/s)"
     existing = format_bytes(report.existing_bytes)
     click.echo(f"{target}: {format_bytes(report.fetched_bytes)} fetched{speed}, {existing} already present")
+
+
+def _log(text: str) -> None:
+    click.echo(text, err=True)
 
 
 @click.command()
@@ -117,4 +129,4 @@ def put(folder: Path, place: str, sizes: str) -> None:
     click.echo(f"{place}: {uploaded_count} files uploaded, {existing_count} already present")
 
 
-COMMANDS = (fetch, put)
+COMMANDS = (fetch, put, fetch_for_job)

@@ -29,6 +29,7 @@ from .options import (
     format_value,
     given_options,
     grouped_option,
+    launch_options,
     only_option,
     open_cloud,
     output_option,
@@ -54,49 +55,18 @@ requests_option = grouped_option(
 )
 
 
-def backend_choices() -> list[GroupedOption]:
-    """Return the options by which a backend is chosen: `--NAME`, with a value where the backend declares that."""
-    from cluster.backends import catalog
-    from cluster.planning.launch_options import switch_name
-
-    choices = []
-    for name, options_class in catalog.usable_options().items():
-        help_text = options_class.switch_help or f"Train on {options_class.machines_title}."
-        switch = GroupedOption(
-            [f"--{name}", switch_name(name)],
-            is_flag=True,
-            help=help_text,
-            help_group="Machines",
-            config_name=switch_name(name),
-        )
-        own_options = click_options(options_class.launch_options(), is_configurable=True)
-        choices.append(next((option for option in own_options if f"--{name}" in option.opts), switch))
-    return choices
-
-
-def shared_options() -> list[GroupedOption]:
-    """Return the options that every backend has."""
-    from cluster.planning.launch_options import LaunchOptions
-
-    return click_options(LaunchOptions.launch_options(), is_configurable=True)
-
-
 def backend_options() -> list[GroupedOption]:
-    """Return the other options that only one backend has."""
+    """Return the options that only one backend has, among them those that choose it."""
     from cluster.backends import catalog
 
-    return [
-        option
-        for name, options_class in catalog.usable_options().items()
-        for option in click_options(options_class.launch_options(), is_configurable=True)
-        if f"--{name}" not in option.opts
-    ]
+    classes = catalog.usable_options().values()
+    return click_options([option for each in classes for option in each.launch_options()], is_configurable=True)
 
 
 @click.command(cls=GroupedCommand)
 @click.argument("recipe")
-@deferred_options(backend_choices)
-@deferred_options(shared_options)
+@deferred_options(backend_options)
+@launch_options()
 @grouped_option(
     "Machines",
     "--parallel",
@@ -106,7 +76,6 @@ def backend_options() -> list[GroupedOption]:
     "the machines in the file suffice for]",
 )
 @only_option
-@deferred_options(backend_options)
 @detach_option
 @dry_run_option
 @requests_option
@@ -137,10 +106,8 @@ def launch(
     if requests and not dry_run:
         raise BadInput("--requests needs --dry-run")
     backend, keywords = add_configured(typed_options(options), configured_options(options), DEFAULT_BACKEND)
-    launch_options = make_launch_options(backend, **keywords)
-    makers = [
-        functools.partial(plan_work, work, launch_options, recipe_file=recipe) for work in load_work(recipe, only)
-    ]
+    own_options = make_launch_options(backend, **keywords)
+    makers = [functools.partial(plan_work, work, own_options, recipe_file=recipe) for work in load_work(recipe, only)]
     plans, unasked_reason = plan_all(makers, dry_run)
     max_parallel = queue.resolve_parallel(plans, parallel) if len(plans) > 1 else 1
     carry_out(plans, unasked_reason, max_parallel, detach=detach, dry_run=dry_run, requests=requests, yes=yes)
@@ -362,7 +329,7 @@ def _config_row(option: GroupedOption, context: click.Context) -> dict[str, str]
     is_set = source in CONFIGURED_SOURCES and not (is_switch and value != option.flag_value)
     if not is_set:
         declared = config_keys()[key].option
-        value = None if declared is None or is_switch else declared.default
+        value = None if is_switch else declared.default
     text = "yes" if is_set and is_switch else "" if value in (None, ()) else format_value(option.show(value))
     return {"option": key, "value": text, "source": describe_source(option, source) if is_set else "default"}
 

@@ -255,8 +255,8 @@ class CommandGroup(click.Group):
             self.sections.setdefault(title, []).append(str(command.name))
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of the commands in the order of their definition."""
-        return list(self.commands)
+        """Return the names of the commands that users call, in the order of their definition."""
+        return [name for name, command in self.commands.items() if not command.hidden]
 
     def commands_by_section(self, ctx: click.Context) -> dict[str, list[str]]:
         """Return the names of the commands under their headings. Commands without one come last."""

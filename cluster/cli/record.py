@@ -85,16 +85,7 @@ def report(job: tuple[str, ...], output: Path | None, open_browser: bool) -> Non
 @click.option(
     "--author", metavar="NAME", help="Author of the record, written into the JSON record and into MLPerf's log."
 )
-@click.option("--email", metavar="ADDRESS", help="Contact e-mail of the author, written into the JSON record.")
-@click.option("--code-url", metavar="URL", help="URL of the published code, written into the JSON record.")
-def record(
-    job: str | None,
-    record_format: str | None,
-    output_path: Path | None,
-    author: str | None,
-    email: str | None,
-    code_url: str | None,
-) -> None:
+def record(job: str | None, record_format: str | None, output_path: Path | None, author: str | None) -> None:
     """Write a benchmark record of JOB (default: the newest job).
 
     It contains hours, accuracies, hardware, price, the recipe, and what each epoch did. Hours count from the start of
@@ -112,7 +103,7 @@ def record(
     try:
         with recorded_job.report_damaged_files():
             run = run_data.collect_run_data(recorded_job)
-        entry = writers.dawnbench_entry(run, author, email, code_url, log_filename)
+        entry = writers.dawnbench_entry(run, author, log_filename)
         text_by_format = {
             "tsv": writers.render_tsv(run),
             "json": to_json_bytes(entry).decode(),

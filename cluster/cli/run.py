@@ -6,7 +6,7 @@ import click
 
 from cluster.errors import BadInput, ClusterError
 
-from .launch import backend_choices, backend_options, carry_out, detach_option, plan_all, requests_option
+from .launch import backend_options, carry_out, detach_option, plan_all, requests_option
 from .options import (
     DEFAULT_BACKEND,
     GroupedCommand,
@@ -38,7 +38,7 @@ def parse_procs(ctx: click.Context, param: click.Parameter, value: str) -> int |
 
 @click.command(cls=GroupedCommand, context_settings={"allow_interspersed_args": False})
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-@deferred_options(backend_choices)
+@deferred_options(backend_options)
 @launch_options(  # those that make sense without a recipe
     *("name", "max_hours", "notify", "spares", "max_exchanges"),
     machines="Number of machines.  [default: 1; --ssh: all that the file lists, without --spares]",
@@ -121,7 +121,6 @@ def parse_procs(ctx: click.Context, param: click.Parameter, value: str) -> int |
     default=True,
     help="After a loss, go on with the machines that are left, or wait for all.  [default: go on]",
 )
-@deferred_options(backend_options)
 @detach_option
 @dry_run_option
 @requests_option

@@ -15,7 +15,7 @@ from cluster.errors import BadInput
 from train.tools.errors import one_line_error
 from train.tools.option_fields import Option, OptionSet
 
-from .launch_options import LaunchOptions, switch_name
+from .launch_options import LaunchOptions
 
 FILE_NAME = Path("imgnet-cluster/config.toml")
 
@@ -24,21 +24,19 @@ FILE_NAME = Path("imgnet-cluster/config.toml")
 class ConfigKey:
     """A line that the file may have: a flag of `launch` without its dashes.
 
-    `name` is the keyword of the option. `option` is None for a switch that chooses a backend; `switch_value` is the
-    value that a switch of the option stands for.
+    `switch_value` is the value that a switch of the option stands for.
     """
 
-    name: str
-    option: Option | None = None
+    option: Option
     switch_value: str | None = None
 
     def convert(self, value: object) -> object:
         """Return the option's value for a value of the file. Raises `ValueError` with the reason why it is refused."""
         option = self.option
-        if option is None or self.switch_value is not None or option.kind is bool:
+        if self.switch_value is not None or option.kind is bool:
             if not isinstance(value, bool):
                 raise ValueError(f"{value!r} is not true or false.")
-            if option is None or "/" in option.flags[0]:
+            if "/" in option.flags[0]:
                 return value
             if self.switch_value is not None:
                 return self.switch_value if value else None
@@ -48,7 +46,6 @@ class ConfigKey:
         return self._convert_one(value)
 
     def _convert_one(self, value: object) -> object:
-        assert self.option
         if self.option.is_number and isinstance(value, str):
             raise ValueError(f"{value!r} is a string, not a number; leave out the quotes.")
         return self.option.convert(value)
@@ -94,7 +91,7 @@ def read_config(on_fault: Callable[[BadInput], None] = refuse) -> dict[str, obje
             continue
         if value is None:
             continue
-        name = keys[key].name
+        name = keys[key].option.name
         if name in keys_by_name:
             on_fault(BadInput(f"{path}: {keys_by_name[name]} and {key} are mutually exclusive; leave one of them out"))
             continue
@@ -105,14 +102,14 @@ def read_config(on_fault: Callable[[BadInput], None] = refuse) -> dict[str, obje
 
 def config_keys() -> dict[str, ConfigKey]:
     """Return all keys that the file may have: the options of a launch on any backend."""
-    keys = {name: ConfigKey(switch_name(name)) for name in catalog.usable_options()}
+    keys = dict[str, ConfigKey]()
     options_classes: list[type[OptionSet]] = [LaunchOptions, *catalog.usable_options().values()]
     for options_class in options_classes:
         for option in options_class.launch_options():
             if option.switches:
-                keys |= {value: ConfigKey(option.name, option, value) for value in option.switches}
+                keys |= {value: ConfigKey(option, value) for value in option.switches}
             else:
-                keys[config_key(option.flags[0])] = ConfigKey(option.name, option)
+                keys[config_key(option.flags[0])] = ConfigKey(option)
     return keys
 
 

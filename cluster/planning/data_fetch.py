@@ -1,6 +1,6 @@
 """Data sets that a job's machines fetch to their own disks before they train: what, from where and to where.
 
-Used by the planner and by the command `data fetch` on the machines, so both derive the same paths. Resized copies of
+Used by the planner and on the machines, so both derive the same paths. Resized copies of
 a set are beside it, in a folder whose name ends in -sz, at the source as well as at the target. Of images that no
 phase reads, only the index is fetched: it has the file names and classes.
 """
@@ -8,13 +8,14 @@ phase reads, only the index is fetched: it has the file names and classes.
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
 from cluster.backends.planner import RENTED_DATA_FOLDER, MachinePlanner, SourceAccess
 from cluster.errors import BadInput, ClusterError
+from cluster.state.spec import JobSpec
 from train.data.fetch.fetch import SetToFetch, format_bytes
 from train.data.fetch.sources import FolderSource, Source, fetch_manifest
 from train.data.manifest import MANIFEST_FILE, NAMES_FILE, SPLITS, FetchError, Manifest, ManifestError
@@ -47,39 +48,36 @@ def copies_location(data_location: str, copies_root: str, short_side: int) -> st
     return f"{root}/{short_side}"
 
 
-def list_parts(
-    source: str,
-    target: Path,
-    sizes: Sequence[int | None],
-    *,
-    index_only: bool = False,
-    copies: str = "",
-    full_if_missing: bool = False,
-    say: Callable[[str], None] = print,
-) -> list[SetToFetch]:
-    """Return the sets to fetch: resized copies, the smallest first, then the full-size images.
+def set_to_fetch(source: str, target: Path, short_side: int | None, copies_root: str = "") -> SetToFetch:
+    """Return the resized copies of a set as a part to fetch, or the full-size images where `short_side` is None."""
+    if short_side is None:
+        return SetToFetch(open_source(source), target)
+    copy_source = open_source(copies_location(source, copies_root, short_side))
+    return SetToFetch(copy_source, Path(copies_location(str(target), "", short_side)))
 
-    `sizes` are short sides in pixels; None stands for the full size. With `index_only`, only the index of the
-    full-size images is fetched, and it comes first. With `full_if_missing`, the full-size images replace copies that
-    the source does not have, and `say` gets a line about them.
+
+def sets_of_job(spec: JobSpec, say: Callable[[str], None]) -> list[SetToFetch]:
+    """Return the sets that a machine of a job fetches: resized copies, the smallest first, then the full-size images.
+
+    These replace copies that the source does not have, and `say` gets a line about that. Where no phase reads them,
+    only their index is fetched, and it comes first.
     """
-    sets = list[SetToFetch]()
-    missing_sizes = list[int]()
-    for short_side in sorted(size for size in sizes if size is not None):
-        copy_source = open_source(copies_location(source, copies, short_side))
-        manifest_path = f"{SPLITS[0]}/{MANIFEST_FILE}"
-        if full_if_missing and copy_source.read_small_file(manifest_path) is None:
+    target = Path(spec.train.data).expanduser().absolute()
+    sets, missing_sizes = list[SetToFetch](), list[int]()
+    for short_side in sorted(spec.recipe.copy_sizes):
+        copies = set_to_fetch(spec.data_source, target, short_side, spec.copies_source)
+        if copies.source.read_small_file(f"{SPLITS[0]}/{MANIFEST_FILE}") is None:
             missing_sizes.append(short_side)
         else:
-            sets.append(SetToFetch(copy_source, Path(copies_location(str(target), "", short_side))))
+            sets.append(copies)
     if missing_sizes:
+        location = copies_location(spec.data_source, spec.copies_source, missing_sizes[0])
         names = ",".join(map(str, missing_sizes))
-        location = copies_location(source, copies, missing_sizes[0])
         say(f"{location}: not found; fetching the full-size images instead of {names}")
-    if None in sizes or missing_sizes:
-        full_size = SetToFetch(open_source(source), target, index_only and not missing_sizes)
-        sets = [full_size, *sets] if full_size.index_only else [*sets, full_size]
-    return sets
+    full_size = set_to_fetch(spec.data_source, target, None)
+    if missing_sizes or reads_full_size(spec.recipe):
+        return [*sets, full_size]
+    return [replace(full_size, index_only=True), *sets]
 
 
 # --- jobs -------------------------------------------------------------------------------------------------------------

@@ -140,14 +140,15 @@ def make_launch_options(backend: str | None = None, **keywords: object) -> Launc
 def choose_backend(keywords: dict[str, object], default: str) -> str:
     """Return the backend that keyword arguments choose, and remove the switches from them.
 
-    An option whose flag is `--NAME` chooses a backend, else its switch. Raises `BadInput` when several are chosen.
+    Raises `BadInput` when several are chosen.
     """
     chosen = []
     for name, options_class in catalog.usable_options().items():
-        selecting_names = [option.name for option in options_class.launch_options() if f"--{name}" in option.all_flags]
-        value = keywords.get(selecting_names[0]) if selecting_names else keywords.pop(switch_name(name), None)
-        if value not in (None, False):
+        choice = options_class.choice(name)
+        if choice and keywords.get(choice.name) not in (None, False):
             chosen.append(name)
+        if choice and choice.kind is bool:
+            keywords.pop(choice.name, None)
     if len(chosen) > 1:
         flags = " and ".join(f"--{name}" for name in chosen)
         otherwise = f"; without any, the job runs on --{default}" if default else ""
@@ -166,11 +167,6 @@ def add_configured(
     options_classes = (LaunchOptions, catalog.options_class(backend))
     names = {option.name for options_class in options_classes for option in options_class.launch_options()}
     return backend, {name: value for name, value in configured.items() if name in names} | typed
-
-
-def switch_name(backend: str) -> str:
-    """Return the keyword of a backend's switch, such as "on_aws"."""
-    return f"on_{backend.replace('-', '_')}"
 
 
 def refuse_keyword(name: str, backend: str) -> None:

@@ -39,9 +39,7 @@ def render_tsv(run: RunData) -> str:
     return "".join("\t".join(row[: len(columns)]) + "\n" for row in (columns, *rows))
 
 
-def dawnbench_entry(
-    run: RunData, author: str | None, email: str | None, code_url: str | None, log_filename: str | None
-) -> JsonDict:
+def dawnbench_entry(run: RunData, author: str | None, log_filename: str | None) -> JsonDict:
     """Return DAWNBench's JSON as plain data; its field "misc" holds the whole run.
 
     `log_filename` is the name of MLPerf's log beside it.
@@ -52,9 +50,9 @@ def dawnbench_entry(
     return {
         "version": "v1.0",
         "author": author,
-        "authorEmail": email,
+        "authorEmail": None,
         "framework": f"imgnet-cluster {versions.get('imgnet-cluster')}, PyTorch {versions.get('torch')}",
-        "codeURL": code_url,
+        "codeURL": None,
         "model": run.recipe.model.name,
         "hardware": describe_hardware(run),
         "costPerHour": price,

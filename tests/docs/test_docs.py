@@ -25,7 +25,7 @@ PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in PAGE_FI
 README_MAX_LINES = 150
 # Options of other programs, and of `python -m train`, `.ci/run` and the benchmarks.
 FOREIGN_OPTIONS = {
-    *("--constraint", "--exclusive", "--no-requeue", "--overlap", "--oversubscribe"),  # of sbatch and srun
+    *("--account", "--constraint", "--exclusive", "--no-requeue", "--overlap", "--oversubscribe"),  # of sbatch and srun
     *("--out", "--resume", "--nproc-per-node", "--quick", "--count", "--dist", "--cifar", "--images", "--parts"),
     *("--report", "--ipc", "--aws-service-name", "--podman", "--address", "--elapsed", "--image", "--search"),
     *("--index-url", "--no-deps"),  # of pip, as is --constraint

@@ -81,7 +81,7 @@ def test_stop_interrupts_a_fetch(sandbox: Sandbox) -> None:
     sandbox.wait_for(lambda: job.status().doing.startswith("fetching"))
     assert job.state == "setup"
     assert sandbox.cli("stop", "job-1").code == 0 and job.state == "stopped"
-    assert not sandbox.pids("data fetch")
+    assert not sandbox.pids("data fetch-for-job")
 
 
 # --- from S3 ---------------------------------------------------------------------------------------------------------

@@ -25,8 +25,10 @@ class ProcessOptions(BackendOptions):
     """How the processes run."""
 
     machines_title: ClassVar[str] = "background processes"
-    switch_help: ClassVar[str] = "Train in background processes on this computer, one per machine."
 
+    on_process: bool | None = option_field(
+        None, "--process", group="Machines", is_fixed=True, help="Train in background processes, one per machine."
+    )
     nice: int | None = option_field(
         None, metavar="N", group="Process", minimum=0, maximum=19, help="Niceness of the processes."
     )

@@ -100,7 +100,7 @@ def batch_arguments(
         time_limit = str(1 + math.ceil(seconds_left / 60))
     elif not time_limit and spec.max_hours is not None:
         time_limit = str(math.ceil(60 * spec.max_hours) + MARGIN_MINUTES)
-    wishes = {"partition": options.partition, "account": options.account, "qos": options.qos, "time": time_limit}
+    wishes = {"partition": options.partition, "time": time_limit}
     return [
         f"--job-name={name}",
         f"--nodes={nodes}",

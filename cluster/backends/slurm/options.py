@@ -12,13 +12,17 @@ class SlurmOptions(BackendOptions):
     """Which nodes to ask Slurm for, and for how long."""
 
     machines_title: ClassVar[str] = "the nodes of a Slurm cluster"
-    switch_help: ClassVar[str] = "Train on nodes of the Slurm cluster of which this computer is a login node."
 
+    on_slurm: bool | None = option_field(
+        None,
+        "--slurm",
+        is_fixed=True,
+        group="Machines",
+        help="Train on nodes of the Slurm cluster of which this computer is a login node.",
+    )
     partition: str | None = option_field(
         None, metavar="NAME", group="Slurm", help="Partition of the nodes.", default_text="that of the cluster"
     )
-    account: str | None = option_field(None, metavar="NAME", group="Slurm", help="Account that is charged.")
-    qos: str | None = option_field(None, metavar="NAME", group="Slurm", help="Quality of service.")
     time_limit: str | None = option_field(
         None,
         "--time",
@@ -41,5 +45,5 @@ class SlurmOptions(BackendOptions):
         "--sbatch",
         metavar="ARGUMENT",
         group="Slurm",
-        help="Further argument of sbatch, such as --sbatch=--constraint=a100. Can be given several times.",
+        help="Further argument of sbatch, such as --sbatch=--account=vision. Can be given several times.",
     )

@@ -1,4 +1,4 @@
-"""Data fetch: its plan, the command line for the machines, and the command itself."""
+"""Data fetch: its plan, what a machine of a job fetches, and the command itself."""
 
 import json
 import re
@@ -8,14 +8,11 @@ from typing import Any
 import pytest
 from support.packed_sets import content, make_set
 
-from cluster.agent.data import fetch_command
 from cluster.errors import ClusterError
-from cluster.planning.data_fetch import list_parts
+from cluster.planning.data_fetch import sets_of_job
 from cluster.planning.launch_options import make_launch_options
 from cluster.planning.resolve import plan
 from cluster.state.spec import JobSpec
-from train.data.fetch.fetch import fetch_sets
-from train.data.manifest import FetchError
 from train.recipe import Data, Model, Phase, Recipe
 
 
@@ -60,20 +57,6 @@ def test_plan_note_names_source_target_and_sizes(sets: Path, copies: tuple[int |
     assert re.match(f"data: {sizes}; each machine fetches it from {sets} to /disk/set", planned.notes[0])
 
 
-@pytest.mark.parametrize("copies, arguments", [
-    ((None,), "--sizes full --else-full"),
-    ((32, None), "--sizes full,32 --else-full"),
-    ((64, 32, 64), "--sizes full,32,64 --else-full --index-only"),
-])  # fmt: skip
-def test_fetch_command_fetches_what_the_phases_read(sets: Path, copies: tuple[int | None, ...], arguments: str) -> None:
-    spec = plan(recipe(*copies), make_launch_options(data="set", fetch="disk")).spec
-    assert " ".join(fetch_command(spec)) == f"data fetch {sets} {spec.train.data} {arguments}"
-    sets.with_name("set-sz").rename(sets.with_name("small"))
-    spec = plan(recipe(*copies), make_launch_options(data="set", copies="small", fetch="disk")).spec
-    assert fetch_command(spec)[-2:] == ["--copies", str(sets.with_name("small"))]
-    assert spec.train.copies == str(sets.parent / "disk/set-sz")
-
-
 def test_plan_s3_is_fetched_to_the_instances_fast_disk(sets: Path) -> None:
     def planned(**options: Any) -> Any:
         options = {"backend": "aws", "types": ["p4d.24xlarge"], **options}
@@ -109,22 +92,27 @@ def test_plan_impossible_fetches_are_refused(sets: Path, options: Any, message: 
         plan(recipe(32), make_launch_options(**options), offline=True)
 
 
-@pytest.mark.parametrize("index_only", [False, True])
-def test_list_parts_is_ordered_by_size_with_an_index_first(sets: Path, index_only: bool) -> None:
-    parts = list_parts("set", Path("/disk/set"), [64, None, 32], index_only=index_only)
-    images = (str(sets), "/disk/set", index_only)
-    copies = [(f"{sets}-sz/{size}", f"/disk/set-sz/{size}", False) for size in (32, 64)]
-    found = [(part.source.name, str(part.target), part.index_only) for part in parts]
-    assert found == ([images, *copies] if index_only else [*copies, images])
-
-
-def test_list_parts_full_if_missing_replaces_missing_copies(sets: Path) -> None:
-    messages: list[str] = []
-    parts = list_parts("set", Path("/t"), [32, None, 96], index_only=True, full_if_missing=True, say=messages.append)
-    assert [(part.target.name, part.index_only) for part in parts] == [("32", False), ("t", False)]
-    assert messages == [f"{sets}-sz/96: not found; fetching the full-size images instead of 96"]
-    with pytest.raises(FetchError, match=r"set-sz/96: there is no such folder"):
-        fetch_sets(list_parts("set", Path("/t"), [96]))
+@pytest.mark.parametrize(
+    ("copies", "expected", "message"),
+    [
+        ((None,), ["set"], ""),
+        ((32, None), ["small/32", "set"], ""),
+        ((64, 32, 64), ["set, index only", "small/32", "small/64"], ""),
+        ((32, 96), ["small/32", "set"], "small/96: not found; fetching the full-size images instead of 96"),
+    ],
+)
+def test_sets_of_job_are_what_the_phases_read_with_an_index_first(
+    sets: Path, copies: tuple[int | None, ...], expected: list[str], message: str
+) -> None:
+    sets.with_name("set-sz").rename(sets.with_name("small"))
+    spec = plan(recipe(*copies), make_launch_options(data="set", copies="small", fetch="disk")).spec
+    said: list[str] = []
+    parts = sets_of_job(spec, said.append)
+    names = [str(Path(part.source.name).relative_to(sets.parent)) for part in parts]
+    assert [name + ", index only" * part.index_only for name, part in zip(names, parts, strict=True)] == expected
+    targets = [str(part.target.relative_to(sets.parent / "disk")) for part in parts]
+    assert targets == [name.replace("small", "set-sz") for name in names]
+    assert "".join(said) == (f"{sets.parent}/{message}" if message else "")
 
 
 def test_fetch_cli_copies_the_set_once_and_prints_the_rate(sandbox: Any) -> None:
@@ -135,8 +123,6 @@ def test_fetch_cli_copies_the_set_once_and_prints_the_rate(sandbox: Any) -> None
     assert content(sandbox.path / "disk/set") == content(sandbox.path / "set")
     assert content(sandbox.path / "disk/set-sz/64") == content(sandbox.path / "set-sz/64")
     assert again.code == 0 and "0 bytes fetched, " in again.out and again.err.count("is there already") == 2
-    alone = sandbox.cli("data", "fetch", "set", "other", "--index-only")
-    assert alone.code == 0 and not list((sandbox.path / "other").rglob("*.bin"))
 
 
 def test_startup_seconds_include_the_fetch(hand_made: Any) -> None:

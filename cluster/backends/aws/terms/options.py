@@ -22,8 +22,10 @@ class AwsOptions(BackendOptions):
     """Which machines to rent, where, and for how much."""
 
     machines_title: ClassVar[str] = "machines rented from AWS"
-    switch_help: ClassVar[str] = "Train on machines rented from AWS.  [default]"
 
+    on_aws: bool | None = option_field(
+        None, "--aws", is_fixed=True, group="Machines", help="Train on machines rented from AWS.  [default]"
+    )
     types: tuple[str, ...] = option_field(
         (),
         "--type",

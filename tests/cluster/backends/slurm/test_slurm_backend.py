@@ -143,9 +143,9 @@ def test_arguments_of_sbatch(backend: SlurmBackend) -> None:
     def arguments(options: SlurmOptions, **more: Any) -> list[str]:
         return batch_arguments(backend.run.spec, options, backend.run.folder, UID, 2, **more)
 
-    options = SlurmOptions(partition="gpu", account="us", qos="fast", gpus_per_node=8, sbatch_arguments=("--mem=0",))
+    options = SlurmOptions(partition="gpu", gpus_per_node=8, sbatch_arguments=("--mem=0",))
     given = arguments(options)
-    expected = {"--partition=gpu", "--account=us", "--qos=fast", "--gpus-per-node=8", "--nodes=2", "--no-kill"}
+    expected = {"--partition=gpu", "--gpus-per-node=8", "--nodes=2", "--no-kill"}
     assert expected <= set(given) and given[-1] == "--mem=0" and "--time" not in " ".join(given)
     assert "--time=3" in arguments(options, seconds_left=61.0)
     assert "--time=4:00:00" in arguments(SlurmOptions(time_limit="4:00:00"))
