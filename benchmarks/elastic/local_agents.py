@@ -23,12 +23,13 @@ from train.tools.text_files import read_json
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "cifar10.py"
 SAVE_SECONDS = 10
+STALL_SECONDS = 20
 
 
 class LocalJob:
     """A job of `launch --local`, relaunched when it nears its end; a context manager that ends its tmux server.
 
-    The methods worker, head, two, second, frozen, notice and crash are the cases of recovery.py and are called by name.
+    Methods from worker to crash are the cases of recovery.py and are called by name.
     """
 
     def __init__(self, folder: Path, data: Path, environment: dict[str, str], in_place: bool = True) -> None:
@@ -53,7 +54,7 @@ class LocalJob:
             subprocess.run([COMMAND, "stop", self.job.name], env=self.environment, cwd=self.folder, check=True)
         options = ["--machines", str(MACHINES), "--data", str(self.data), "--workers", "0"]
         options += ["--in-place" if self.in_place else "--no-in-place"]
-        options += ["--save-seconds", str(SAVE_SECONDS), "-y", "-d", str(RECIPE)]
+        options += ["--save-seconds", str(SAVE_SECONDS), "--stall-seconds", str(STALL_SECONDS), "-y", "-d", str(RECIPE)]
         completed = subprocess.run(
             [COMMAND, "launch", "--local", *options],
             env=self.environment,
@@ -249,13 +250,21 @@ class LocalJob:
 
     def crash(self) -> float:
         """Kill one trainer. Each call takes another machine: after a second crash a machine is left out."""
-        previous = self.newest_attempt()
         self.crash_count += 1
-        agent_pid = int(self.machine_status(previous.machine_names[self.crash_count % MACHINES])["pid"])
+        return self.signal_trainer(self.crash_count % MACHINES, signal.SIGKILL, "killed by SIGKILL")
+
+    def frozen_trainer(self) -> float:
+        """Stop one trainer, whose agent lives. The seconds of --stall-seconds are subtracted."""
+        return self.signal_trainer(1, signal.SIGSTOP, "no progress") - STALL_SECONDS
+
+    def signal_trainer(self, member_index: int, signal_number: int, expected_reason: str) -> float:
+        """Send a signal to the trainer of a member."""
+        previous = self.newest_attempt()
+        agent_pid = int(self.machine_status(previous.machine_names[member_index])["pid"])
         trainer_pids = [pid for pid in process.descendant_pids(agent_pid) if is_trainer(pid)]
-        kill_time = time.time()
-        os.kill(trainer_pids[0], signal.SIGKILL)
-        return self.seconds_to_next_step(previous, kill_time, "killed by SIGKILL")
+        signal_time = time.time()
+        os.kill(trainer_pids[0], signal_number)
+        return self.seconds_to_next_step(previous, signal_time, expected_reason)
 
 
 def is_trainer(pid: int) -> bool:

@@ -2,6 +2,7 @@
 
     .venv/bin/python benchmarks/elastic/recovery.py --data DIR      # about 45 minutes; writes its section of RESULTS.md
     .venv/bin/python benchmarks/elastic/recovery.py --data DIR --quick worker notice
+    .venv/bin/python benchmarks/elastic/recovery.py --data DIR --losses 10      # goodput with a loss a minute
 
 DIR holds CIFAR-10 as JPEG files: train/<class>/*.jpg and val/... Nothing else should run on the computer. The time of a
 kill is taken by our clock. The time of the next step is that of the first line of the next attempt's metrics, which
@@ -29,11 +30,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from support.ssh_machines import MARK_VARIABLE, marked_pids, process_table, send_signal, wait_until
 
-from benchmarks.elastic.local_agents import RECIPE, SAVE_SECONDS, LocalJob
+from benchmarks.elastic.local_agents import RECIPE, SAVE_SECONDS, STALL_SECONDS, LocalJob
 from benchmarks.elastic.torchrun_peer import MACHINES, TorchrunElastic
-from benchmarks.measure import write_section
+from benchmarks.measure import goal_verdict, write_section
 
 ROUNDS, PEER_ROUNDS = 5, 3
+LOSS_INTERVAL_SECONDS = 60.0
+GOODPUT_GOAL = 0.95
 RECOVERY_WAYS = ("in place", "restart")  # with --in-place and --no-in-place
 CASE_TITLES = {
     "worker": "a machine other than the head killed",
@@ -41,6 +44,7 @@ CASE_TITLES = {
     "two": "two machines killed at once, one of them the head",
     "second": "a second machine killed right after the recovery from the first",
     "frozen": "a machine frozen, without the 5 s of --lost-seconds",
+    "frozen_trainer": f"a trainer frozen, without the {STALL_SECONDS} s of --stall-seconds",
     "notice": "a machine leaves after a notice: pause of the others",
     "crash": "a trainer crashes",
     "join": "a machine joins: pause of the others",
@@ -105,6 +109,21 @@ def measure_torchrun(
                 seconds_by_case[case, is_tuned].append(seconds)
                 print_measurement(f"torchrun {'tuned' if is_tuned else 'defaults'}, {case}", seconds)
     return seconds_by_case
+
+
+def print_goodput(work_folder: Path, data: Path, losses: int) -> None:
+    """Print the goodput of a job that loses one of its four machines every minute, in both ways."""
+    for way in RECOVERY_WAYS:
+        environment = process_environment(work_folder)
+        with LocalJob(work_folder / f"goodput-{way}", data, environment, way == "in place") as local_job:
+            local_job.wait_until_ready()
+            for number in range(losses):
+                next_loss_time = time.monotonic() + LOSS_INTERVAL_SECONDS
+                print_measurement(f"loss {number + 1}", local_job.worker())
+                time.sleep(max(0.0, next_loss_time - time.monotonic()))
+            goodput = local_job.running_job.status().goodput or 0.0
+        verdict = goal_verdict(goodput, GOODPUT_GOAL)
+        print(f"{way}: goodput {goodput:.1%} with {losses} losses, goal {GOODPUT_GOAL:.0%}: {verdict}", flush=True)
 
 
 def process_environment(work_folder: Path) -> dict[str, str]:
@@ -179,6 +198,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Measure the seconds from a loss to the next training step.")
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"{', '.join(CASE_TITLES)} (default: all)")
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="CIFAR-10 as JPEG files")
+    parser.add_argument("--losses", type=int, metavar="N", help="measure the goodput with N losses, one a minute")
     parser.add_argument("--quick", action="store_true", help="run each case once, and write nothing")
     options = parser.parse_args()
     if unknown_cases := set(options.cases) - set(CASE_TITLES):
@@ -189,6 +209,9 @@ def main() -> int:
     load_before = os.getloadavg()
     data = options.data.resolve()
     try:
+        if options.losses:
+            print_goodput(work_folder, data, options.losses)
+            return 0
         rounds = 1 if options.quick else ROUNDS
         our_seconds = {way: measure_ours(work_folder, data, cases, rounds, way == "in place") for way in RECOVERY_WAYS}
         torchrun_seconds = measure_torchrun(work_folder, data, cases, 1 if options.quick else PEER_ROUNDS)

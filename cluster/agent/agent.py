@@ -380,6 +380,7 @@ class Agent:
         if len(kept_states) < self.spec.procs:
             if now > self.current.abort_deadline:
                 self.current.not_in_place = "the trainers did not leave their group in time"
+                self.trainers.dump_stacks()
                 self.stop_trainers(AgentPhase.FAILED, self.current.abort_reason)
             return
         has_saved = all(kept.has_saved for kept in kept_states)

@@ -133,7 +133,7 @@ IN_PLACE = pytest.param("--in-place --no-standby", marks=pytest.mark.release, id
 ANEW = pytest.param("--no-in-place --no-standby", id="anew")
 
 
-REGROUPS = 30
+REGROUPS = 16
 
 
 @pytest.mark.parametrize("job", [IN_PLACE], indirect=True)
