@@ -20,7 +20,7 @@ from train.tools import process
 from train.tools.files import open_regular
 from train.tools.records import decode_json
 
-from .protocol import TrackerRequest
+from .request import TrackerRequest
 from .runs import RUN_TYPES, TrackedRun
 
 POLL_SECONDS = 1.0
