@@ -43,7 +43,6 @@ train.distributed
 train.metrics
 train.trackers
 train.engine
-train.evaluation
 train.inference
 train.__main__
 recipes

@@ -24,8 +24,7 @@ from .record import OutputFile
 if TYPE_CHECKING:
     from cluster.jobs.job import Job
     from train.engine.options import TrainOptions
-    from train.evaluation.protocol import Evaluation, EvaluationRow
-    from train.inference.protocol import Prediction
+    from train.inference.protocol import Evaluation, EvaluationRow, Prediction
 
 MIN_SIZE_PIXELS, MAX_SIZE_PIXELS = 16, 4096
 PLOTTED_IMAGES = 6  # images that --plot shows
@@ -149,7 +148,7 @@ def evaluate(
     """
     from cluster.jobs import evaluation
     from train.engine.options import TrainOptions
-    from train.evaluation.protocol import EvalOptions
+    from train.inference.protocol import EvalOptions
     from train.tools.records import encode
 
     crop_names = parse_crops(crops)
@@ -192,7 +191,7 @@ def evaluate(
 
 def parse_crops(text: str) -> tuple[str, ...]:
     """Parse names of crops, separated by commas. Raises `BadInput`."""
-    from train.evaluation.protocol import CROP_VIEWS
+    from train.inference.protocol import CROP_VIEWS
 
     crops = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     if unknown := [crop for crop in crops if crop not in CROP_VIEWS]:

@@ -7,8 +7,7 @@ from typing import Any, cast
 
 from cluster.connectors.local import module_command
 from cluster.errors import ClusterError
-from train.evaluation.protocol import EvalOptions, Evaluation
-from train.inference.protocol import Exported, ExportOptions, Prediction, PredictOptions
+from train.inference.protocol import EvalOptions, Evaluation, Exported, ExportOptions, Prediction, PredictOptions
 from train.tools.process import die_with_parent, kill_process_groups
 from train.tools.records import decode, encode
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cluster.errors import BadInput
 from cluster.state.spec import UserProject
-from train.recipe.files import bound_names
+from train.recipe.recipe_files import bound_names
 from train.recipe.schema import Recipe
 from train.recipe.validators import MODEL_LIBRARIES
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from cluster.errors import BadInput, ClusterError
 from cluster.state.spec import UserProject
 from train.recipe.command import Command
-from train.recipe.files import RecipeError, import_folder
+from train.recipe.recipe_files import RecipeError, import_folder
 from train.recipe.schema import Recipe
 from train.tools.files import PROJECT_ROOT
 

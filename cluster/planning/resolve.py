@@ -15,12 +15,12 @@ from cluster.state.recovery_options import RecoveryOptions
 from cluster.state.spec import MAX_MACHINES, JobSpec, Workload
 from train.data.validation_split import note_on_missing_copies, notes_on_empty_classes
 from train.recipe.components import SAMPLE
-from train.recipe.files import RecipeError, read_recipes, read_work, select_recipes
+from train.recipe.recipe_files import RecipeError, read_recipes, read_work, select_recipes
 from train.recipe.schedule import Schedule, scaled_image_count
 from train.recipe.schema import Recipe
 from train.recipe.settings import with_settings
 from train.tools.records import encode
-from train.trackers.protocol import is_installed
+from train.trackers.request import is_installed
 
 from . import data_fetch
 from .data_fetch import SetCounts, count_set

@@ -4,7 +4,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from train.evaluation.protocol import Box, CropAnswer, Evaluation
+from train.inference.protocol import Box, CropAnswer, Evaluation
 
 from .figures import font_points, make_pixel_figure, matplotlib_settings, save_png
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from page_output import write_page
 from published_runs import MAX_ERROR, PublishedRun, published_runs
 
-from train.recipe.files import read_recipes
+from train.recipe.recipe_files import read_recipes
 
 REPOSITORY_ROOT = Path(__file__).resolve().parents[2]
 RECIPE_PATH = REPOSITORY_ROOT / "recipes" / "resnet50_18min.py"

@@ -15,7 +15,7 @@ from paper_schedules import PAPER_SCHEDULES, PaperPhase, PaperSchedule
 from train.forecast import Forecast, forecast, longest_term
 from train.metrics.text import describe_training
 from train.recipe.components import IMAGENET
-from train.recipe.files import read_recipes, select_recipes
+from train.recipe.recipe_files import read_recipes, select_recipes
 from train.recipe.schedule import Schedule, ScheduledPhase
 from train.recipe.schema import Recipe
 

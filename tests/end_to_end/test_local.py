@@ -20,7 +20,7 @@ from support.webhook_server import WebhookServer, webhook_server
 from cluster.jobs.job import Job
 from cluster.planning.launch_options import make_launch_options
 from cluster.state.status import machine_statuses
-from train.evaluation.trained_network import open_trained
+from train.inference.trained_network import open_trained
 from train.recipe.history import best_epoch
 
 RESULT_KEYS = {

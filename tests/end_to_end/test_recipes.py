@@ -14,7 +14,7 @@ from support.sandbox import Sandbox
 
 from train.models import registry
 from train.recipe import Model, Phase, Recipe
-from train.recipe.files import read_recipes
+from train.recipe.recipe_files import read_recipes
 
 ROOT = Path(__file__).resolve().parents[2]
 MAX_BATCH = 8  # images of a process's largest batch

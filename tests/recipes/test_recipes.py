@@ -14,7 +14,7 @@ import pytest
 from cluster.cli.app import cli
 from recipes.resnet50_18min import recipe as resnet50
 from train.recipe import Recipe
-from train.recipe.files import read_recipes
+from train.recipe.recipe_files import read_recipes
 from train.recipe.schedule import Schedule
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -48,7 +48,7 @@ PROCESS_FILES = (
     "train/distributed/test_regroup.py",
     "train/engine/test_agent_channel.py",
     "train/engine/test_warmup.py",
-    "train/evaluation/test_evaluation.py",
+    "train/inference/test_evaluation.py",
     "train/models/test_freezing.py",
     "train/models/test_pretrained.py",
     "train/models/test_registry.py",

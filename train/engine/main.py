@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from train.data.index.open import DataError
-from train.recipe.files import RecipeError, import_folder, read_recipes, select_recipes
+from train.recipe.recipe_files import RecipeError, import_folder, read_recipes, select_recipes
 from train.recipe.schema import Recipe
 from train.recipe.settings import with_settings
 from train.tools.agent_protocol import MODULE_FOLDERS_VARIABLE, Fault, TrainerState

@@ -20,7 +20,7 @@ from train.tools.agent_protocol import EVENTS_FOLDER, TrainerState, metrics_file
 from train.tools.files import open_regular
 from train.tools.host import unix_time
 from train.tools.records import encode
-from train.trackers.process import TrackerProcess, start_tracker
+from train.trackers.tracker_process import TrackerProcess, start_tracker
 
 from .agent_channel import AgentChannel
 from .options import RunOptions

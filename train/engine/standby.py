@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from train.recipe.files import read_recipes
+from train.recipe.recipe_files import read_recipes
 from train.tools import process
 from train.tools.agent_protocol import StandbyRequest
 from train.tools.records import decode

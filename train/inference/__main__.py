@@ -11,12 +11,11 @@ from collections.abc import Sequence
 
 from train.data.index.open import DataError
 from train.engine.main import gpu_count
-from train.evaluation.protocol import EvalOptions, emit_json_line
 from train.tools.errors import MachineTrouble, TrainingError, is_peer_failure, one_line_error
 from train.tools.process import launch_ranks
 from train.tools.records import decode_json
 
-from .protocol import ExportOptions, PredictOptions
+from .protocol import EvalOptions, ExportOptions, PredictOptions, emit_json_line
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             options = decode_json(EvalOptions, text.encode())
             if "RANK" not in os.environ and (procs := options.procs or gpu_count() or 1) > 1:
                 return launch_ranks([sys.executable, "-P", "-m", "train.inference", task, text], procs)
-            from train.evaluation.runner import evaluate_checkpoint
+            from .evaluate import evaluate_checkpoint
 
             evaluate_checkpoint(options)
         elif task == "export":

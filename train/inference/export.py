@@ -5,8 +5,6 @@ from pathlib import Path
 
 import torch
 
-from train.evaluation.protocol import emit_json_line, reserve_stdout
-from train.evaluation.trained_network import TrainedNetwork, open_trained
 from train.models.resnet import PUBLISHED_RESNETS
 from train.recipe.components import Model
 from train.tools.errors import TrainingError, first_line
@@ -15,7 +13,8 @@ from train.tools.records import encode
 from train.tools.text_files import to_json_bytes
 from train.weights.safetensors_file import write_safetensors
 
-from .protocol import Exported, ExportOptions, FileFormat
+from .protocol import Exported, ExportOptions, FileFormat, emit_json_line, reserve_stdout
+from .trained_network import TrainedNetwork, open_trained
 
 ONNX_PACKAGES = ("onnx", "onnxscript")  # that torch.onnx needs
 

@@ -12,14 +12,13 @@ from train.data.loading.loader import Batch
 from train.data.order.rect_val import rect_crop_shape
 from train.data.order.work import BatchRequest
 from train.engine.inputs import BatchPreprocessor, Normalization
-from train.evaluation.protocol import emit_json_line, reserve_stdout
-from train.evaluation.trained_network import open_trained, precision_of
 from train.tools.errors import TrainingError, first_line, one_line_error
 from train.tools.files import read_file
 from train.tools.host import threads_per_process
 from train.weights.network_description import Crop, NetworkDescription
 
-from .protocol import TOP_ANSWERS, Answer, Prediction, PredictOptions
+from .protocol import TOP_ANSWERS, Answer, Prediction, PredictOptions, emit_json_line, reserve_stdout
+from .trained_network import open_trained, precision_of
 
 
 @reserve_stdout()

@@ -1,10 +1,118 @@
-"""Options and JSON output of the processes that export a network and that classify images. Does not import torch."""
+"""Options and messages of `python -m train.inference`: evaluation, export, predictions. Does not import torch."""
 
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, TypedDict
+from typing import Literal, TextIO, TypedDict
 
+from train.metrics.confusion import Confusion
+from train.tools.text_files import replace_nonfinite
+
+# The crops by name, each with its views: how often the network sees an image, each time another part or a mirror image.
+CROP_VIEWS = {"center": 1, "rect": 1, "five": 5, "tta": 10}
 TOP_ANSWERS = 5  # for each image
+
+Box = tuple[float, float, float, float]  # top, left, height, width, as fractions of an image
+
+_protocol_stdout: TextIO | None = None  # the real stdout, while `reserve_stdout` has redirected it
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalOptions:
+    """Which file of weights to evaluate, by which crops and sizes, and on which images.
+
+    Without `sizes`, the image size of the recipe's last phase is used. "" and None stand for what the recipe says.
+    `model` is the name that the network must have. `shown` is the number of example images.
+    """
+
+    checkpoint: str
+    crops: tuple[str, ...] = ("center", "rect")
+    sizes: tuple[int, ...] = ()
+    data: str = ""
+    copies: str = ""
+    val_fraction: float | None = None
+    scale: float = 1.0
+    procs: int | None = None
+    workers: int | None = None
+    skip_bad: bool = False
+    shown: int = 0
+    model: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccuracyPercents:
+    """The accuracy of some images, in percent. There is no top-5 with at most five classes."""
+
+    images: int
+    top1: float
+    top5: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RatioBucket(AccuracyPercents):
+    """The accuracy of images of similar aspect ratio (width / height), from `lowest` to `highest`."""
+
+    lowest: float
+    highest: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationRow(AccuracyPercents):
+    """The accuracy by one crop at one size.
+
+    `copy` is the short side of the resized copy that was read, None for the full-size images. `confusion` is None for a
+    set of very many classes.
+    """
+
+    crop: str
+    size: int
+    views: int
+    copy: int | None
+    loss: float
+    seconds: float
+    buckets: tuple[RatioBucket, ...]
+    confusion: Confusion | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CropAnswer:
+    """What the network answers for an image under a crop. `boxes` are the parts of the image that it sees."""
+
+    crop: str
+    boxes: tuple[Box, ...]
+    predicted: str
+    percent: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExampleImage:
+    """An image, its true class, and the answer for each crop at the first of the sizes."""
+
+    true: str
+    answers: tuple[CropAnswer, ...]
+    jpeg: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What was evaluated, on which images and where, with a row for each crop and size."""
+
+    checkpoint: str
+    recipe: str
+    model: str
+    epoch: int
+    step: int
+    images: int
+    classes: int
+    data: str
+    device: str
+    precision: str
+    procs: int
+    rows: tuple[EvaluationRow, ...]
+    examples: tuple[ExampleImage, ...]
 
 
 class FileFormat(StrEnum):
@@ -64,3 +172,20 @@ class Prediction(TypedDict):
     file: str
     answers: list[Answer]
     error: str
+
+
+def emit_json_line(message: Mapping[str, object]) -> None:
+    """Print one JSON line to stdout, which carries nothing else."""
+    print(json.dumps(replace_nonfinite(message)), file=_protocol_stdout or sys.stdout, flush=True)
+
+
+@contextlib.contextmanager
+def reserve_stdout() -> Iterator[None]:
+    """Redirect to stderr what other code prints, such as a user's network; `emit_json_line` still writes to stdout."""
+    global _protocol_stdout
+    _protocol_stdout = sys.stdout
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _protocol_stdout = None

@@ -12,7 +12,6 @@ import re
 import sys
 import threading
 import time
-from importlib import import_module
 from pathlib import Path
 from typing import TextIO
 
@@ -21,7 +20,8 @@ from train.tools import process
 from train.tools.files import open_regular
 from train.tools.records import decode_json
 
-from .protocol import TrackedRun, TrackerRequest
+from .request import TrackerRequest
+from .runs import RUN_TYPES, TrackedRun
 
 POLL_SECONDS = 1.0
 RETRY_SECONDS = 30.0  # after an error of the library
@@ -66,7 +66,7 @@ class TrackerLoop:
     def log_new_rows(self) -> None:
         """Log the rows that are new. Opens the run first."""
         if self.run is None:
-            self.run = import_module(f"train.trackers.{self.request.tracker}_run").TrackerRun(self.request)
+            self.run = RUN_TYPES[self.request.tracker](self.request)
         with contextlib.suppress(FileNotFoundError), open_regular(Path(self.request.metrics)) as file:
             file.seek(self.offset)
             for line in file:

@@ -121,7 +121,7 @@ def _machine_numbers(args: list[str]) -> list[str]:
 
 def _recipe_names(incomplete: str) -> list[str]:
     """Return the names of this project's recipes, unless the typed text begins a path of the current folder."""
-    from train.recipe.files import PROJECT_RECIPES
+    from train.recipe.recipe_files import PROJECT_RECIPES
 
     is_path = "/" in incomplete or any(path.name.startswith(incomplete) for path in Path().iterdir())
     if not incomplete or is_path:

@@ -13,7 +13,7 @@ from cluster.display import cloud, forecast, plan, status, tables
 from cluster.state.states import JobState
 from infra.costs import JobCost
 from train.forecast import TermComparison
-from train.recipe.files import read_recipes
+from train.recipe.recipe_files import read_recipes
 from train.recipe.schedule import Schedule
 
 REASON = "machine 13 was lost: no heartbeat for 5.2 s; its host 203.0.113.113 does not answer on port 22 either"

@@ -14,7 +14,7 @@ from cluster.cli.evaluate import _print_results
 from cluster.errors import ClusterError
 from cluster.jobs import evaluation
 from cluster.plots import crops
-from train.evaluation.protocol import CropAnswer, Evaluation, EvaluationRow, ExampleImage, RatioBucket
+from train.inference.protocol import CropAnswer, Evaluation, EvaluationRow, ExampleImage, RatioBucket
 
 FACTS: dict[str, Any] = {
     "checkpoint": "x", "recipe": "x", "model": "x", "epoch": 3, "step": 691, "images": 1, "classes": 2, "data": "x",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from train.evaluation.trained_network import open_trained
+from train.inference.trained_network import open_trained
 from train.metrics.confusion import PICTURED_PAIRS, Confusion
 from train.metrics.thumbnails import read_class_thumbnails
 from train.recipe import Phase

@@ -20,9 +20,9 @@ from train.data.index.open import load_index
 from train.data.loading.loader import BatchDecoder
 from train.data.order.rect_val import plan_rect_validation, plan_square_validation
 from train.data.order.work import BatchRequest
-from train.evaluation.trained_network import open_trained
 from train.inference import __main__, export, predict
 from train.inference.protocol import FileFormat
+from train.inference.trained_network import open_trained
 from train.models.registry import build_model
 from train.recipe import Model, Phase, Recipe
 from train.tools.errors import TrainingError

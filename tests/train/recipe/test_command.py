@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from train.recipe import Command, Recipe
-from train.recipe.files import RecipeError, read_recipes, read_work
+from train.recipe.recipe_files import RecipeError, read_recipes, read_work
 
 
 @pytest.mark.parametrize(("argv", "script", "module", "name"), [

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from train.recipe.files import PROJECT_RECIPES, RecipeError, import_folder, read_recipes, select_recipes
+from train.recipe.recipe_files import PROJECT_RECIPES, RecipeError, import_folder, read_recipes, select_recipes
 
 MAKE_RECIPE = """
 from train.recipe import Data, Model, Phase, Recipe

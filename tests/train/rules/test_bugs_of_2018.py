@@ -36,7 +36,7 @@ from cluster.agent import watchdog
 from train.distributed import process_group
 from train.distributed.process_group import ProcessGroup
 from train.recipe import Model
-from train.recipe.files import RecipeError, read_recipes
+from train.recipe.recipe_files import RecipeError, read_recipes
 from train.tools import checkpoint_io, errors
 from train.tools.process import launch_ranks
 

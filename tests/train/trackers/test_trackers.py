@@ -14,9 +14,9 @@ from support.trainer_in_process import RandomImages, make_phase, make_recipe, ma
 from support.waiting import wait_for
 
 from train.metrics.records import EpochRow
-from train.trackers import process
-from train.trackers.process import TrackerProcess, start_tracker
-from train.trackers.protocol import run_id
+from train.trackers import tracker_process
+from train.trackers.request import run_id
+from train.trackers.tracker_process import TrackerProcess, start_tracker
 
 NOTE = """
 import json, os, time
@@ -198,7 +198,7 @@ def test_tracker_that_hangs_is_killed(
     out: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HANGS", "1")
-    monkeypatch.setattr(process, "FINISH_SECONDS", 0.5)
+    monkeypatch.setattr(tracker_process, "FINISH_SECONDS", 0.5)
     tracker = start("wandb", out)
     append(out, step(16))
     wait_for(lambda: calls(out, "init"))
@@ -221,7 +221,7 @@ def test_error_is_one_line_without_credentials_and_rows_are_kept_for_later(
 def test_tracker_that_is_not_installed_is_one_line(
     out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(process, "is_installed", lambda tracker: False)
+    monkeypatch.setattr(tracker_process, "is_installed", lambda tracker: False)
     assert start_tracker("wandb", out, out, 1, {}) is None
     assert "not installed here; training goes on without it: pip install wandb\n" in capsys.readouterr().out
 
@@ -229,10 +229,10 @@ def test_tracker_that_is_not_installed_is_one_line(
 def test_tracker_dies_with_the_trainer(out: Path) -> None:
     """The pipe of their output is closed when both have ended."""
     script = (
-        "import sys, time\nfrom pathlib import Path\nfrom train.trackers.process import start_tracker\n"
+        "import sys, time\nfrom pathlib import Path\nfrom train.trackers.tracker_process import start_tracker\n"
         "start_tracker('wandb', Path(sys.argv[1]), Path(sys.argv[1]), 1, {})\ntime.sleep(1000)\n"
     )
-    root = str(Path(process.__file__).parents[2])
+    root = str(Path(tracker_process.__file__).parents[2])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ["PYTHONPATH"]])}
     with subprocess.Popen([sys.executable, "-c", script, str(out)], stdout=subprocess.PIPE, env=environment) as trainer:
         wait_for(lambda: calls(out, "init"))

@@ -11,7 +11,7 @@ from train.tools.process import kill_process_groups, project_search_path
 from train.tools.records import encode
 from train.tools.text_files import to_json_bytes
 
-from .protocol import TrackerRequest, is_installed, run_id
+from .request import TrackerRequest, is_installed, run_id
 
 FINISH_SECONDS = 15.0  # for the last rows of a finished run
 INTERRUPT_SECONDS = 5.0  # of an attempt that was asked to stop: a later one goes on with the run

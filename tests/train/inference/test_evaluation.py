@@ -15,9 +15,10 @@ from support.trainer_in_process import SINGLE_PROCESS, open_trainer
 
 from train.data.index.open import load_index
 from train.data.loading.dataset import open_val_indexes
-from train.evaluation import protocol, runner
-from train.evaluation.protocol import CROP_VIEWS, EvalOptions, Evaluation, EvaluationRow
-from train.evaluation.trained_network import open_trained
+from train.inference import evaluate as runner
+from train.inference import protocol
+from train.inference.protocol import CROP_VIEWS, EvalOptions, Evaluation, EvaluationRow
+from train.inference.trained_network import open_trained
 from train.recipe import Phase
 from train.tools import checkpoint_io
 from train.tools.errors import TrainingError

@@ -14,8 +14,8 @@ from train.data.loading.loader import BatchDecoder
 from train.data.order.center_crop import RESIZE_TO_CROP_RATIO
 from train.data.order.rect_val import rect_crop_shape
 from train.data.order.work import BatchRequest
-from train.evaluation.protocol import CROP_VIEWS
-from train.evaluation.runner import SQUARES_PER_IMAGE, crop_boxes, mean_crop_scores, plan_eval_batches
+from train.inference.evaluate import SQUARES_PER_IMAGE, crop_boxes, mean_crop_scores, plan_eval_batches
+from train.inference.protocol import CROP_VIEWS
 
 
 @pytest.fixture(scope="module")

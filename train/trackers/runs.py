@@ -1,14 +1,55 @@
-"""A run of MLflow, through its client."""
+"""Runs of the known trackers, each through its library."""
 
 import os
+from typing import Protocol
 
-from .protocol import PROJECT, TrackedRun, TrackerRequest
+from .request import TrackerRequest
 
-RUN_ID_TAG = "imgnet.run_id"
+PROJECT = "imgnet-cluster"  # of the runs, unless the user's environment names another
+RUN_ID_TAG = "imgnet.run_id"  # of MLflow
 
 
-class TrackerRun(TrackedRun):
-    """The run of a job, found by a tag. Its step is the number of images seen, as in TensorBoard.
+class TrackedRun(Protocol):
+    """A run of a tracker. Its methods may block, and raise whatever the library raises."""
+
+    def log(self, images: int, time: float, values: dict[str, float]) -> None:
+        """Log scalars at x = `images`, measured at `time` (seconds since 1970)."""
+
+    def finish(self, is_complete: bool) -> None:
+        """End the run, or leave it to a later attempt."""
+
+
+class WandbRun(TrackedRun):
+    """The run of a job in Weights & Biases. Its step is the number of images seen, as in TensorBoard.
+
+    wandb drops values whose step is smaller than the last one. After a loss, the steps that are done again are
+    therefore logged once.
+    """
+
+    def __init__(self, request: TrackerRequest) -> None:
+        os.environ.setdefault("WANDB_SILENT", "true")
+        import wandb
+
+        self.run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT") or PROJECT,
+            id=request.run_id,
+            name=os.environ.get("WANDB_NAME") or request.run_id,
+            config=dict(request.settings),
+            dir=os.environ.get("WANDB_DIR") or request.folder,
+            resume="allow",
+        )
+
+    def log(self, images: int, time: float, values: dict[str, float]) -> None:
+        """Log scalars at x = `images`."""
+        self.run.log(values, step=images)
+
+    def finish(self, is_complete: bool) -> None:
+        """End the run; one that is not complete is marked as failed until a later attempt goes on with it."""
+        self.run.finish(exit_code=0 if is_complete else 1)
+
+
+class MlflowRun(TrackedRun):
+    """The run of a job in MLflow, found by a tag. Its step is the number of images seen, as in TensorBoard.
 
     MLflow keeps all values of a step, so that those that are measured again after a loss are left out here. How far an
     earlier attempt came is looked up for steps and for validations: it may have logged the last step of an epoch and no
@@ -55,3 +96,6 @@ class TrackerRun(TrackedRun):
     def finish(self, is_complete: bool) -> None:
         """End the run; one that is not complete counts as killed until a later attempt goes on with it."""
         self.client.set_terminated(self.run_id, "FINISHED" if is_complete else "KILLED")
+
+
+RUN_TYPES: dict[str, type[WandbRun | MlflowRun]] = {"wandb": WandbRun, "mlflow": MlflowRun}

@@ -4,12 +4,10 @@ import os
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
 from uuid import uuid4
 
 from train.tools.files import create_once, read_file
 
-PROJECT = "imgnet-cluster"  # of the runs, unless the user's environment names another
 RUN_ID_FILE = "tracker_id"  # in the folder that all attempts share
 JOB_VARIABLE = "IMGNET_JOB"  # the unique name of the job whose agent started the trainer
 
@@ -26,16 +24,6 @@ class TrackerRequest:
     folder: str
     metrics: str
     settings: dict[str, int | float | str] = field(default_factory=dict)
-
-
-class TrackedRun(Protocol):
-    """A run of a tracker. Its methods may block, and raise whatever the library raises."""
-
-    def log(self, images: int, time: float, values: dict[str, float]) -> None:
-        """Log scalars at x = `images`, measured at `time` (seconds since 1970)."""
-
-    def finish(self, is_complete: bool) -> None:
-        """End the run, or leave it to a later attempt."""
 
 
 def run_id(out: Path) -> str:
