@@ -197,7 +197,7 @@ def _provenance(job: Job, clock: WorkClock) -> dict[str, str]:
         "started work": _format_utc(clock.start_time),
     }
     if result and result.ids_wrong is not None:
-        rows["images used"] = "; ".join(result.ids_wrong) or "every image exactly once in every epoch"
+        rows["images used"] = text.describe_image_usage(result.ids_wrong)
     return rows
 
 
