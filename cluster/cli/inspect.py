@@ -137,6 +137,7 @@ def status(job: str | None, exit_code: bool, parts: bool, output: str) -> None:
     from cluster.display import status as display_status
     from cluster.display.tables import STATE_EXIT_CODES
     from cluster.jobs import store
+    from train.metrics.text import describe_image_usage
     from train.tools.records import encode
 
     found_job = store.find(job)
@@ -150,7 +151,7 @@ def status(job: str | None, exit_code: bool, parts: bool, output: str) -> None:
     else:
         display_status.show_status(job_status, machines, timeline, with_parts=parts)
         if result and result.ids_wrong is not None:
-            click.echo(display_status.describe_image_usage(result.ids_wrong))
+            click.echo(describe_image_usage(result.ids_wrong))
         elif found_job.spec.train.log_ids:
             click.echo("whether every image was used exactly once (--log-ids) is checked when the job is done")
         if result and result.against:

@@ -7,7 +7,9 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
 
 from cluster.errors import EXIT_UNFINISHED, ClusterError
 from cluster.jobs import checkpoints
@@ -18,7 +20,7 @@ from cluster.state.states import JobState, MachineState, work_title
 from cluster.state.status import JobResult, JobStatus
 from cluster.state.timeline import describe_members
 from train.metrics.records import EpochRow
-from train.metrics.text import epoch_header, epoch_line, format_duration
+from train.metrics.text import describe_image_usage, epoch_header, epoch_line, format_duration
 from train.recipe.history import best_epoch
 from train.recipe.target import describe_outcome, has_stalled
 from train.tools.agent_protocol import BEST_MODEL_FILE, CLASSES_FILE, MODEL_FILE
@@ -26,11 +28,8 @@ from train.tools.files import FULL_DISK_ERRORS, open_regular
 from train.tools.process_log import log_end
 
 from .cloud import format_dollars
-from .status import describe_image_usage, progress_parts, show_machines, show_timeline
+from .status import progress_parts, show_machines, show_timeline
 from .tables import STATE_EXIT_CODES, console, print_state, print_table
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 PROGRAM = "imgnet-cluster"
 BEST_MARK = "*"  # of the best accuracy in a sweep
@@ -47,8 +46,6 @@ def follow(job: Job, others: Sequence[Job] = ()) -> int:
     `others` are further jobs of its sweep: the bar says how far each of them is. Off a terminal, each change of
     activity is a line. Returns the exit code for the job's final state.
     """
-    from rich.progress import BarColumn, Progress, TextColumn
-
     out = console()
     bar = Progress(
         TextColumn("{task.description}"),
@@ -103,7 +100,7 @@ def follow(job: Job, others: Sequence[Job] = ()) -> int:
     return STATE_EXIT_CODES[job.state]
 
 
-def _refresh(job: Job, shown_trouble: str, out: "Console") -> str:
+def _refresh(job: Job, shown_trouble: str, out: Console) -> str:
     """Refresh a job and return why it cannot be now: the disk is full. Print that unless it is shown already."""
     try:
         job.refresh()

@@ -129,11 +129,6 @@ def show_timeline(attempts: Sequence[AttemptRow]) -> None:
     print_table(table.rows, optional=("from step", "at"))
 
 
-def describe_image_usage(errors: Sequence[str]) -> str:
-    """Return a line on whether each image was used once in each epoch. `errors` come from the log of used images."""
-    return "; ".join(errors) or "every image was used exactly once in every epoch"
-
-
 def progress_parts(status: JobStatus) -> list[str]:
     """Return how far a job is: step, epoch and images per second, as far as they are known."""
     speed = status.images_per_second

@@ -8,7 +8,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
 
 from cluster.report.tables import format_cell, format_known
 from cluster.state.heartbeats import MachineLoad, find_slowest_rank
@@ -19,10 +22,6 @@ from train.tools.agent_protocol import TrainingNumbers
 
 from .status import format_of_total, progress_parts
 from .tables import STATE_COLORS, STATE_EXIT_CODES, build_table, console
-
-if TYPE_CHECKING:
-    from rich.console import Group
-    from rich.text import Text
 
 Machines = Mapping[str, MachineRow]  # by name
 ReadStatuses = Callable[[], tuple[JobStatus, Machines]]
@@ -42,35 +41,31 @@ STALE_STATUS_SECONDS = 5.0  # an agent writes its status about once a second
 class StatusAgeTracker:
     """Remembers when each machine's status changed while this process watched, by this computer's clock."""
 
-    last_rows: dict[str, MachineRow] = field(default_factory=dict)
-    changed_at: dict[str, float] = field(default_factory=dict)  # monotonic seconds; first seen, for an unchanged status
+    last_rows: dict[str, tuple[MachineRow, float]] = field(default_factory=dict)  # with the moment of its first reading
     seen_changing: set[str] = field(default_factory=set)
 
     def update(self, machines: Machines, now: float) -> None:
         """Compare the statuses with the last ones."""
         for name, row in machines.items():
-            if self.last_rows.get(name) != row:
-                if name in self.last_rows:
-                    self.seen_changing.add(name)
-                self.last_rows[name] = row
-                self.changed_at[name] = now
+            if name in self.last_rows and self.last_rows[name][0] != row:
+                self.seen_changing.add(name)
+                del self.last_rows[name]
+            self.last_rows.setdefault(name, (row, now))
 
     def status_age(self, name: str, now: float) -> float | None:
         """Return the age of a machine's status in seconds, counted from when this process first read it.
 
         None until the status has changed or is stale: one that was read just now may be a day old.
         """
-        age = now - self.changed_at[name] if name in self.changed_at else 0.0
+        age = now - self.last_rows[name][1] if name in self.last_rows else 0.0
         return age if name in self.seen_changing or age > STALE_STATUS_SECONDS else None
 
 
-def machine_cells(machines: Machines, now: float, tracker: StatusAgeTracker) -> list[dict[str, "str | Text"]]:
+def machine_cells(machines: Machines, now: float, tracker: StatusAgeTracker) -> list[dict[str, str | Text]]:
     """Return a row for each machine: its cells by the names of the columns, "" where a value is not known.
 
     `now` is a time of the clock of `StatusAgeTracker.update`. A status that is too old is red.
     """
-    from rich.text import Text
-
     ages = {name: tracker.status_age(name, now) for name in machines}
     fresh_names = [name for name, age in ages.items() if (age or 0.0) <= STALE_STATUS_SECONDS]
     slowest = find_slowest_rank({name: status for name in fresh_names if (status := machines[name].status)})
@@ -131,11 +126,8 @@ def job_summary_line(status: JobStatus, width: int = UNCUT_WIDTH_CHARACTERS) -> 
     return line
 
 
-def render(status: JobStatus, machines: Machines, now: float, tracker: StatusAgeTracker, width: int) -> "Group":
+def render(status: JobStatus, machines: Machines, now: float, tracker: StatusAgeTracker, width: int) -> Group:
     """Return the job's line, the table, and a line for each machine that gives a reason for its state."""
-    from rich.console import Group
-    from rich.text import Text
-
     rows = machine_cells(machines, now, tracker)
     empty = [name for name in COLUMNS_OF_SOME_JOBS if not any(row[name] for row in rows)]
     shown_rows = [{name: cell for name, cell in row.items() if name not in empty} for row in rows]
@@ -154,12 +146,10 @@ def show_top(read_statuses: ReadStatuses, once: bool = False) -> None:
     `read_statuses` returns the job's status and its machines by their names. With `once`, or when the output
     does not go to a terminal, one plain table is printed.
     """
-    from rich.live import Live
-
     out = console()
     tracker = StatusAgeTracker()
 
-    def picture() -> tuple[JobStatus, "Group"]:
+    def picture() -> tuple[JobStatus, Group]:
         status, machines = read_statuses()
         now = time.monotonic()
         tracker.update(machines, now)

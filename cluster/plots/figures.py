@@ -11,12 +11,14 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.etree import ElementTree
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path as Outline
 
 # The first six are distinguishable also by readers who cannot tell red from green.
 SERIES_COLORS = (
@@ -80,8 +82,6 @@ MATPLOTLIB_SETTINGS: dict[str, object] = {
 @contextlib.contextmanager
 def matplotlib_settings() -> Iterator[None]:
     """Draw with the settings above inside this context, whatever the user's matplotlibrc says."""
-    import matplotlib
-
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it logs when it builds its font cache
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
@@ -90,32 +90,27 @@ def matplotlib_settings() -> Iterator[None]:
         yield
 
 
-def make_axes(width: float = WIDTH_INCHES, height: float = HEIGHT_INCHES, rows: int = 1) -> "tuple[Figure, list[Axes]]":
+def make_axes(width: float = WIDTH_INCHES, height: float = HEIGHT_INCHES, rows: int = 1) -> tuple[Figure, list[Axes]]:
     """Return a figure of `width` x `height` inches and its axes, from top to bottom, which share the x axis."""
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(width, height), layout="constrained")
     grid = figure.subplots(rows, 1, sharex=True, squeeze=False)
     return figure, [row[0] for row in grid]
 
 
-def draw_boxes(axes: "Axes", boxes: Sequence[Box], color: str) -> None:
+def draw_boxes(axes: Axes, boxes: Sequence[Box], color: str) -> None:
     """Draw boxes of one color as a single path: a long job has thousands of them."""
-    from matplotlib.patches import PathPatch
-    from matplotlib.path import Path
-
     if boxes:
         corners = [
             corner
             for left, right, bottom, top in boxes
             for corner in ((left, bottom), (right, bottom), (right, top), (left, top), (left, bottom))
         ]
-        codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(boxes)
-        axes.add_patch(PathPatch(Path(corners, codes), facecolor=color, linewidth=0))
+        codes = [Outline.MOVETO, Outline.LINETO, Outline.LINETO, Outline.LINETO, Outline.CLOSEPOLY] * len(boxes)
+        axes.add_patch(PathPatch(Outline(corners, codes), facecolor=color, linewidth=0))
     axes.autoscale_view()
 
 
-def draw_lines(axes: "Axes", lines: Sequence[Line], **style: Any) -> None:  # Any: as matplotlib has it
+def draw_lines(axes: Axes, lines: Sequence[Line], **style: Any) -> None:  # Any: as matplotlib has it
     """Draw separate straight lines of one style as a single path."""
     if lines:
         xs = [x for line in lines for x in (line[0][0], line[1][0], math.nan)]
@@ -123,10 +118,8 @@ def draw_lines(axes: "Axes", lines: Sequence[Line], **style: Any) -> None:  # An
         axes.plot(xs, ys, **style)
 
 
-def make_pixel_figure(width: int, height: int) -> "Figure":
+def make_pixel_figure(width: int, height: int) -> Figure:
     """Return an empty figure for a PNG image of this size in pixels."""
-    from matplotlib.figure import Figure
-
     size = (width / PIXELS_PER_INCH, height / PIXELS_PER_INCH)
     return Figure(figsize=size, dpi=PIXELS_PER_INCH, facecolor=BACKGROUND_COLOR)
 
@@ -136,12 +129,12 @@ def font_points(pixels: float) -> float:
     return 72 * pixels / PIXELS_PER_INCH
 
 
-def save_png(figure: "Figure", path: Path) -> None:
+def save_png(figure: Figure, path: Path) -> None:
     """Write a figure as PNG. Raises `OSError`."""
     figure.savefig(path, format="png", facecolor=BACKGROUND_COLOR, metadata={"Software": None})
 
 
-def figure_to_svg(figure: "Figure", title: str, job: str = "") -> str:
+def figure_to_svg(figure: Figure, title: str, job: str = "") -> str:
     """Return a figure as an SVG element. Screen readers read `title`; with `job`, it is unique in the page."""
     output = io.StringIO()
     figure.savefig(output, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))

@@ -8,7 +8,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
 
 from cluster.plots import figures
 from cluster.plots.figures import MUTED_COLOR, PAGE_BACKGROUND_COLOR, SERIES_COLORS, figure_to_svg
@@ -17,9 +19,6 @@ from train.metrics.text import PART_TITLES, three_digits
 
 from .facts import JobFacts
 from .tables import format_error
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 Points = Sequence[tuple[float, float]]
 Unit = tuple[str, float]  # label of an axis, and how many seconds or images one unit of it is
@@ -268,7 +267,7 @@ def forecast_chart(facts: JobFacts) -> Chart | None:
     return Chart(title, figure_to_svg(figure, title, facts.job), legend if compared else legend[:1], note)
 
 
-def _draw_bar(axes: "Axes", y: float, length: float, fill_color: str, suffix: str = "") -> None:
+def _draw_bar(axes: Axes, y: float, length: float, fill_color: str, suffix: str = "") -> None:
     axes.barh(y, length, height=0.36, color=fill_color)
     axes.text(length, y, f" {length:.1f}{suffix and ', ' + suffix}", va="center", fontsize=8.5)
 

@@ -199,7 +199,7 @@ def _provenance(job: Job, clock: WorkClock) -> dict[str, str]:
     if result and result.broken_images:
         rows["broken images"] = f"{result.broken_images}, each replaced by the next of its class; the log names them"
     if result and result.ids_wrong is not None:
-        rows["images used"] = "; ".join(result.ids_wrong) or "every image exactly once in every epoch"
+        rows["images used"] = text.describe_image_usage(result.ids_wrong)
     return rows
 
 

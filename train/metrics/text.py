@@ -144,6 +144,11 @@ def _join_adjacent(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return joined
 
 
+def describe_image_usage(errors: Sequence[str]) -> str:
+    """Return a line on whether each image was used once in each epoch. `errors` come from the log of used images."""
+    return "; ".join(errors) or "every image was used exactly once in every epoch"
+
+
 PART_TITLES = {
     TimePart.STEPS: "steps",
     TimePart.WAITS: "waits for images",

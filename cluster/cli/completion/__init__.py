@@ -79,7 +79,7 @@ def _complete_value(param: click.Parameter, args: list[str], incomplete: str) ->
     if param.name == "machine":
         values = _machine_numbers(args)
     elif "JOB" in kinds:
-        values = list(_job_ids())
+        values = list(_job_ids(incomplete))
     elif "RECIPE" in kinds:
         values = _recipe_names(incomplete)
     elif kinds & {"TYPE", "REGION", "ZONE"}:
@@ -94,13 +94,16 @@ def _complete_value(param: click.Parameter, args: list[str], incomplete: str) ->
     return items
 
 
-def _job_ids() -> dict[str, str]:
-    """Return the ID of each job of this folder by its ID, the newest first, then by the name that its user gave it."""
+def _job_ids(incomplete: str = "") -> dict[str, str]:
+    """Return the ID of each job of this folder by its ID, the newest first, then by the name that its user gave it.
+
+    For the names each job.json is read, unless an ID is typed.
+    """
     from cluster.jobs.store import runs_folder
 
     numbers = [path.parent.name.removeprefix("job-") for path in runs_folder().glob("job-*/job.json")]
     ids = [f"job-{number}" for number in sorted((int(text) for text in numbers if text.isdecimal()), reverse=True)]
-    names = {job: _read_spec(job).get("given_name") for job in ids}
+    names = {} if incomplete.startswith("job-") else {job: _read_spec(job).get("given_name") for job in ids}
     return {job: job for job in ids} | {name: job for job, name in names.items() if name}
 
 

@@ -1,6 +1,5 @@
 """Terminal output: numbers, tables, a plan and a job's status."""
 
-import re
 import time
 from typing import Any
 
@@ -10,8 +9,6 @@ from cluster.display import progress, status
 from cluster.jobs import store
 from cluster.report.facts import collect_facts
 from cluster.report.tables import format_cell
-from cluster.state.states import JobState
-from cluster.state.status import JobStatus
 from cluster.state.timeline import AttemptRow
 from train.metrics import text
 from train.metrics.records import EpochRow
@@ -46,19 +43,6 @@ def test_epoch_that_was_done_again_after_a_loss_has_another_line() -> None:
     assert progress.new_epoch_lines(rows((1, 1), (1, 2)), shown) == []
     lines = progress.new_epoch_lines(rows((1, 1), (2, 2), (2, 3)), shown)
     assert [line.split()[0] for line in lines] == ["2", "3"]
-
-
-def test_show_status_formats_large_and_small_numbers(capsys: Any) -> None:
-    job_status = JobStatus(
-        job="job-3", recipe="tiny", backend="local", machines=1, procs=1, created=0.0, state=JobState.RUNNING,
-        run="/runs/job-3", seconds=12_600.0, images_per_second=401_234.5, top1=76.1234, lr=0.000123456, goodput=0.77586,
-    )  # fmt: skip
-    status.show_status(job_status, {}, [])
-    values = {line[:18].strip(): line[19:] for line in capsys.readouterr().out.splitlines()}
-    assert (values["time at work"], values["images/s"]) == ("3:30:00", "401234")
-    assert (values["top-1 %"], values["learning rate"]) == ("76.12", "0.0001235")
-    assert values["goodput"] == "77.6 %"
-    assert re.fullmatch(r"[-0-9]{10} [:0-9]{8} [+-][0-9]{4}", values["created"]), "local time, with its zone"
 
 
 def test_command_is_not_called_a_recipe(hand_made: Any, capsys: Any) -> None:

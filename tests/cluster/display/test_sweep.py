@@ -11,10 +11,9 @@ from support.specs import TINY
 from cluster.display import plan as display_plan
 from cluster.display import progress
 from cluster.jobs import store
-from cluster.planning.commands import plan_command
 from cluster.planning.launch_options import make_launch_options
 from cluster.planning.resolve import plan
-from train.recipe import Command, Recipe
+from train.recipe import Recipe
 
 
 def make_recipe(lr: float) -> Recipe:
@@ -34,13 +33,6 @@ def test_plans_of_a_sweep_are_one_table(capsys: pytest.CaptureFixture[str]) -> N
     shown = capsys.readouterr().out
     assert ["recipe", "lr", "steps"] in rows(shown) and ["lr0.4", "0.4", "16"] in rows(shown)
     assert "the first of 3 runs" in shown and "note: only this one warns" in shown
-
-
-def test_plans_of_commands_show_their_arguments_under_command(capsys: pytest.CaptureFixture[str]) -> None:
-    commands = [Command(argv=["python", "-c", "1", "--lr", str(lr)], name=f"lr{lr:g}", procs=1) for lr in (0.1, 0.2)]
-    display_plan.show_other_plans([plan_command(command, make_launch_options()) for command in commands])
-    shown = rows(capsys.readouterr().out)
-    assert ["command", "lr"] in shown and ["lr0.2", "0.2"] in shown
 
 
 def test_sweep_ends_with_a_table_that_marks_the_best(hand_made: Any, capsys: pytest.CaptureFixture[str]) -> None:
