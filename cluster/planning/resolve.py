@@ -134,7 +134,7 @@ def plan(recipe: Recipe, options: LaunchOptions | None = None, *, recipe_file: s
         fraction = 0.0 if (root / "val").is_dir() else recipe.data.val_fraction
         if note := note_on_missing_copies(missing_copies, root, copies_root, fraction, options.train.skip_bad):
             notes.append(note)
-    if options.train.exact and recipe.comm.hook != "none":
+    if options.train.exact and recipe.comm.hook not in ("auto", "none"):
         raise BadInput(f"--exact does not work with the comm hook {recipe.comm.hook}, which rounds; set comm='none'")
     notes += planner.requirement_notes(recipe, spec.user_project)
     if tracker := options.train.log:

@@ -19,7 +19,7 @@ from train.recipe.schema import Phase, Recipe
 
 MAX_ERROR = 0.1  # largest relative error of a prediction
 DAWNBENCH_ENTRIES = "stanford-futuredata/dawn-bench-entries, ImageNet/train/"
-PLAIN = Comm()
+PLAIN = Comm(hook="none")
 HALF_PRECISION = Comm(hook="fp16")
 MLPERF_SOURCE = "mlcommons/training_results_v4.0, "
 

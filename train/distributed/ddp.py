@@ -6,6 +6,7 @@ DDP collects gradients in flat buckets, in the order in which the backward pass 
 together: a step of ResNet-50 makes 5 all-reduces, not 161. Each bucket is summed as soon as it is full, while the
 backward pass goes on. The rings or trees that carry the bytes are NCCL's choice.
 
+    auto            bf16 where GPUs of several machines send over sockets, not by EFA or InfiniBand; else none
     none            float32, unchanged
     fp16, bf16      half the bytes; float16 has a relative error of 5e-4, bfloat16 of 4e-3 but any magnitude
     powersgd        1.5 % of ResNet-50's bytes, but approximate sums: for a network that is by far the bottleneck
@@ -18,6 +19,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -100,6 +102,11 @@ def wrap_ddp(
     return wrapped
 
 
+def choose_hook(comm: Comm, over_sockets: bool, exact: bool) -> Comm:
+    """Return the sums that "auto" stands for; others unchanged. `over_sockets` is that of `print_transport`."""
+    return replace(comm, hook="bf16") if comm.hook == "auto" and over_sockets and not exact else comm
+
+
 def without_sums(net: nn.Module, unless: bool) -> contextlib.AbstractContextManager[None]:
     """Return a context in which gradients are accumulated locally, without an all-reduce; no effect if `unless`."""
     if unless or not isinstance(net, DDP):
@@ -132,7 +139,7 @@ def select_hook(
     Raises `TrainingError` when the hook cannot be used with --exact or on this device.
     """
     if exact:
-        if comm.hook != "none":
+        if comm.hook not in ("auto", "none"):
             raise TrainingError(f"comm, hook: --exact does not work with {comm.hook}, which rounds; set comm='none'")
         return None, exact_sum_hook
     has_loss_scale = dtype == torch.float16

@@ -99,8 +99,12 @@ def join_process_group(is_cancelled: Callable[[], bool] = lambda: False) -> Proc
     return ProcessGroup(rank, local_rank, world_size, local_world_size, device, nccl_log_path)
 
 
-def print_transport(group: ProcessGroup) -> None:
-    """Print what carries the collectives, with a warning when it is slow. Call it after the first collective."""
+def print_transport(group: ProcessGroup) -> bool:
+    """Print what carries the collectives, with a warning when it is slow. Call it after the first collective.
+
+    Returns whether GPUs of several machines send over sockets: the same on all ranks, though only the first one knows.
+    """
+    over_sockets = False
     if group.is_first and group.world_size > 1:
         backend = "nccl" if group.device.type == "cuda" else "gloo"
         transport = network.detect_transport(backend, group.nccl_log_path)
@@ -108,6 +112,8 @@ def print_transport(group: ProcessGroup) -> None:
         print(
             f"{group.world_size} processes, by {transport}" + (f"\nWARNING: {warning}" if warning else ""), flush=True
         )
+        over_sockets = transport == "sockets" and group.world_size > group.local_world_size
+    return bool(sum_from_cpu(group, torch.tensor([float(over_sockets)])).item())
 
 
 def tighten_timeouts(group: ProcessGroup, step_seconds: float) -> None:

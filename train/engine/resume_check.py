@@ -31,6 +31,8 @@ def run_fingerprint(recipe: Recipe, schedule: Schedule) -> RunFingerprint:
     """
     recipe_json = replace(recipe, model=replace(recipe.model, compile=False)).to_json()
     del recipe_json["kernel_search"], recipe_json["max_bad"]
+    if recipe.comm.hook == "auto":  # the default was "none"
+        recipe_json["comm"]["hook"] = "none"
     fingerprint: RunFingerprint = json_roundtrip(
         {
             "seed": recipe.seed,

@@ -12,7 +12,7 @@ from train.data.index.base import names_crc32
 from train.data.loading.dataset import Dataset, copies_root, data_root, open_dataset
 from train.data.loading.loader import BatchDecoder
 from train.data.order.batch_sampler import DistributedBatchSampler
-from train.distributed import process_group
+from train.distributed import ddp, process_group
 from train.distributed.gpu import bind_to_numa_node, full_memory_explained
 from train.metrics import thumbnails
 from train.metrics.accuracy import TOP_GUESSES, has_top5
@@ -104,7 +104,9 @@ def join_and_train(
     except ValueError as error:
         raise TrainingError(str(error)) from error
     check_ranks_agree(group, dataset, recipe.precision)
-    process_group.print_transport(group)
+    comm = ddp.choose_hook(recipe.comm, process_group.print_transport(group), options.exact)
+    if group.is_first and comm != recipe.comm:
+        print("gradients are summed in bfloat16, over sockets; comm='none' in the recipe keeps float32", flush=True)
     threads = options.threads or host.threads_per_process(group.local_world_size)
     torch.set_num_threads(1 if options.exact else threads)
     workers = process_group.loader_process_count(group, options.workers)
@@ -116,6 +118,7 @@ def join_and_train(
     sampler = DistributedBatchSampler(schedule, dataset.indexes, recipe.seed, group.rank, group.world_size)
     trainer = Trainer(options, recipe, group, sampler, dataset.train.classes, agent_channel)
     trainer.run_start_time = run_start_time
+    trainer.comm = comm
     if group.is_first and schedule.scaling_note:
         print(schedule.scaling_note, flush=True)
     if group.is_first and schedule.small_set_note and options.scale == 1:

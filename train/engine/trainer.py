@@ -114,11 +114,11 @@ class Trainer:
         self.mixer = mixing.Mixer(recipe.optim)
         buffers, decay = self.running_statistics.norm_buffers, self.schedule.ema_decay
         self.average = WeightAverage(self.model, buffers, decay, self.running_statistics.write_to_norms)
+        self.comm = recipe.comm  # `run.join_and_train` replaces "auto", when it knows the network
         self.scaler = ddp.build_grad_scaler(recipe.comm, group.device, self.preprocessor.compute_dtype)
 
         self.confusion_counts: torch.Tensor | None = None  # of the last validation by its main view
-        self.epoch_index = 0
-        self.step = 0
+        self.epoch_index = self.step = 0
         self.history: list[EpochResult] = []  # of earlier attempts too
         self.run_start_time = unix_time()  # `run.run_attempt` replaces it: when the first attempt began to load
 
@@ -201,7 +201,7 @@ class Trainer:
             if self.is_distributed:
                 # PowerSGD sums exactly for the first tenth of the run, as torch's documentation advises.
                 exact_steps = self.schedule.steps // 10 - self.steps_done
-                comm, dtype, exact = self.recipe.comm, self.preprocessor.compute_dtype, self.options.exact
+                comm, dtype, exact = self.comm, self.preprocessor.compute_dtype, self.options.exact
                 self.wrapped_model = ddp.wrap_ddp(self.wrapped_model, comm, dtype, exact=exact, exact_steps=exact_steps)
                 self.remove_gradient_hook()
                 self.remove_gradient_hook = ddp.on_gradients_ready(self.model, self.time_breakdown.gradients_ready)

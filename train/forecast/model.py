@@ -247,6 +247,10 @@ class _ForecastModel:
     def all_reduce_seconds(self) -> float:
         """Return the seconds of an all-reduce: in a ring of all GPUs, or inside machines and in a ring of machines."""
         world_size, comm = self.gpus_per_step, self.schedule.recipe.comm
+        network = self.constants.network or (RDMA_NETWORK if self.gbit >= RDMA_MIN_GBIT else TCP_NETWORK)
+        is_cpu = self.device == hardware.DEVICES["CPU"]
+        if comm.hook == "auto" and self.machines_per_step > 1 and network == TCP_NETWORK and not is_cpu:
+            comm = replace(comm, hook="bf16")  # as train/distributed/ddp.py does
         if world_size == 1 or self.constants.batch_timings:
             return 0.0
         gbit_per_byte = 8e-9 * self.model_cost[1]  # Gbit of the whole model, for each byte of a gradient value
@@ -255,7 +259,6 @@ class _ForecastModel:
             return gbit_per_byte * bytes_between_machines(comm, world_size, 1) / bus_gbit
         machines = self.machines_per_step
         processes = math.ceil(world_size / machines)
-        network = self.constants.network or (RDMA_NETWORK if self.gbit >= RDMA_MIN_GBIT else TCP_NETWORK)
         if is_hierarchical(comm, processes):
             ring_size, bytes_inside = machines, 2 * GRADIENT_BYTES
         else:

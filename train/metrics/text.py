@@ -6,7 +6,7 @@ has at most 79 characters, for a terminal of 80, unless a number is huge.
 
 from collections.abc import Mapping, Sequence
 
-from train.recipe.components import MODELS
+from train.recipe.components import MODELS, Comm
 from train.recipe.history import EpochResult
 from train.recipe.schema import FIXRES, TRIVIAL, Recipe
 
@@ -120,7 +120,7 @@ def describe_training(recipe: Recipe) -> str:
         (recipe.precision != "auto", recipe.precision),
         (val_fraction, f"{val_fraction:.4g} of each class held out for validation"),
         (recipe.patience, f"ends after {recipe.patience} validations without a higher top-1"),
-        (recipe.comm.hook != "none", f"comm hook {recipe.comm.hook}"),
+        (recipe.comm.hook != Comm().hook, f"comm hook {recipe.comm.hook}"),
     ]
     for title, epoch_ranges in (
         ("frozen", [phase.epochs for phase in recipe.phases if phase.frozen is True]),

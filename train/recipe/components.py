@@ -15,7 +15,7 @@ LARS_FORMS = ("paper", "google")
 LOSSES = ("cross_entropy", "bce")
 LR_SCALINGS = ("linear", "sqrt", "none")
 PRECISIONS = ("auto", "bf16", "fp16", "fp32")
-COMM_HOOKS = ("none", "fp16", "bf16", "powersgd", "hierarchical")
+COMM_HOOKS = ("auto", "none", "fp16", "bf16", "powersgd", "hierarchical")
 MAX_VAL_FRACTION = 0.9  # of the images of a class; the rest is trained on
 
 
@@ -172,14 +172,15 @@ class Comm:
 
     Attributes:
         hook: One of `COMM_HOOKS`; train/distributed/ddp.py describes them. "none" sums float32, "fp16" and "bf16" send
-            half the bytes, "powersgd" approximates, "hierarchical" sums inside each machine first. Default "none".
+            half the bytes, "powersgd" approximates, "hierarchical" sums inside each machine first. "auto" is "bf16"
+            where GPUs of several machines send over sockets, else "none". Default "auto".
         bucket: Size of the buckets that gradients are sent in, in MB (1e6 bytes). Default 25, which leaves it to
             torch: a first bucket of 1 MiB, then buckets of 25 MiB.
         overlap: Send each bucket during the backward pass, as soon as it is full; False: after the backward pass.
             Default True.
     """
 
-    hook: str = "none"
+    hook: str = "auto"
     bucket: float = 25.0
     overlap: bool = True
 

@@ -70,7 +70,7 @@ def pretend_two_machines(group: ProcessGroup) -> None:
 
 # --- precision ------------------------------------------------------------------------------------------------
 
-ERROR_BOUNDS = dict.fromkeys(("none", "hierarchical", "powersgd"), (0.0, 1e-6))
+ERROR_BOUNDS = dict.fromkeys(("auto", "none", "hierarchical", "powersgd"), (0.0, 1e-6))
 ERROR_BOUNDS |= {"fp16": (1e-5, 1e-3), "bf16": (1e-4, 8e-3)}
 
 
@@ -329,7 +329,7 @@ def test_ddp_names_an_unused_parameter_in_one_line(hook: str, in_group: Any) -> 
 
 @pytest.mark.parametrize(("hook", "exact", "dtype", "message"), [
     *((hook, True, torch.float32, f"--exact does not work with {hook}, which rounds; set comm='none'")
-      for hook in COMM_HOOKS if hook != "none"),
+      for hook in COMM_HOOKS if hook not in ("auto", "none")),
     ("powersgd", False, torch.float16, "powersgd does not work with float16; .*'fp16'"),
 ])  # fmt: skip
 def test_unusable_hook_is_refused_in_one_line(hook: str, exact: bool, dtype: torch.dtype, message: str) -> None:

@@ -73,6 +73,17 @@ def test_all_reduce_seconds_of_bytes_hops_and_bus(
     assert result.terms["all-reduce"] == pytest.approx(schedule.steps * expected, rel=1e-6)
 
 
+@pytest.mark.parametrize(("gbit", "machines", "gpu", "hook"), [
+    (25.0, 2, "V100", "bf16"), (25.0, 1, "V100", "none"), (400.0, 2, "V100", "none"), (25.0, 2, "CPU", "none"),
+])  # fmt: skip
+def test_gpus_of_machines_without_rdma_are_charged_two_bytes(gbit: float, machines: int, gpu: str, hook: str) -> None:
+    first, other = (
+        forecast_of(one_phase(64, 8 * machines, comm=name), machines=machines, gbit=gbit, gpu=gpu).terms["all-reduce"]
+        for name in ("auto", hook)
+    )
+    assert first == other > 0
+
+
 def test_compute_in_float32_and_on_fewer_gpus() -> None:
     """16 batches on 6 GPUs are 3 for each. 367 / 1200: images/s of a V100 in float32 and float16, as measured."""
     half, single = (one_phase(64, 16, precision=precision) for precision in ("fp16", "fp32"))

@@ -75,14 +75,13 @@ class ProbedFiles:
 
     `sizes` [n, 2] are (width, height), zeros for a bad file; `reasons` say what is wrong with each bad file. `unread`
     are those that could not be read, and those that were not tried yet. `digests` are (stems_digest, names_checksum)
-    of the good files. `are_decoded` says that all pixels were decoded, and not only headers read.
+    of the good files.
     """
 
     sizes: NDArray[np.int64]
     unread: list[int]
     reasons: dict[int, str] = field(default_factory=dict)
     digests: tuple[str, int] = ("", 0)
-    are_decoded: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,8 +145,9 @@ def load_folder_index(
         unread = ProbedFiles(np.zeros((len(paths), 2), np.int64), [], digests=(stems_of_copy, names_crc32(paths)))
         return _make_index(root / split, classes, paths, unread, skip_bad)
     digest = files_digest(paths, sizes_and_mtimes)
-    signature = hashlib.sha256(f"{FOLDER_INDEX_VERSION} {digest}".encode()).hexdigest()
-    files = _probe_files(root, split, signature, paths, skip_bad, progress)
+    kinds = ("pixels",) if skip_bad else ("pixels", "headers")
+    signatures = [f"{FOLDER_INDEX_VERSION} {kind} {digest}" for kind in kinds]
+    files = _probe_files(root, split, signatures, paths, skip_bad, progress)
     return _make_index(root / split, classes, paths, files, skip_bad)
 
 
@@ -191,17 +191,19 @@ def _warn_of_no_cache(root: Path, faults: Sequence[str]) -> None:
 
 
 def _probe_files(
-    root: Path, split: str, signature: str, paths: list[str], must_decode: bool, progress: Progress
+    root: Path, split: str, signatures: Sequence[str], paths: list[str], must_decode: bool, progress: Progress
 ) -> ProbedFiles:
-    """Read the headers of the files of a split, or decode them, except those whose outcome is cached."""
-    if (cached := _read_cache(root, split, signature, must_decode)) and not cached.unread:
+    """Read the headers of the files of a split, or decode them, except those whose outcome is cached.
+
+    A cache with one of the `signatures` will do; a new one gets the last of them.
+    """
+    if (cached := _read_cache(root, split, signatures)) and not cached.unread:
         return cached
     with _locked_caches(root, split) as caches:
-        cached = _read_cache(root, split, signature, must_decode)
-        sizes = np.zeros((len(paths), 2), np.int64)
-        files = cached or ProbedFiles(sizes, list(range(len(paths))), are_decoded=must_decode)
+        cached = _read_cache(root, split, signatures)
+        files = cached or ProbedFiles(np.zeros((len(paths), 2), np.int64), list(range(len(paths))))
         before, files.unread = files.unread, []
-        probe = partial(_probe_image, must_decode=files.are_decoded)
+        probe = partial(_probe_image, must_decode=must_decode)
         probed = map_in_threads(probe, (root / split / paths[number] for number in before))
         for done, (number, (size, reason, is_unread)) in enumerate(zip(before, probed, strict=True), 1):
             files.sizes[number] = size
@@ -215,7 +217,7 @@ def _probe_files(
         if files.unread != before:
             names = [path for number, path in enumerate(paths) if number not in files.reasons]
             files.digests = stems_sha256(names), names_crc32(names)
-            _write_cache(root, caches, signature, files)
+            _write_cache(root, caches, signatures[-1], files)
     return files
 
 
@@ -292,18 +294,17 @@ def _probe_image(path: Path, must_decode: bool) -> tuple[tuple[int, int], str, b
     return (width, height), "", False
 
 
-def _read_cache(root: Path, split: str, signature: str, must_be_decoded: bool) -> ProbedFiles | None:
-    """Return what is cached, or None when there is nothing, it is stale or not decoded, or the file is damaged."""
+def _read_cache(root: Path, split: str, signatures: Sequence[str]) -> ProbedFiles | None:
+    """Return what is cached, or None when there is nothing, it is stale, or the file is damaged."""
     for cache in _cache_paths(root, split):
         with (
             suppress(OSError, ValueError, KeyError),
             np.load(BytesIO(read_with_checksum(cache)), allow_pickle=False) as stored,
         ):
-            are_decoded = bool(stored["decoded"])
-            if str(stored["signature"]) == signature and (are_decoded or not must_be_decoded):
+            if str(stored["signature"]) in signatures:
                 reasons = dict(zip(stored["bad"].tolist(), Texts(stored["reasons"]), strict=True))
                 digests = str(stored["source"]), int(stored["names"])
-                return ProbedFiles(stored["sizes"], stored["unread"].tolist(), reasons, digests, are_decoded)
+                return ProbedFiles(stored["sizes"], stored["unread"].tolist(), reasons, digests)
     return None
 
 
@@ -319,7 +320,6 @@ def _write_cache(root: Path, caches: Sequence[Path], signature: str, files: Prob
         reasons=Texts.of(files.reasons[number] for number in bad).block,
         source=np.array(files.digests[0]),
         names=np.array(files.digests[1]),
-        decoded=np.array(files.are_decoded),
     )
     faults = []
     for cache in caches:

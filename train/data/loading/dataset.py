@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from train.data.index.open import (
     DataError,
@@ -149,27 +150,11 @@ def _stems_of_copy(recipe: Recipe, copies: Path, split: str) -> str:
     return digests[0] if all(digests) else ""
 
 
-def _load(
-    root: Path,
-    split: str,
-    classes: Sequence[str] | None = None,
-    *,
-    val_fraction: float = 0.0,
-    skip_bad: bool,
-    stems_of_copy: str = "",
-) -> Index:
+def _load(root: Path, split: str, classes: Sequence[str] | None = None, **options: Any) -> Index:  # of load_index
     """Return the index of root/split. Prints a line for each tenth of the files that are indexed, none if cached."""
 
     def print_progress(done: int, total: int) -> None:
         if done == total or done % (100 * math.ceil(total / 1000)) == 0:
             print(f"indexing {root / split}: {done} of {total}", file=sys.stderr, flush=True)
 
-    return load_index(
-        root,
-        split,
-        classes,
-        val_fraction=val_fraction,
-        skip_bad=skip_bad,
-        progress=print_progress,
-        stems_of_copy=stems_of_copy,
-    )
+    return load_index(root, split, classes, progress=print_progress, **options)

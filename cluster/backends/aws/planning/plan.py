@@ -124,6 +124,12 @@ def plan_rental(
     rental_spec = replace(rental_spec, traffic=traffic)
     if reservation:
         notes.append(describe_reservation(reservation))
+    sends_over_sockets = instance_type.gpus and not instance_type.efa_cards and spec.machines > 1
+    if schedule and schedule.recipe.comm.hook == "auto" and sends_over_sockets and not spec.train.exact:
+        notes.append(
+            f"{first_place.type} has no EFA, so gradients are summed in bfloat16, which halves what is sent; "
+            "comm='none' in the recipe keeps float32"
+        )
     if options.ami and amis.is_legacy_arch(instance_type.gpu_arch):
         notes.append(
             f"{instance_type.gpu_arch}: {options.ami} must have NVIDIA's proprietary driver, R580 or older; "

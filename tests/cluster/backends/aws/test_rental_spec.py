@@ -209,6 +209,15 @@ def test_types_of_the_user_alone_are_tried_in_the_users_order_and_each_has_its_p
     assert [(place.type, place.price) for place in places] == [("p5.48xlarge", 55.04), ("p4d.24xlarge", 21.957642)]
 
 
+@pytest.mark.parametrize(("type_name", "machines", "comm", "is_told"), [
+    ("g4dn.xlarge", 2, "auto", True), ("g4dn.xlarge", 1, "auto", False), ("g4dn.xlarge", 2, "none", False),
+    ("p4d.24xlarge", 2, "auto", False),
+])  # fmt: skip
+def test_plan_says_where_sums_are_bfloat16(type_name: str, machines: int, comm: str, is_told: bool) -> None:
+    planned = offline_plan(types=[type_name], machines=machines, set=(f"comm.hook={comm}",))
+    assert any("has no EFA, so gradients are summed in bfloat16" in note for note in planned.notes) == is_told
+
+
 def test_forecast_of_a_day_is_told_in_whole_minutes() -> None:
     (recipe,) = load_recipes("recipes/resnet50_18min.py")
     options = make_launch_options("aws", types=["g4dn.xlarge", "g4dn.2xlarge"], machines=1, max_hours=18)
