@@ -65,7 +65,7 @@ def export_network(options: ExportOptions) -> None:
 
 
 def load_line(model: Model, file: Path, classes: int, file_format: FileFormat) -> str:
-    """Return Python that loads an exported network, and what to install; "" where only the user knows its builder."""
+    """Return Python that loads an exported network, and what to install."""
     if file_format is FileFormat.ONNX:
         return f"import onnxruntime; net = onnxruntime.InferenceSession({str(file)!r})    (pip install onnxruntime)"
     library, _, name = model.name.rpartition(":")
@@ -77,17 +77,21 @@ def load_line(model: Model, file: Path, classes: int, file_format: FileFormat) -
         "torchvision": f"torchvision.models.get_model({name!r}, num_classes={classes})",
         "timm": f"timm.create_model({name!r}, num_classes={classes})",
     }
-    if library not in builders:
-        return ""
+    is_own = library not in builders
+    if is_own:
+        builders[library] = f"{library}.{name}({classes})"
     reader, state = "torch", f"torch.load({str(file)!r}, weights_only=True)"
     if library and file_format is FileFormat.SAFETENSORS:
         reader, state = "safetensors.torch", f"safetensors.torch.load_file({str(file)!r})"
     elif file_format is FileFormat.SAFETENSORS:  # this project reads the format itself
         reader = "pathlib, train.weights.safetensors_file as weights"
         state = f"weights.read_safetensors(pathlib.Path({str(file)!r}))"
-    packages = f"    (pip install {'safetensors ' if 'safetensors' in reader else ''}{library})" if library else ""
+    packages = ("safetensors " * (reader == "safetensors.torch") + library * (not is_own)).rstrip()
+    remark = f"    (pip install {packages})" if packages else ""
+    if is_own:
+        remark += f"    (where Python finds {library})"
     imports = f"import {reader}, {library or 'train.models.registry'}"
-    return f"{imports}; net = {builders[library]}; net.load_state_dict({state}){packages}"
+    return f"{imports}; net = {builders[library]}; net.load_state_dict({state}){remark}"
 
 
 def write_onnx(trained: TrainedNetwork, file: Path) -> None:
