@@ -359,7 +359,7 @@ class Job:
 
     def _refuse_if(self, is_running: bool) -> None:
         if is_running:
-            raise ClusterError(f"{self.name} is running; to watch it: imgnet-cluster attach {self.name}")
+            raise ClusterError(f"{self.name} is running; to watch it: imgnet-cluster attach {self.spec.handle}")
 
     def start_locked(self) -> None:
         """Start the job. The caller holds its lock. Raises `ClusterError`."""
