@@ -41,8 +41,12 @@ def init(folder: Path) -> None:
     """
     from cluster.new_project import write_project
 
+    kept = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     for path in write_project(folder):
         click.echo(path)
+    if kept:
+        more = f" and {len(kept) - 3} more" if len(kept) > 3 else ""
+        click.echo(f"kept as it was: {', '.join(kept[:3])}{more}", err=True)
     change_folder = "" if folder == Path() else f"cd {shlex.quote(str(folder))}; "
     click.echo(f"train it: {change_folder}imgnet-cluster launch --local recipe.py", err=True)
 
@@ -100,7 +104,8 @@ def main() -> None:
         sys.exit(EXIT_USAGE)
     except click.ClickException as error:
         context = error.ctx if isinstance(error, click.UsageError) else None
-        command_path = context.command_path if context else "imgnet-cluster"
+        words = [word for word in sys.argv[1:2] if word in cli.commands]  # click has no context for some errors
+        command_path = context.command_path if context else " ".join(["imgnet-cluster", *words])
         message = " ".join(error.format_message().split())
         exit_with_error(f"{message} ({command_path} --help)", EXIT_USAGE)
     except click.Abort:

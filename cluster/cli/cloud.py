@@ -346,7 +346,7 @@ def extend(job: str | None, max_hours: float | None, max_dollars: float | None, 
     limits += [f"take {hours_text(hours)}"] if hours is not None else []
     click.echo(f"{extended_job.name} may {' and '.join(limits)}")
     if hours is None:
-        click.echo(f"  continue     imgnet-cluster resume {extended_job.name}")
+        click.echo(f"  continue     imgnet-cluster resume {extended_job.spec.handle}")
 
 
 @click.command(cls=ConfiguredCommand)

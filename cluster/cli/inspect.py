@@ -267,16 +267,17 @@ def _explain_missing_log(job: "Job", kind: str | None) -> str:
     """Return why a job has no log of a kind, and what to type next."""
     from cluster.state import attempts
 
-    hint = f"see: imgnet-cluster status {job.name}"
+    hint = f"see: imgnet-cluster status {job.spec.handle}"
     if kind == "supervisor":
         return f"the supervisor of {job.name} has recorded nothing; {hint}"
     if kind == "setup" and job.spec.is_one_computer:
         return f"machines that are this computer need no set-up, and no data was prepared there for {job.name}; {hint}"
     if kind:
-        return f"{job.name} is {job.state}; {hint}"
+        return f"{job.name} is {job.state.phrase}; {hint}"
     attempt = attempts.read_attempt(job.run_folder.shared, job.last_attempt_number)
     machine_count = len(attempt.machine_names) if attempt else job.spec.machines
-    return f"{job.name} has {pluralize(machine_count * job.spec.procs, 'training process')} and is {job.state}; {hint}"
+    processes = pluralize(machine_count * job.spec.procs, "training process")
+    return f"{job.name} has {processes} and is {job.state.phrase}; {hint}"
 
 
 def _log_paths(job: "Job", rank: int | None, kind: str | None, machine: int | None) -> tuple[list[Path], str]:
@@ -284,7 +285,7 @@ def _log_paths(job: "Job", rank: int | None, kind: str | None, machine: int | No
 
 
     The note says when the log is of an earlier attempt, the last one in which the machine took part. It is "" else.
-    Raises `BadInput` when the machine takes part in none.
+    Raises `BadInput` when the machine takes part in none, `ClusterError` for a rank that the job does not have.
     """
     from cluster.state import attempts
     from cluster.state.run_folder import agent_log_path
@@ -295,8 +296,11 @@ def _log_paths(job: "Job", rank: int | None, kind: str | None, machine: int | No
         name = job.rank0_machine if machine is None else str(machine)
         return ([agent_log_path(job.path, name)] if kind == "agent" else job.setup_logs(name)), ""
     number = job.last_attempt_number
+    if rank and rank >= (count := job.spec.machines * job.spec.procs):
+        raise ClusterError(f"--rank {rank}: {job.name} has {pluralize(count, 'training process')}, from --rank 0 on")
     if machine is None or not number:
-        return [job.log_path(rank or 0, machine=str(machine or 0))], ""
+        note = "" if number or rank is None else f"{job.name} is {job.state.phrase}, without a process; its set-up:"
+        return [job.log_path(rank or 0, machine=str(machine or 0))], note
     names_by_attempt = {}
     for earlier_number in range(number, 0, -1):
         attempt = attempts.read_attempt(job.run_folder.shared, earlier_number)
@@ -329,11 +333,11 @@ def attach(job: str | None, machine: int | None) -> None:
     if found_job.has_ended:
         raise ClusterError(
             f"{found_job.name} is {found_job.state}, so its session has ended; read its log: "
-            f"imgnet-cluster logs {found_job.name}"
+            f"imgnet-cluster logs {found_job.spec.handle}"
         )
     argv = found_job.backend.attach_command(found_job.resolve_machine(machine))
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise ClusterError(f"attach needs a terminal; without one: imgnet-cluster logs -f {found_job.name}")
+        raise ClusterError(f"attach needs a terminal; without one: imgnet-cluster logs -f {found_job.spec.handle}")
     os.environ.pop("TMUX", None)  # tmux refuses to attach from inside another session, such as the user's own
     os.execvp(argv[0], argv)
 

@@ -260,7 +260,7 @@ def _print_network(job: Job, result: JobResult) -> None:
     folder = job.run_folder.network_folder
     if not (folder / MODEL_FILE).exists():
         if job.backend.is_remote:
-            print(f"  network     on its machines; bring it here: imgnet-cluster pull {job.name}")
+            print(f"  network     on its machines; bring it here: imgnet-cluster pull {job.spec.handle}")
         return
     last_epoch = next(reversed(result.epochs), None)
     for title, name, epoch in (
@@ -271,28 +271,29 @@ def _print_network(job: Job, result: JobResult) -> None:
             accuracy = f"  (epoch {epoch.epoch}, top-1 {epoch.top1:.2f} %)" if epoch and epoch.top1 is not None else ""
             print(f"  {title:11} {folder / name}{accuracy}")
     print(f"  classes     {folder / CLASSES_FILE}")
-    print(f"  use it      imgnet-cluster predict {job.name} PHOTO.jpg    imgnet-cluster export {job.name}")
+    name = job.spec.handle
+    print(f"  use it      imgnet-cluster predict {name} PHOTO.jpg    imgnet-cluster export {name}")
 
 
 def print_next_commands(job: Job) -> None:
     """Print the commands that are useful while a job runs."""
     print_activation()
     keys = job.backend.detach_keys
-    print(f"  session     {PROGRAM} attach {job.name}        (detach with {keys}, the job continues)")
-    print(f"  follow      {PROGRAM} logs -f {job.name}")
-    print(f"  curves      {PROGRAM} tensorboard {job.name}")
-    print(f"  stop        {PROGRAM} stop {job.name}")
+    print(f"  session     {PROGRAM} attach {job.spec.handle}        (detach with {keys}, the job continues)")
+    print(f"  follow      {PROGRAM} logs -f {job.spec.handle}")
+    print(f"  curves      {PROGRAM} tensorboard {job.spec.handle}")
+    print(f"  stop        {PROGRAM} stop {job.spec.handle}")
 
 
 def print_commands_after(job: Job, result: JobResult) -> None:
     """Print the commands that are useful in the state in which a job has ended."""
     if job.status().step or result.epochs:
-        print(f"  curves      {PROGRAM} tensorboard {job.name}")
+        print(f"  curves      {PROGRAM} tensorboard {job.spec.handle}")
     if job.status().step or result.epochs or job.spec.own_command:
-        print(f"  report      {PROGRAM} report {job.name}")
+        print(f"  report      {PROGRAM} report {job.spec.handle}")
     end = job.run_folder.attempts.newest()
     rank = f" --rank {end.failed_rank}" if end and end.failed_rank else ""
-    print(f"  log         {PROGRAM} logs {job.name}{rank}")
+    print(f"  log         {PROGRAM} logs {job.spec.handle}{rank}")
     if result.state != JobState.DONE:
         print(f"  {_describe_continuation(job, result)}")
     print(f"  all results {job.run_folder.result_path}")
@@ -304,7 +305,7 @@ def _describe_continuation(job: Job, result: JobResult) -> str:
 
     A failed job is resumed when it has a checkpoint and the cause was not its input; else it is launched again.
     """
-    resume = f"{PROGRAM} resume {job.name}"
+    resume = f"{PROGRAM} resume {job.spec.handle}"
     has_saved = job.spec.own_command is not None or checkpoints.has_saved(job)
     if result.state == JobState.STOPPED:
         return f"continue    {resume}" if has_saved else f"start again {resume}  (nothing was saved yet)"

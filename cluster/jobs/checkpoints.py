@@ -35,7 +35,9 @@ def trained_weights(job: Job, is_best: bool = False, progress: Progress = no_pro
     last, best = (job.run_folder.network_folder / name for name in (MODEL_FILE, BEST_MODEL_FILE))
     if is_best:
         if result is None or result.state != JobState.DONE:
-            raise BadInput(f"{job.name} is {job.state}; its best network is known when it is done: leave out --best")
+            raise BadInput(
+                f"{job.name} is {job.state.phrase}; its best network is known when it is done: leave out --best"
+            )
         if best.exists():
             return best
         if best_epoch(result.epochs) is not result.epochs[-1]:
@@ -89,7 +91,8 @@ def newest_checkpoint(job: Job, progress: Progress = no_progress) -> Path:
         return path
     if failure:
         raise ClusterError(f"{job.name}: its checkpoints are on its machines, and no machine sent one: {failure}")
-    raise ClusterError(f"{job.name} is {job.state} and has saved nothing yet; see: imgnet-cluster status {job.name}")
+    state = job.state.phrase
+    raise ClusterError(f"{job.name} is {state} and has saved nothing yet; see: imgnet-cluster status {job.name}")
 
 
 def has_saved(job: Job) -> bool:

@@ -359,7 +359,7 @@ class Job:
 
     def _refuse_if(self, is_running: bool) -> None:
         if is_running:
-            raise ClusterError(f"{self.name} is running; to watch it: imgnet-cluster attach {self.name}")
+            raise ClusterError(f"{self.name} is running; to watch it: imgnet-cluster attach {self.spec.handle}")
 
     def start_locked(self) -> None:
         """Start the job. The caller holds its lock. Raises `ClusterError`."""
@@ -423,7 +423,7 @@ class Job:
         """
         self.refresh()
         if self.has_ended or self.is_waiting:
-            raise ClusterError(f"{self.name} is {self.state}; it has no machine that could be lost")
+            raise ClusterError(f"{self.name} is {self.state.phrase}; it has no machine that could be lost")
         name = self.resolve_machine(int(machine))
         if is_permanent:
             self.run_folder.disabled_marker(name).touch()
@@ -490,7 +490,7 @@ class Job:
         if adoption := self.supervision.adoption:
             raise ClusterError(adoption.error)
         if adds_epochs and not self.has_ended:
-            raise BadInput(f"--epochs: {self.name} is {self.state}; it can get more of them when it has ended")
+            raise BadInput(f"--epochs: {self.name} is {self.state.phrase}; it can get more of them when it has ended")
         self._refuse_if(not self.has_ended)
         if self.state == JobState.DONE and not adds_epochs:
             longer = "" if self.spec.own_command else f"To train it on: imgnet-cluster resume {self.name} --epochs +N. "

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cluster.connectors.hosts_file import Host, read_hosts
 from cluster.errors import BadInput, ClusterError
+from cluster.state.attempts import Attempt
 from cluster.state.run_folder import Run
 from cluster.state.spec import JobSpec
 from cluster.state.status import read_agent_status, read_setup_record
@@ -24,11 +25,10 @@ def begin_join(job: Job, host_names: Sequence[str]) -> dict[str, str]:
     Raises `ClusterError` when the job cannot use them, or one is busy; its subclass `BadInput` when one is not listed.
     """
     job.refresh()
-    newest = job.run_folder.attempts.newest()
-    if job.has_ended or not newest or job.run_folder.end_reason() or newest.launch_id != job.run_folder.launch_id:
-        raise ClusterError(f"{job.name} ({job.state}) does not train at present, so no machine can join it")
+    _newest_attempt(job)
     job.supervision.require()
     with job.report_damaged_files(), job_lock(job.path, WRITE_RESULT_LOCK_SECONDS):
+        newest = _newest_attempt(job)  # again: it may have ended while this process waited for the lock
         run = Run.read(job.path)  # another command may have changed it
         spec, hosts = run.spec, _listed_hosts(run.spec, host_names)
         machines = dict(zip(spec.machine_names, spec.host_list, strict=False))
@@ -45,15 +45,23 @@ def begin_join(job: Job, host_names: Sequence[str]) -> dict[str, str]:
             status = read_agent_status(run.folder, name)
             if status and not (status.ended or name in spec.joining or run.folder.disabled_marker(name).exists()):
                 raise ClusterError(f"{host.host} is machine {name} of {job.name}; if it is lost, it returns by itself")
+        for name in joined:  # first: a machine of the specification without a marker would never be set up
+            run.folder.disabled_marker(name).unlink(missing_ok=True)
+            run.folder.join_marker(name).touch()
         if spec.hosts:
             recovery = replace(spec.recovery, spares=spec.recovery.spares + len(new))
             joining = (*spec.joining, *(name for name in joined if name not in spec.machine_names))
             listed = replace(spec.hosts, machines=tuple(machines.values()))
             run.folder.write_spec(replace(spec, hosts=listed, recovery=recovery, joining=joining))
-        for name in joined:
-            run.folder.disabled_marker(name).unlink(missing_ok=True)
-            run.folder.join_marker(name).touch()
     return joined
+
+
+def _newest_attempt(job: Job) -> Attempt:
+    """Return the newest attempt of a job that trains. Raises `ClusterError` for another one."""
+    newest, folder = job.run_folder.attempts.newest(), job.run_folder
+    if job.has_ended or not newest or folder.end_reason() or newest.launch_id != folder.launch_id:
+        raise ClusterError(f"{job.name} is {job.state.phrase} and does not train now, so no machine can join it")
+    return newest
 
 
 def wait_for_join(job: Job, machines: Collection[str]) -> dict[str, str]:

@@ -66,8 +66,12 @@ def is_job_id(text: str) -> bool:
 
 
 def is_job(text: str) -> bool:
-    """Whether a text has the form of a job's ID, or is the name that its user gave a job of this folder."""
-    return is_job_id(text) or bool(_named_jobs(text))
+    """Whether a text has the form of a job's ID, is the name that its user gave a job here, or a run folder."""
+    return is_job_id(text) or bool(_named_jobs(text)) or _is_run_folder(text)
+
+
+def _is_run_folder(text: str) -> bool:
+    return "/" in text and (Path(text) / "job.json").is_file()
 
 
 def _named_jobs(name: str | None) -> list[Job]:
@@ -76,10 +80,12 @@ def _named_jobs(name: str | None) -> list[Job]:
 
 
 def find(name: str | None = None) -> Job:
-    """Return the job with the ID "job-3" or "3", or with this name; without one the newest job.
+    """Return the job with the ID "job-3" or "3", with this name or run folder; without one the newest job.
 
     Raises `NoSuchJob`, and `BadInput` when several jobs have the name.
     """
+    if name and _is_run_folder(name):
+        return Job(Path(name).absolute())
     jobs = all_jobs()
     if name is None and jobs:
         return jobs[-1]

@@ -84,7 +84,7 @@ def collect_run_data(job: Job) -> RunData:
     checkpoints.require_recipe(job)
     result = job.result
     if result is None:
-        raise ClusterError(f"{job.name} is {job.state}; a record can only be made of a job that has ended")
+        raise ClusterError(f"{job.name} is {job.state.phrase}; a record can only be made of a job that has ended")
     if not any(epoch.top1 is not None for epoch in result.epochs):
         reason = f": {result.reason}" if result.reason else ""
         raise ClusterError(f"{job.name} has no validated epoch to record; it is {result.state}{reason}")

@@ -19,6 +19,11 @@ class JobState(StrEnum):
     FAILED = "failed"
     STOPPED = "stopped"
 
+    @property
+    def phrase(self) -> str:
+        """What follows "the job is" in a sentence."""
+        return {JobState.SETUP: "being set up", JobState.ACQUIRING: "waiting for its machines"}.get(self, self.value)
+
 
 class WorkKind(StrEnum):
     """What a job does: it trains a recipe, or runs a command of the user."""

@@ -325,13 +325,17 @@ def machine_rows(run: Run) -> dict[str, MachineRow]:
             is_behind = newest and status.phase == AgentPhase.RUNNING and status.attempt < newest.number
             if is_behind or run.folder.result_path.exists():
                 state = MachineState.LOST
+        notes = [*setup_row.notes, *([status.risk_reason] if status and status.risk_reason else [])]
+        spans = timeline.state_spans(run.folder, name) if newest is None else ()  # later, the attempts tell of a loss
+        if any(span_state == MachineState.LOST for span_state, *_ in spans):
+            notes.append("lost during its set-up, and started again")
         setup_seconds = {str(step): seconds for step, seconds in setup_row.seconds.items()}
         rows[name] = MachineRow(
             host=setup_row.host,
             state=state,
             reason=status.reason if status else setup_row.reason,
             status=status,
-            notes=(*setup_row.notes, *([status.risk_reason] if status and status.risk_reason else [])),
+            notes=tuple(notes),
             seconds=setup_seconds | timeline.startup_seconds(run.folder, name, since=setup_row.restarted),
         )
     return rows

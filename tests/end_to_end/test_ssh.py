@@ -158,3 +158,25 @@ def test_machine_that_is_added_to_the_file_joins_the_running_job(make_user: Call
     result = known(job.result)
     assert result.ids_wrong == [] and len(result.epochs) == EPOCHS and result.machines == 3
     assert "machine 2 joined" in result.timeline[1].reason and result.setup["2"].keys() >= {"checks", "agent"}
+
+
+def test_killed_join_goes_on_and_down_ends_a_machine_that_joins(make_user: Callable[..., SshUser]) -> None:
+    user = make_user(3)
+    sandbox, (_, second, third) = user.sandbox, user.bed.machines
+    user.bed.write_hosts_toml(user.hosts_file, count=1)
+    job = user.launch()
+    wait_for_steps(job, 6, "0")
+    user.bed.write_hosts_toml(user.hosts_file)
+    join = sandbox.start("join", second.address)
+    wait_for(lambda: "1" in Job(job.path).spec.joining, describe=lambda: describe(job))
+    join.kill()
+    wait_for_steps(Job(job.path), 6, "0", "1")
+    join = sandbox.start("join", third.address)
+    wait_for(lambda: "2" in Job(job.path).spec.joining, describe=lambda: describe(job))
+    down = sandbox.cli("down", "-y", "job-1")
+    assert down.code == 0 and join.wait(60) == 1, down
+    job = Job(job.path)
+    assert job.state == "stopped" and user.bed.leaks() == [], describe(job)
+    assert sandbox.cli("resume", "-d", "job-1").code == 0
+    wait_for_steps(job, 6, "0", "1")
+    assert sandbox.cli("stop", "job-1").code == 0 and user.bed.leaks() == []

@@ -64,7 +64,7 @@ def export_network(options: ExportOptions) -> None:
 
 
 def load_line(model: Model, file: Path, classes: int, file_format: FileFormat) -> str:
-    """Return Python that loads an exported network, and what to install; "" where only the user knows its builder."""
+    """Return Python that loads an exported network, and what to install."""
     if file_format is FileFormat.ONNX:
         return f"import onnxruntime; net = onnxruntime.InferenceSession({str(file)!r})    (pip install onnxruntime)"
     library, _, name = model.name.rpartition(":")
@@ -76,14 +76,16 @@ def load_line(model: Model, file: Path, classes: int, file_format: FileFormat) -
         "torchvision": f"torchvision.models.get_model({name!r}, num_classes={classes})",
         "timm": f"timm.create_model({name!r}, num_classes={classes})",
     }
-    if library not in builders:
-        return ""
-    reader, state = "torch", f"torch.load({str(file)!r}, weights_only=True)"
+    reader, state, install = "torch", f"torch.load({str(file)!r}, weights_only=True)", "pip install"
     if file_format is FileFormat.SAFETENSORS:
         reader, state = "safetensors.torch", f"safetensors.torch.load_file({str(file)!r})"
-    packages = f"    (pip install {'safetensors ' if 'safetensors' in reader else ''}{library})" if library else ""
+        install += " safetensors"
+    remark = f"    ({install} {library})" if library else ""
+    if library not in builders:
+        builders[library] = f"{library}.{name}({classes})"
+        remark = f"    (where Python finds {library})"
     imports = f"import {reader}, {library or 'train.models.registry'}"
-    return f"{imports}; net = {builders[library]}; net.load_state_dict({state}){packages}"
+    return f"{imports}; net = {builders[library]}; net.load_state_dict({state}){remark}"
 
 
 def write_onnx(trained: TrainedNetwork, file: Path) -> None:

@@ -87,6 +87,7 @@ RECIPES = {
             for command in ("status", "logs", "attach", "tensorboard", "stop", "resume", "pull")
         ),
         (["status"], 102, ["there is no job in", "IMGNET_RUNS"]),
+        (["report", "--open=xx"], 2, ["does not take a value", "report --help"]),
         (["export", "nowhere.pt"], 2, ["nowhere.pt: there is no such file"]),
         (["predict", "job-1", "a.jpg", "--model", "a:b"], 2, ["--model is for a file; the network of a job is known"]),
     ],

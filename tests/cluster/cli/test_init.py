@@ -25,6 +25,9 @@ def test_init_replaces_no_file(sandbox: Any) -> None:
     ran = sandbox.cli("init", ".")
     assert (ran.code, ran.out) == (2, "") and ran.err.startswith("error: losses.py: exists already"), ran
     assert (sandbox.path / "losses.py").read_text() == "mine" and not (sandbox.path / "recipe.py").exists()
+    (sandbox.path / "losses.py").unlink()
+    (sandbox.path / "photo.jpg").touch()
+    assert "kept as it was: " in (ran := sandbox.cli("init")).err and "photo.jpg" in ran.err
     (sandbox.path / "file").write_text("")
     ran = sandbox.cli("init", "file/below")
     assert ran.code == 1 and ran.err == "error: file/below: Not a directory\n", ran

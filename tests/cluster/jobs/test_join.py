@@ -1,5 +1,6 @@
 """`join`: which machines may join a running job, and what is refused before anything is set up."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ from cluster.connectors.hosts_file import Host, Hosts
 from cluster.errors import ClusterError
 from cluster.jobs.job import Job
 from cluster.jobs.join import begin_join
-from cluster.state.run_folder import Run
+from cluster.jobs.supervision import job_lock
+from cluster.state.run_folder import Run, RunFolder
 from cluster.state.spec import JobSpec
 from train.recipe.command import Command
 
@@ -50,7 +52,7 @@ def test_machines_are_spares_until_they_are_set_up_and_refusals_change_nothing(
     fixed = make_run("job-3", "0.a", "1.a", recipe=Command(argv=["a"], elastic=False))
     assert "its command is not elastic" in refused(fixed, "gpu3")
     fixed.run_folder.request_stop()
-    assert "does not train at present, so no machine can join it" in refused(fixed, "gpu3")
+    assert "does not train now, so no machine can join it" in refused(fixed, "gpu3")
     for _ in range(2):  # typed twice
         assert begin_join(run.job, ["gpu4:2222", "gpu3"]) == {"2": "gpu4", "3": "gpu3"}
     spec = spec_of(run)
@@ -64,4 +66,19 @@ def test_machines_are_spares_until_they_are_set_up_and_refusals_change_nothing(
     assert begin_join(run.job, ["gpu6"]) == {"2": "gpu6"}
     assert spec_of(run).with_joined("2").machines == 2
     run.write_status("failed", "1", ended=True)
+    write_spec = RunFolder.write_spec
+    monkeypatch.setattr(RunFolder, "write_spec", lambda folder, spec: sys.exit())  # killed before it is written
+    with pytest.raises(SystemExit):
+        begin_join(run.job, ["gpu2"])
+    assert run.run_folder.join_marker("1").exists(), "else a machine of the specification would wait for ever"
+    monkeypatch.setattr(RunFolder, "write_spec", write_spec)
     assert begin_join(run.job, ["gpu2"]) == {"1": "gpu2"}, "it was repaired"
+
+    run = make_run("job-5", "0.a", gpus=2)
+
+    def late_lock(path: Path, seconds: float) -> Any:
+        run.run_folder.request_stop()  # by `down`, which held the lock until now
+        return job_lock(path, seconds)
+
+    monkeypatch.setattr("cluster.jobs.join.job_lock", late_lock)
+    assert "does not train now" in refused(run, "gpu6")

@@ -285,7 +285,9 @@ def test_replacement_has_none_of_the_seconds_of_the_lost_machine(hand_made: Any)
     assert job_status.machine_rows(run.job.run)["1"].seconds == {"code": 10.0}, "it is not training yet"
     run.write_state_log(*lost, ("setup", 530.0), ("warming", 532.0), ("training", 536.0), machine="1")
     run.copy_logs()
-    assert job_status.machine_rows(run.job.run)["1"].seconds == {"code": 10.0, "setup": 2.0, "standby": 4.0}
+    rows = job_status.machine_rows(run.job.run)
+    assert rows["1"].seconds == {"code": 10.0, "setup": 2.0, "standby": 4.0}
+    assert [row.notes for row in rows.values()] == [(), ("lost during its set-up, and started again",)]
     start = {"setup": 300.0, "standby": 103.0}
     assert job_status.add_job_times(run.job.run, TIME_TABLE).start == start, "that of the first attempt"
 

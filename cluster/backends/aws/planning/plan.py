@@ -140,11 +140,10 @@ def plan_rental(
     notes += _limit_notes(spec, rental_spec, rest_forecasts, spent_dollars)
     rate = rental_spec.machine_dollars_per_hour(machine_count, first_place)
     on_demand = ON_DEMAND_PRICES.get(first_place.type)
-    # A spot machine never costs more than on demand, so a plan made offline has an upper bound too.
-    bound_spec = replace(rental_spec, max_dollars=options.max_dollars) if request.offline else rental_spec
-    if request.offline:
-        bound_places = [replace(place, price=ON_DEMAND_PRICES.get(place.type)) for place in rental_spec.places]
-        bound_spec = replace(bound_spec, places=tuple(bound_places))
+    bound_spec = rental_spec
+    if request.offline:  # no spot price is known, but such a machine never costs more than on demand
+        bound_places = tuple(replace(place, price=ON_DEMAND_PRICES.get(place.type)) for place in rental_spec.places)
+        bound_spec = replace(rental_spec, places=bound_places, max_dollars=options.max_dollars)
     power_off_hours = max_hours + grace_seconds / 3600
     rental_plan = RentalPlan(
         machines=machine_count,

@@ -225,7 +225,7 @@ def drop_unpriced_places(rental_spec: RentalSpec, machine_count: int) -> tuple[R
 def check_limits(
     rental_spec: RentalSpec, machine_count: int, max_hours: float | None, spent_dollars: float, start_seconds: float
 ) -> tuple[RentalSpec, list[str]]:
-    """Return the rental without the places that are too dear for its limit in dollars, and their types and markets.
+    """Return the rental without the places that are too dear for its limit in dollars, and their names.
 
     Those would be ended before they train, or cost more than the limit by what EC2 bills at least. `start_seconds` are
     those of boot and set-up. Raises `BadInput` when no place is left, or for a time limit that is too short.
