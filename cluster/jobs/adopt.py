@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster.backends import registry
+from cluster.backends import catalog
 from cluster.connectors.hosts_file import Hosts, read_hosts
 from cluster.connectors.ssh import SSHConnector
 from cluster.errors import BadInput, ClusterError, NoSuchJob
@@ -168,7 +168,7 @@ def _create_job(spec: JobSpec, launch_id: str, take_over: Callable[[Path], None]
     with locked(store.runs_folder() / ".adopt.lock"):
         _require_new(spec.uid)
         path = store.create_run_folder(
-            registry.backend_class(spec.backend).reserved_names(), spec.uid.rpartition("-")[0]
+            catalog.backend_class(spec.backend).reserved_names(), spec.uid.rpartition("-")[0]
         )
         spec = replace(spec, name=path.name)
         run_folder = RunFolder(path)
