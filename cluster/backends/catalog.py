@@ -34,7 +34,7 @@ BUILTIN_BACKENDS = {
 BUILTIN_OPTIONS = {
     "local": "cluster.backends.options:LocalOptions",
     "ssh": "cluster.backends.options:SshOptions",
-    "slurm": "cluster.backends.slurm.options:SlurmOptions",
+    "slurm": "cluster.backends.options:SlurmOptions",
     "aws": "cluster.backends.aws.terms.options:AwsOptions",
 }
 
