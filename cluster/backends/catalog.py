@@ -10,10 +10,17 @@ Light: `launch --help` needs names and options of the backends, and not the back
 
 from functools import cache
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from cluster.errors import BadInput
 
 from .options import BackendOptions
+
+if TYPE_CHECKING:
+    from cluster.state.run_folder import Run
+
+    from .base import Backend
+    from .planner import MachinePlanner, MachineRequest
 
 ENTRY_POINT_GROUP = "imgnet_cluster.backends"
 UNKNOWN_MACHINES = "plan"  # in place of a backend's name: a plan for machines of which nothing is known
@@ -27,7 +34,7 @@ BUILTIN_BACKENDS = {
 BUILTIN_OPTIONS = {
     "local": "cluster.backends.options:LocalOptions",
     "ssh": "cluster.backends.options:SshOptions",
-    "slurm": "cluster.backends.slurm.options:SlurmOptions",
+    "slurm": "cluster.backends.options:SlurmOptions",
     "aws": "cluster.backends.aws.terms.options:AwsOptions",
 }
 
@@ -45,12 +52,33 @@ def backend_names() -> list[str]:
     return list(_backends())
 
 
-def load_class(name: str) -> type:
-    """Return the class of a backend. Raises `BadInput` when there is none, or when its package cannot be used."""
+def backend_class(name: str) -> type["Backend"]:
+    """Return the backend of this name. Raises `BadInput` when there is none, or when it cannot be used."""
+    from .base import Backend
+
     class_path = BUILTIN_BACKENDS.get(name) or _backends().get(name)
     if class_path is None:
         raise BadInput(f"no backend {name!r}; the backends are {', '.join(backend_names())}")
-    return _import(class_path, name)
+    found = _import(class_path, name)
+    if not issubclass(found, Backend):
+        raise BadInput(f"the backend {name} ({found.__qualname__}) is no subclass of cluster.backends.base.Backend")
+    if found.__abstractmethods__:
+        missing = ", ".join(sorted(found.__abstractmethods__))
+        raise BadInput(f"the backend {name} ({found.__qualname__}) does not implement {missing}")
+    return found
+
+
+def open_backend(run: "Run") -> "Backend":
+    """Return the backend of a run. Raises `BadInput` when it cannot be used."""
+    return backend_class(run.spec.backend)(run)
+
+
+def open_planner(name: str, request: "MachineRequest") -> "MachinePlanner":
+    """Return the planner of a backend, or of unknown machines. Raises `ClusterError`."""
+    from .planner import MachinePlanner
+
+    planner_class = MachinePlanner if name == UNKNOWN_MACHINES else backend_class(name).planner_class
+    return planner_class(request)
 
 
 def _import(class_path: str, name: str) -> type:
@@ -71,12 +99,9 @@ def _import(class_path: str, name: str) -> type:
 
 
 def options_class(name: str) -> type[BackendOptions]:
-    """Return the class of the options that only this backend has. Raises `BadInput` as `load_class` does."""
-    if name in BUILTIN_OPTIONS:
-        found: object = _import(BUILTIN_OPTIONS[name], name)
-    else:
-        found = getattr(load_class(name), "options", None)
-    if not (isinstance(found, type) and issubclass(found, BackendOptions)):
+    """Return the class of the options that only this backend has. Raises `BadInput` as `backend_class` does."""
+    found = _import(BUILTIN_OPTIONS[name], name) if name in BUILTIN_OPTIONS else backend_class(name).options
+    if not issubclass(found, BackendOptions):
         raise BadInput(f"the options of the backend {name} are no subclass of cluster.backends.options.BackendOptions")
     return found
 

@@ -119,7 +119,7 @@ def check(
 
 def _check_hosts(hosts: str, recipe: str | None, machines: int | None, data: str | None, output: str) -> None:
     """Check the machines of a hosts file as a launch would, and print a report."""
-    from cluster.backends import registry
+    from cluster.backends import catalog
     from cluster.display.plan import show_host_reports, show_other_jobs
     from cluster.jobs import store
     from cluster.planning.launch_options import make_launch_options
@@ -137,7 +137,7 @@ def _check_hosts(hosts: str, recipe: str | None, machines: int | None, data: str
     checked_recipe = load_recipes(recipe)[0] if recipe else any_recipe
     options = make_launch_options("ssh", hosts=hosts, machines=machines, data=data)
     spec = resolve_plan(checked_recipe, options, recipe_file=recipe or "").spec
-    backend_class = registry.backend_class(spec.backend)
+    backend_class = catalog.backend_class(spec.backend)
     backend_class.check(spec, store.runs_folder())
     reports = backend_class.check_machines(spec)
     if output == "table":

@@ -127,7 +127,7 @@ def carry_out(
 
     Exits with the code of the jobs; with `dry_run` nothing is launched. Raises `ClusterError`.
     """
-    from cluster.backends import registry
+    from cluster.backends import catalog
     from cluster.display import cloud as display_cloud
     from cluster.display import plan as display_plan
     from cluster.display import progress
@@ -139,7 +139,7 @@ def carry_out(
     if len(plans) > 1:
         display_plan.show_other_plans(plans)
     display_plan.show_other_jobs(plans[0].spec, max_parallel)
-    backend_class = registry.backend_class(plans[0].spec.backend)
+    backend_class = catalog.backend_class(plans[0].spec.backend)
     for plan in plans:
         if requests and plan.rental_plan:
             display_cloud.show_aws_requests(plan.rental_plan.requests)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from cluster.backends import registry
+from cluster.backends import catalog
 from cluster.backends.base import Backend
 from cluster.errors import BadInput, ClusterError
 from cluster.machines.user_project import copy_project
@@ -88,7 +88,7 @@ class Job:
     def backend(self) -> Backend:
         """The backend that provides the machines."""
         try:
-            return registry.open_backend(self.run)
+            return catalog.open_backend(self.run)
         except BadInput as error:
             raise BadInput(f"{self.run_folder.spec_path}: {error}") from error
         except DamagedRecord as error:

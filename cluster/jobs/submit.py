@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from cluster.backends import catalog, registry
+from cluster.backends import catalog
 from cluster.backends.planner import Plan
 from cluster.errors import BadInput, ClusterError
 from cluster.machines.user_project import copy_project
@@ -94,7 +94,7 @@ def check(spec: JobSpec) -> None:
         is_again = not job.has_ended and request_fingerprint(job.spec) == request_fingerprint(spec)
         if job.spec.given_name == spec.given_name and not (spec.cloud and is_again and not job.is_alive):
             raise BadInput(f"--name {spec.given_name}: {job.name} has this name already; choose another")
-    registry.backend_class(spec.backend).check(spec, runs_folder())
+    catalog.backend_class(spec.backend).check(spec, runs_folder())
 
 
 def find_interrupted_duplicate(spec: JobSpec) -> Job | None:

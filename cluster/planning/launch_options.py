@@ -18,7 +18,7 @@ from train.tools.option_fields import OptionError, OptionSet, option_field
 class LaunchOptions(OptionSet):
     """The options of a launch. None stands for the default.
 
-    `backend` is a name in the registry, or `UNKNOWN_MACHINES`. `backend_options` are the options that only it has.
+    `backend` is a name in the catalog, or `UNKNOWN_MACHINES`. `backend_options` are the options that only it has.
     """
 
     backend: str = "local"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from cluster.backends import registry
+from cluster.backends import catalog
 from cluster.backends.catalog import UNKNOWN_MACHINES
 from cluster.backends.planner import MachinePlanner, MachineRequest, Plan
 from cluster.errors import BadInput
@@ -163,7 +163,7 @@ def open_planner(work: Workload, options: LaunchOptions, machines: int | None, o
         spares=options.recovery.spares,
         is_offline=offline,
     )
-    return registry.open_planner(options.backend, request)
+    return catalog.open_planner(options.backend, request)
 
 
 def check_machine_counts(machines: int, recovery: RecoveryOptions) -> None:

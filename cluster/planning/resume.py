@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, replace
 
-from cluster.backends import catalog, registry
+from cluster.backends import catalog
 from cluster.backends.planner import MachineRequest, Plan, ResumedRun
 from cluster.errors import BadInput
 from cluster.notifications.targets import chosen_targets
@@ -46,7 +46,7 @@ def plan_resume(
     job_spec = with_added_epochs(replace(run, spec=replace(run.spec, train=options.train)), more_epochs)
     machines = options.machines or run.spec.machines
     check_machine_counts(machines, options.recovery)
-    planner = registry.open_planner(
+    planner = catalog.open_planner(
         options.backend,
         MachineRequest(
             workload=job_spec.workload,

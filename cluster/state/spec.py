@@ -36,7 +36,7 @@ WORKLOADS: dict[str, type[Recipe] | type[Command]] = {"recipe": Recipe, "run": C
 
 @dataclass(frozen=True, kw_only=True)
 class RentalFacts:
-    """What all clouds have in common in a rental. A backend's own rental specification extends it."""
+    """What others than the backend read of a rental. The backend's own rental specification extends it."""
 
     max_dollars: float | None = None  # for all machines of the job together; None: only time limits the job
     gpus_per_machine: int = 0  # fewer visible GPUs are a fault of the machine, not a smaller machine
@@ -192,7 +192,7 @@ class JobSpec:
 
     @property
     def rental_facts(self) -> RentalFacts:
-        """What all clouds have in common in the job's rental. Raises `DamagedRecord`."""
+        """What others than the backend read of the job's rental. Raises `DamagedRecord`."""
         return decode(RentalFacts, self.cloud or {})
 
     @property

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from cluster.backends import catalog, registry
+from cluster.backends import catalog
 from cluster.backends.base import Backend
 from cluster.backends.planner import MachinePlanner, MachineRequest
 from cluster.errors import ClusterError
@@ -37,7 +37,7 @@ def make_unstarted_run(folder: Path, backend: str, **fields: Any) -> Run:
 @pytest.fixture
 def backend(backend_run: Run) -> Backend:
     """The backend of the run, found by its name as every command finds it."""
-    return registry.open_backend(backend_run)
+    return catalog.open_backend(backend_run)
 
 
 def test_backend_has_name_and_description(backend: Backend) -> None:
@@ -49,7 +49,7 @@ def test_terminate_of_a_job_that_never_started_does_nothing(backend: Backend) ->
     assert not backend.is_supervised() and not backend.agents_alive() and backend.terminate() == []
     shutil.rmtree(backend.run.folder.path)
     assert not backend.is_supervised() and not backend.agents_alive()
-    assert registry.open_backend(backend.run).terminate() == []
+    assert catalog.open_backend(backend.run).terminate() == []
 
 
 def test_commands_for_a_job_that_never_started_raise_one_line(backend: Backend) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cluster.backends.local import LocalBackend
+from cluster.backends.options import SlurmOptions
 from cluster.backends.planner import MachinePlanner, SourceAccess
 from cluster.backends.shared_folder import SharedFolderBackend, give_notice
 from cluster.connectors import tmux
@@ -34,7 +35,6 @@ from .batch_script import (
     batch_script,
     gpu_arguments,
 )
-from .options import SlurmOptions
 from .slurm_commands import SlurmError, SlurmJob, SlurmStep
 
 QUEUE_CACHE_SECONDS = 3.0  # Slurm's controller serves all users: a process does not ask it more often

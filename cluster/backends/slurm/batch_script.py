@@ -6,8 +6,8 @@ import os
 import shlex
 from collections.abc import Sequence
 
+from cluster.backends.options import SlurmOptions
 from cluster.backends.shared_folder import agent_argv
-from cluster.backends.slurm.options import SlurmOptions
 from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
 

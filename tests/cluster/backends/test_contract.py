@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 from support.backend_contract import *  # noqa: F403
 
-from cluster.backends import catalog, registry
+from cluster.backends import catalog
 from cluster.backends.local import LocalBackend
 from cluster.cli.launch import launch
 from cluster.connectors.hosts_file import Hosts
@@ -23,7 +23,7 @@ PROCESS = "support.process_backend:ProcessBackend"
 def backend_run(hand_made: Any, request: pytest.FixtureRequest, register: Any) -> Run:
     """The run of a job that was never started, on each backend, the example of the documentation among them."""
     register("process", PROCESS)
-    is_remote = registry.backend_class(request.param).is_remote
+    is_remote = catalog.backend_class(request.param).is_remote
     run = hand_made(backend=request.param, hosts=Hosts("/nowhere", ()) if is_remote else None)
     return Run(run.spec, run.run_folder)
 
@@ -31,7 +31,7 @@ def backend_run(hand_made: Any, request: pytest.FixtureRequest, register: Any) -
 @pytest.mark.parametrize("name", ["cloud", "", "../local"])
 def test_backend_class_unknown_name_is_refused(name: str, hand_made: Any) -> None:
     with pytest.raises(BadInput, match=r"no backend .*; the backends are .*local"):
-        registry.backend_class(name)
+        catalog.backend_class(name)
     run = hand_made(backend=name)
     with pytest.raises(BadInput, match=f"^{run.run_folder.spec_path}: no backend '{name}'"):
         _ = run.job.backend
@@ -89,7 +89,7 @@ def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_builtin_backend_cannot_be_replaced(register: Any) -> None:
     register("local", PROCESS)
-    assert registry.backend_class("local") is LocalBackend
+    assert catalog.backend_class("local") is LocalBackend
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from support.toy_cloud import ToyBackend, ToyCloud
 
-from cluster.backends import registry
+from cluster.backends import catalog
 from cluster.backends.aws.renting.instances import JobInstances
 from cluster.backends.local import LocalBackend
 from cluster.cli import cloud
@@ -73,7 +73,7 @@ class RunningJob:
         )
         monkeypatch.setattr(ToyBackend, "provider_class", PricedCloud)
         monkeypatch.setattr(ToyBackend, "open_fleet", lambda _: self.fleet)
-        monkeypatch.setattr(registry, "open_backend", ToyBackend)
+        monkeypatch.setattr(catalog, "open_backend", ToyBackend)
         PricedCloud.reset(free_machines=2)
         PricedCloud.expiry_times.clear()
         PricedCloud.first_time = time.time() - HOUR / 2
@@ -164,7 +164,7 @@ def test_limit_that_is_over_unknown_or_contradicts_the_other_is_refused(
 def test_job_that_is_done_or_has_no_rented_machines_is_refused(job: RunningJob, hand_made: Any) -> None:
     local = r"^job-2 has no rented machines: it runs on this computer; to change its time .* resume job-2"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "open_backend", LocalBackend)
+        patch.setattr(catalog, "open_backend", LocalBackend)
         with pytest.raises(ClusterError, match=local):
             billing.extend(hand_made("job-2").job, dollars=12.0)
     job.end(JobState.DONE)

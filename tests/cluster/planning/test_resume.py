@@ -15,7 +15,7 @@ from support.sandbox import Sandbox
 from support.specs import TINY
 from support.train_records import epoch_line, make_epoch, make_result, step_line
 
-from cluster.backends import registry
+from cluster.backends import catalog
 from cluster.backends.local import LocalBackend
 from cluster.backends.planner import MachinePlanner, MachineRequest
 from cluster.backends.slurm.backend import read_options
@@ -67,8 +67,8 @@ def plain(spec: JobSpec) -> Any:
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let planners work offline."""
-    open_planner: Callable[[str, MachineRequest], MachinePlanner] = registry.open_planner
-    monkeypatch.setattr(registry, "open_planner", lambda name, ask: open_planner(name, replace(ask, is_offline=True)))
+    open_planner: Callable[[str, MachineRequest], MachinePlanner] = catalog.open_planner
+    monkeypatch.setattr(catalog, "open_planner", lambda name, ask: open_planner(name, replace(ask, is_offline=True)))
 
 
 def test_changed_options_are_shown_and_stored(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from cluster.backends.aws.s3_source import machine_role_problems
 from cluster.backends.aws.terms.options import AwsOptions
 from cluster.backends.aws.terms.rental_spec import (
     MARKETS,
@@ -28,7 +29,9 @@ from infra.aws.instances.user_data import build_user_data
 from infra.aws.launch_request import Place
 from infra.aws.market import offers
 from infra.aws.market.instance_types import ON_DEMAND_PRICES, InstanceType
-from infra.aws.stack import security_group, stack
+from infra.aws.s3 import S3_SCHEME
+from infra.aws.stack import efs, security_group, stack
+from infra.aws.stack.resources import StackContext
 from infra.aws.stack.stack import Stack
 from infra.aws.tags import job_tags, parse_user_tags
 from infra.costs import TrafficForecast
@@ -36,8 +39,8 @@ from train.forecast import Forecast, forecast
 from train.metrics.text import three_digits
 from train.recipe.schedule import Schedule, scaled_image_count
 
-from . import image_location, plan_page
-from .expected_traffic import expect_traffic
+from . import plan_page
+from .expected_traffic import SHARED_FOLDER, expect_traffic
 from .rental_request import (
     RentalRequest,
     choose_instance_types,
@@ -49,6 +52,11 @@ from .rental_request import (
 
 DEFAULT_MAX_HOURS = 2.0
 OFFLINE_REGION = "us-east-1"
+UPLOAD_HINT = (
+    "from S3: imgnet-cluster data put FOLDER s3://BUCKET/NAME, and launch with --data s3://BUCKET/NAME "
+    "(docs/data-sets.md)"
+)
+COMMAND_HINT = "or let the command fetch its data"
 
 
 def plan_rental(
@@ -357,6 +365,57 @@ class AwsPlanner(ElsewherePlanner):
 
     def complete(self, spec: JobSpec, schedule: Schedule | None) -> Plan:
         """Plan the rental, and look where the machines find the images. Raises `ClusterError`."""
-        notes, obstacles = image_location.find_images(spec, self.rental.options, self.rental.account)
+        notes, obstacles = find_images(spec, self.rental.options, self.rental.account)
         plan = plan_rental(spec, schedule, self.types, self.type_notes, self.rental)
         return replace(plan, notes=(*notes, *plan.notes), obstacles=tuple(obstacles))
+
+
+# --- where the machines find the images, or a command's data ----------------------------------------------------------
+
+
+def is_shared(folder: Path) -> bool:
+    """Whether a folder is on the stack's file system, which outlives the machines."""
+    shared_parts = SHARED_FOLDER.parts[1:]  # the home folder of the machines' user may be written in full
+    return any(folder.parts[start : start + len(shared_parts)] == shared_parts for start in range(len(folder.parts)))
+
+
+def find_images(spec: JobSpec, options: AwsOptions, account: Account | None) -> tuple[list[str], list[str]]:
+    """Return lines for the user about the images of a job, and why the job would certainly find none.
+
+    New machines have what is in their machine image, and nothing of this computer. A command need not have any data.
+    Without an account AWS is not asked. Raises `ClusterError`.
+    """
+    if account and spec.data_source.startswith(S3_SCHEME):
+        return machine_role_problems(spec.data_source, account), []
+    if spec.generate_data or "://" in spec.data_source or not spec.train.data:
+        return [], []
+    hint = COMMAND_HINT if spec.own_command else UPLOAD_HINT
+    folder = Path(spec.data_source or spec.train.data)
+    has_file_system = True
+    if account and is_shared(folder):
+        accounts = [account.in_region(region) for region in options.regions or (account.region,)]
+        has_file_system = any(efs.find_file_system(StackContext(regional)) for regional in accounts)
+    if obstacle := find_obstacle(folder, options.ami, has_file_system):
+        return [], [f"{obstacle}; {hint}"]
+    return [f"{describe_folder(folder, options.ami)}; {hint}"], []
+
+
+def find_obstacle(folder: Path, ami: str | None, has_file_system: bool) -> str:
+    """Return why a job certainly finds no data in this folder of its machines, "" when it may find it."""
+    if is_shared(folder):
+        return "" if has_file_system else f"{folder}: the shared file system does not exist yet, so it is empty"
+    is_in_home = folder.parts[:1] == ("~",) or folder.is_relative_to(Path.home())
+    if ami or not is_in_home:
+        return ""
+    return f"{folder}: rented machines have no folder of this computer, and AWS's machine images have no data"
+
+
+def describe_folder(folder: Path, ami: str | None) -> str:
+    """Return a line for the plan: which folder must have the data, where nothing puts it."""
+    if is_shared(folder):
+        place = "on the stack's shared file system"
+    elif ami:
+        place = f"in the machine image {ami}"
+    else:
+        place = "on each machine, and AWS's machine images have no data"
+    return f"{folder} must exist already, {place}"

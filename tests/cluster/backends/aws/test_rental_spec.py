@@ -10,7 +10,7 @@ import pytest
 from support.simcloud.http_server import AwsFrontend
 from support.specs import TINY
 
-from cluster.backends.aws.planning.image_location import find_obstacle
+from cluster.backends.aws.planning.plan import find_obstacle
 from cluster.backends.aws.planning.rental_request import RentalRequest, choose_instance_types, choose_sold_types
 from cluster.backends.aws.renting.adoption import adopted_options
 from cluster.backends.aws.terms.options import AwsOptions

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from cluster.backends.options import SlurmOptions
 from cluster.backends.slurm import slurm_commands
 from cluster.backends.slurm.backend import SlurmBackend, check_partition, may_run_agent, read_options
 from cluster.backends.slurm.batch_script import batch_arguments, batch_script
-from cluster.backends.slurm.options import SlurmOptions
 from cluster.backends.slurm.slurm_commands import SlurmError, SlurmJob, SlurmStep, parse_seconds
 from cluster.errors import BadInput, ClusterError
 from cluster.planning.launch_options import make_launch_options
