@@ -388,11 +388,8 @@ def next_attempt(
     vacancies = max(0, rules.target_size - len(staying_ids))
     joining_ids = [spare for spare in ready_spares(view, rules) if spare not in staying_ids][:vacancies]
     keeping_ids = [machine_id for machine_id in staying_ids if statuses[machine_id].kept_step is not None]
-    obstacle = "a checkpoint cannot be read" if has_unreadable_checkpoint else ""
-    if _is_handover_broken(attempt, statuses):
-        obstacle = "the attempt in place has failed before its first step"
-    if not rules.goes_on_in_place or obstacle:
-        keeping_ids = []
+    obstacle = "a checkpoint cannot be read" if has_unreadable_checkpoint else _find_obstacle(attempt, statuses)
+    keeping_ids = keeping_ids if rules.goes_on_in_place and not obstacle else []
     # The head is a machine whose trainers run already: the others find it at once.
     members = tuple(keeping_ids + [other for other in staying_ids + joining_ids if other not in keeping_ids])
     if not members:
@@ -439,13 +436,11 @@ def _has_failed(status: MachineStatus, rules: MembershipRules) -> bool:
     return status.phase == AgentPhase.FAILED and (rules.has_progress or status.failed_rank is not None)
 
 
-def _is_handover_broken(attempt: Attempt, statuses: Mapping[str, MachineStatus]) -> bool:
-    """Return whether an attempt in place has failed before its first step, though no machine is lost.
-
-    Then something else is wrong, and a start from the checkpoint may succeed.
-    """
+def _find_obstacle(attempt: Attempt, statuses: Mapping[str, MachineStatus]) -> str:
+    """Return "", or why no attempt in place may follow: one has failed before its first step without a loss."""
     has_made_steps = any(status.finished_step > (attempt.live_step or 0) for status in statuses.values())
-    return attempt.live_step is not None and not has_made_steps and len(statuses) == len(attempt.members)
+    is_broken = attempt.live_step is not None and not has_made_steps and len(statuses) == len(attempt.members)
+    return "the attempt in place has failed before its first step" if is_broken else ""
 
 
 def _machines_to_leave_out(

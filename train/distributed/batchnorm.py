@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase  # of BatchNorm and InstanceNorm; torch has no public name for it
 
+from . import regroup
 from .exact_sum import round_to_grid
 from .process_group import ProcessGroup, sum_over_processes
 
@@ -54,7 +55,7 @@ class RunningStatistics:
                 self.counters.append(norm.num_batches_tracked)
                 self.trained_momenta.append(momentum)
         self.own_chunks = 0
-        self.work: dist.Work | None = None
+        self.work: dist.Work | regroup.Future | None = None
         if self.buffers:
             self.running = self._flat()
             self.chunk_sum = torch.zeros_like(self.running)
@@ -73,7 +74,7 @@ class RunningStatistics:
     def start_sum(self) -> None:
         """Begin to sum over all processes. To be called after the forward pass of the last chunk of a step."""
         if self.buffers and self.group.world_size > 1:
-            self.work = dist.all_reduce(self.chunk_sum, async_op=True)
+            self.work = regroup.start_sum(self.chunk_sum)
 
     def wait_for_sum(self) -> None:
         """Wait until the chunks of all processes have been summed. Changes no running statistics."""

@@ -15,6 +15,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket as Bucket
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
+from . import regroup
+
 Future = torch.futures.Future[torch.Tensor]
 Hook = Callable[[Any, Bucket], Future]  # Any: the state is what the hook was registered with
 
@@ -145,6 +147,18 @@ def low_rank_hook(state: PowerSGDState, bucket: Bucket) -> Future:
     if not bucket.buffer().is_cuda:
         future.wait()
     return future
+
+
+# --- on a CPU: what a process that goes on in place waits for ---------------------------------------------------------
+
+
+def with_abort(hook: Hook) -> Hook:
+    """Return a hook whose sums end with an error once the collectives are aborted (`regroup.abort_collectives`)."""
+
+    def abortable_hook(state: object, bucket: Bucket) -> Future:
+        return regroup.abortable(hook(state, bucket))
+
+    return abortable_hook
 
 
 # --- no overlap with the backward pass -------------------------------------------------------------------------------

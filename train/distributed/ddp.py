@@ -32,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 from train.recipe.components import Comm
 from train.tools.errors import Diverged, TrainingError
 
-from . import comm_hooks, process_group
+from . import comm_hooks, process_group, regroup
 from .exact_sum import exact_sum_hook
 
 POWERSGD_EXACT_STEPS = 1000  # torch's own default of start_powerSGD_iter
@@ -91,7 +91,10 @@ def wrap_ddp(
     """
     net = net.module if isinstance(net, DDP) else net
     net.zero_grad(set_to_none=True)
-    state, hook = select_hook(comm, exact, next(net.parameters()).device, dtype, exact_steps)
+    device = next(net.parameters()).device
+    state, hook = select_hook(comm, exact, device, dtype, exact_steps)
+    if regroup.may_abort(device):
+        hook = comm_hooks.with_abort(hook or allreduce_hook)
     # None is DDP's default: a first bucket of 1 MiB, then 25 MiB.
     bucket_mib = None if comm.bucket == Comm().bucket else comm.bucket * 1e6 / MIB
     wrapped = DDP(net, **NO_BUFFER_SYNC, init_sync=False, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mib)

@@ -185,7 +185,7 @@ def peak_memory_gb(device: torch.device) -> float:
 def sum_over_processes(group: ProcessGroup, values: torch.Tensor) -> torch.Tensor:
     """Sum a tensor over all ranks, in place, and return it."""
     if group.world_size > 1:
-        dist.all_reduce(values)
+        regroup.start_sum(values).wait()
     return values
 
 

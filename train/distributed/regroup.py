@@ -2,26 +2,78 @@
 
 A collective of Gloo waits for its peers until its timeout, and `abort` does not end it. So the process's own TCP
 connections are shut down: the collective raises, here and at the peers. NCCL's communicators are aborted.
+When a connection ends within a message, Gloo does not tell the operation that sends or receives it. So nobody waits for
+Gloo's operations themselves, but for futures that `abort_collectives` fails (`abortable`).
 """
 
 import contextlib
+import os
 import socket
 import threading
 
+import torch
 import torch.distributed as dist
+
+from train.tools import agent_protocol
 
 from .network import own_tcp_sockets
 
-DESTROY_SECONDS = 2.0
+DESTROY_SECONDS = 0.2  # an operation that waits on ends at its timeout, and nobody needs to see that
 _left_groups: list[list[object]] = []  # each time's; an empty list once they are destroyed
+
+Future = torch.futures.Future[torch.Tensor]
+_triggers: set["torch.futures.Future[None]"] = set()  # what is waited for in this group
+_lock = threading.Lock()
+_is_aborted = False
+
+
+def may_abort(device: torch.device) -> bool:
+    """Return whether the process may go on in place, and so has to wait for futures that can be aborted."""
+    return device.type == "cpu" and agent_protocol.IN_PLACE_VARIABLE in os.environ
+
+
+def abortable(future: Future) -> Future:
+    """Return a future that ends as a collective's does, or with an error once the collectives are aborted."""
+    trigger: torch.futures.Future[None] = torch.futures.Future()
+
+    def result(_: object) -> torch.Tensor:
+        if not future.done():
+            raise RuntimeError("the collectives were aborted")
+        return future.value()
+
+    with _lock:
+        _triggers.add(trigger)
+    ended = trigger.then(result)
+    future.add_done_callback(lambda _: _fire(trigger))
+    if _is_aborted:
+        _fire(trigger)
+    return ended
+
+
+def _fire(trigger: "torch.futures.Future[None]") -> None:
+    with _lock:
+        if trigger not in _triggers:
+            return
+        _triggers.remove(trigger)
+    trigger.set_result(None)
+
+
+def start_sum(values: torch.Tensor) -> "dist.Work | Future":
+    """Begin to sum a tensor over all processes, in place. Returns what to wait for."""
+    work = dist.all_reduce(values, async_op=True)
+    return abortable(work.get_future()) if may_abort(values.device) else work
 
 
 def abort_collectives() -> None:
     """Make the collectives of this process fail, those that run and all later ones. May be called in any thread."""
+    global _is_aborted
+    _is_aborted = True
     for group in list(dist.distributed_c10d._world.pg_map):
         if dist.distributed_c10d._world.pg_map[group][0] == "nccl":
             group.abort()
     shut_down_connections()
+    for trigger in list(_triggers):
+        _fire(trigger)
 
 
 def shut_down_connections() -> None:
@@ -38,11 +90,13 @@ def leave_group() -> None:
     the store. A group that could not be formed counts too, and a new process has begun none: they would look for each
     other under different keys until the timeout. So the count starts again.
     """
+    global _is_aborted
     if dist.is_initialized():
         _left_groups.append(list(dist.distributed_c10d._world.pg_map))
         abort_collectives()
         dist.distributed_c10d._abort_process_group()
     dist.distributed_c10d._world.group_count = 0
+    _is_aborted = False
 
 
 def destroy_left_groups() -> None:

@@ -80,6 +80,25 @@ def test_a_process_whose_group_could_not_be_formed_finds_new_processes_in_the_ne
     assert run_ranks(2, work, seconds=20) == [2.0, 2.0]
 
 
+def test_abort_ends_a_backward_pass_whose_sum_gloo_has_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection has ended within a message: the operation that was receiving it is never told."""
+    monkeypatch.setenv("IMGNET_IN_PLACE", "1")
+
+    def work(rank: int, store: Path) -> float:
+        join(store, rank, 2)
+        with monkeypatch.context() as patch:
+            patch.setattr(ddp, "allreduce_hook", lambda *_: torch.futures.Future())
+            wrapped = wrap(torch.nn.Linear(1, 1, bias=False))
+            threading.Timer(0.2, regroup.abort_collectives).start()
+            with pytest.raises(RuntimeError, match="the collectives were aborted"):
+                gradient_after_backward(wrapped, rank)
+        regroup.leave_group()
+        join(store.with_name("second"), rank, 2)
+        return gradient_after_backward(wrap(torch.nn.Linear(1, 1, bias=False)), rank)
+
+    assert run_ranks(2, work, seconds=20) == [1.5, 1.5]
+
+
 def test_many_regroups_leave_no_threads_and_sockets_behind() -> None:
     """A hook in Python runs in Gloo's threads, which then need Python's lock."""
     rounds = 12
