@@ -176,7 +176,8 @@ def test_killed_join_goes_on_and_down_ends_a_machine_that_joins(make_user: Calla
     down = sandbox.cli("down", "-y", "job-1")
     assert down.code == 0 and join.wait(60) == 1, down
     job = Job(job.path)
-    assert job.state == "stopped" and user.bed.leaks() == [], describe(job)
+    assert job.state == "stopped", describe(job)
+    wait_for(lambda: not user.bed.leaks(), describe=lambda: str(user.bed.leaks()))  # agents save first
     assert sandbox.cli("resume", "-d", "job-1").code == 0
     wait_for_steps(job, 6, "0", "1")
     assert sandbox.cli("stop", "job-1").code == 0 and user.bed.leaks() == []
