@@ -210,7 +210,7 @@ def test_open_trained_names_an_unusable_file(
         (tmp_path, "is a folder"),
         (tmp_path / "cut.pt", "is damaged or cut short"),
         (tmp_path / "text.pt", "is not a checkpoint of this program"),
-        (tmp_path / "cut.safetensors", "has .* bytes of values"),
+        (tmp_path / "cut.safetensors", "is cut short, or is no safetensors file"),
         (tmp_path / "foreign.safetensors", "describe no network of this program"),
         (old, "was written by another version of imgnet-cluster"),
         (crowded, "it has 21 classes, at most 20 can be"),
