@@ -192,7 +192,6 @@ def test_broken_images_are_replaced_alike_on_any_number_of_processes_and_after_a
     data = tmp_path / "data"
     shutil.copytree(runs.data, data)
     broken = [data / "train/disc/disc_00000003.JPEG", data / "train/ring/ring_00000015.JPEG"]
-    broken.append(data / "val/disc/disc_00000013.JPEG")
     for path in broken:
         damage_pixels(path)
     options, states = ("--data", str(data), "--gpus", "2", "--exact"), []
@@ -205,8 +204,8 @@ def test_broken_images_are_replaced_alike_on_any_number_of_processes_and_after_a
         assert ("resumed from" in output) == (name == "resumed")
         told = output.count(f"{broken[0]}: a part of its pixels is lost")
         assert told in ((0,) if name == "resumed" else (1, 2)), "once a process, and not again"
-        assert "broken images replaced so far: 3, such as" in output.partition("done: top-1")[2]
-        assert read_result(out)["broken_images"] == 3
+        assert "broken images replaced so far: 2, such as" in output.partition("done: top-1")[2]
+        assert read_result(out)["broken_images"] == 2
         states.append(final_state(out))
     expected = trained_tensors(states[0])
     for state in states[1:]:

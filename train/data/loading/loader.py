@@ -59,7 +59,8 @@ class Batch:
 class BatchDecoder:
     """Decodes whole batches, from the indexes of a run by (split, copy), with the `transform` of a recipe.
 
-    With `replaces_broken`, the next image of its class takes the place of one that cannot be decoded.
+    With `replaces_broken`, the next image of its class takes the place of a training image that cannot be decoded. None
+    takes that of a validation image, because an accuracy counts each image once.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class BatchDecoder:
         """
         index = self.indexes[request.split, request.copy]
         fault = f"{index.location(number)}: {reason}"
-        if not self.replaces_broken:
+        if not (self.replaces_broken and request.split == "train"):
             raise DataError(f"{fault}; if the file has changed since it was indexed, run the command again")
         class_ids = np.flatnonzero(np.asarray(index.labels) == index.labels[number])
         for other in np.roll(class_ids, -1 - int(np.searchsorted(class_ids, number))).tolist()[:-1]:

@@ -61,6 +61,9 @@ def test_next_image_of_its_class_takes_the_place_of_a_broken_one(workers: int, i
         damage_pixels(Path(index.location(number)))
     with pytest.raises(DataError, match="no other image of its class can be decoded"):
         decoder.decode_batch(BatchRequest("train", None, next_class[:1], (32, 32), 0, 0.5))
+    validation = BatchDecoder({("val", None): index}, 7, replaces_broken=True)
+    with pytest.raises(DataError, match="a part of its pixels is lost"):  # an accuracy counts each image once
+        validation.decode_batch(BatchRequest("val", None, np.array([1]), (32, 32)))
 
 
 def test_all_processes_count_each_broken_image_once(index: Index, in_group: Any, capfd: Any) -> None:
