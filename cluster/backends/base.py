@@ -17,7 +17,7 @@ from cluster.state.spec import JobSpec
 from infra.costs import JobCost
 from train.tools.process_log import Progress, no_progress
 
-from .options import BackendOptions
+from .backend_options import BackendOptions
 from .planner import ElsewherePlanner, MachinePlanner
 from .rentals import RentalLimit, RentedNow
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from cluster.errors import BadInput
 
-from .options import BackendOptions
+from .backend_options import BackendOptions
 
 if TYPE_CHECKING:
     from cluster.state.run_folder import Run
@@ -32,10 +32,10 @@ BUILTIN_BACKENDS = {
     "aws": "cluster.backends.aws.backend:AwsBackend",
 }
 BUILTIN_OPTIONS = {
-    "local": "cluster.backends.options:LocalOptions",
-    "ssh": "cluster.backends.options:SshOptions",
-    "slurm": "cluster.backends.options:SlurmOptions",
-    "aws": "cluster.backends.aws.terms.options:AwsOptions",
+    "local": "cluster.backends.backend_options:LocalOptions",
+    "ssh": "cluster.backends.backend_options:SshOptions",
+    "slurm": "cluster.backends.backend_options:SlurmOptions",
+    "aws": "cluster.backends.aws.terms.aws_options:AwsOptions",
 }
 
 
@@ -102,7 +102,7 @@ def options_class(name: str) -> type[BackendOptions]:
     """Return the class of the options that only this backend has. Raises `BadInput` as `backend_class` does."""
     found = _import(BUILTIN_OPTIONS[name], name) if name in BUILTIN_OPTIONS else backend_class(name).options
     if not issubclass(found, BackendOptions):
-        raise BadInput(f"the options of the backend {name} are no subclass of cluster.backends.options.BackendOptions")
+        raise BadInput(f"the options of the backend {name} are no subclass of `BackendOptions`")
     return found
 
 

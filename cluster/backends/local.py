@@ -18,7 +18,7 @@ from cluster.state.spec import JobSpec, UserProject
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
 
-from .options import LocalOptions
+from .backend_options import LocalOptions
 from .planner import MachinePlanner, Plan, SourceAccess, checkpoint_bytes
 from .shared_folder import SharedFolderBackend, agent_argv
 

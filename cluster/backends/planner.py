@@ -12,7 +12,7 @@ from train.forecast import MODEL_COSTS, Constants
 from train.recipe.schedule import Schedule, scaled_image_count
 from train.recipe.schema import Recipe
 
-from .options import BackendOptions
+from .backend_options import BackendOptions
 from .rentals import RentalPlan
 
 NUMBER_BYTES = 4  # of a parameter in a checkpoint

@@ -18,7 +18,7 @@ from cluster.machines.trained_files import has_final_files, run_in_time
 from cluster.state.spec import JobSpec
 from train.recipe.schedule import Schedule
 
-from .options import SshOptions
+from .backend_options import SshOptions
 from .planner import ElsewherePlanner, MachineRequest, Plan, SourceAccess
 from .remote import RemoteBackend
 

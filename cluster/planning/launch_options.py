@@ -4,8 +4,8 @@ import re
 from dataclasses import dataclass, field, replace
 
 from cluster.backends import catalog
+from cluster.backends.backend_options import BackendOptions
 from cluster.backends.catalog import UNKNOWN_MACHINES
-from cluster.backends.options import BackendOptions
 from cluster.errors import BadInput
 from cluster.notifications.targets import describe_target, parse_target
 from cluster.state.job_names import check_name

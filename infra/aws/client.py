@@ -27,7 +27,7 @@ from infra.errors import NoAnswer, NoCredentials
 from train.tools import host
 from train.tools.errors import one_line_error
 
-from .errors import ErrorKind, classify_error, explain_error, mfa_refusal
+from .error_codes import ErrorKind, classify_error, explain_error, mfa_refusal
 from .tags import Resource, Tags, make_filters
 
 logger = logging.getLogger(__name__)

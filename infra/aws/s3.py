@@ -16,7 +16,7 @@ from botocore.config import Config
 from infra.errors import CloudError, NoCredentials
 
 from .client import Account
-from .errors import DENIED_CODES, OTHER_POLICY, explain_error, get_error_code
+from .error_codes import DENIED_CODES, OTHER_POLICY, explain_error, get_error_code
 
 S3_SCHEME = "s3://"
 FALLBACK_REGION = "us-east-1"

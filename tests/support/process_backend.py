@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from cluster.backends.backend_options import BackendOptions
 from cluster.backends.local import LocalBackend, LocalPlanner
-from cluster.backends.options import BackendOptions
 from cluster.backends.shared_folder import SharedFolderBackend, agent_argv
 from cluster.connectors import tmux
 from cluster.errors import ClusterError

@@ -11,7 +11,7 @@ from pathlib import Path
 from cluster.backends.aws.planning.plan import AwsPlanner
 from cluster.backends.aws.renting.controller import HOSTS_FILE, NOT_RENTED, RentedJobController
 from cluster.backends.aws.renting.instances import JobInstances
-from cluster.backends.aws.terms.options import AwsOptions
+from cluster.backends.aws.terms.aws_options import AwsOptions
 from cluster.backends.remote import RemoteBackend
 from cluster.backends.rentals import RentalLimit, RentedNow
 from cluster.connectors import tmux

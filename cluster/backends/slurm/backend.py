@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from cluster.backends.backend_options import SlurmOptions
 from cluster.backends.local import LocalBackend
-from cluster.backends.options import SlurmOptions
 from cluster.backends.planner import MachinePlanner, SourceAccess
 from cluster.backends.shared_folder import SharedFolderBackend, give_notice
 from cluster.connectors import tmux

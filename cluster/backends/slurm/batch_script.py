@@ -6,7 +6,7 @@ import os
 import shlex
 from collections.abc import Sequence
 
-from cluster.backends.options import SlurmOptions
+from cluster.backends.backend_options import SlurmOptions
 from cluster.backends.shared_folder import agent_argv
 from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec

@@ -2,7 +2,7 @@
 
 Each request is recorded in the journal before it is sent, complete and with its own client token. After a crash or a
 lost response the same request is sent again and returns the same machines. What to do after an error follows from its
-code (infra/aws/errors.py). Sources: AWS, "Ensuring idempotency", "Cluster placement groups".
+code (infra/aws/error_codes.py). Sources: AWS, "Ensuring idempotency", "Cluster placement groups".
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from infra.aws import tags
 from infra.aws.client import Account, list_tagged
-from infra.aws.errors import ACCOUNT_CODES, ErrorKind, classify_error, explain_error, get_error_code
+from infra.aws.error_codes import ACCOUNT_CODES, ErrorKind, classify_error, explain_error, get_error_code
 from infra.aws.journal import Journal, RecordedRequest
 from infra.aws.journal_events import (
     ExpiryChanged,

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 from infra.aws import tags as aws_tags
 from infra.aws.client import Account, call, call_with_retry, list_tagged, paginate
-from infra.aws.errors import KIND_BY_CODE, ErrorKind, classify_error, explain_error
+from infra.aws.error_codes import KIND_BY_CODE, ErrorKind, classify_error, explain_error
 from infra.aws.stack import network
 from infra.aws.stack.resources import StackContext
 from infra.aws.tags import Resource

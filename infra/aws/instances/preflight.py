@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from infra.aws import tags
 from infra.aws.client import Account, call
-from infra.aws.errors import DENIED_CODES, TAG_POLICY_CODE
+from infra.aws.error_codes import DENIED_CODES, TAG_POLICY_CODE
 from infra.aws.launch_request import Place
 from infra.aws.market import offers, quotas
 from infra.aws.market.instance_types import InstanceType

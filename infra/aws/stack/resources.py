@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from infra.aws import tags as aws_tags
 from infra.aws.client import Account, call, call_with_retry
-from infra.aws.errors import KIND_BY_CODE, ErrorKind
+from infra.aws.error_codes import KIND_BY_CODE, ErrorKind
 from infra.aws.journal import Journal
 from infra.aws.journal_events import StackChange
 from infra.aws.tags import Resource

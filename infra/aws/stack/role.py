@@ -4,7 +4,7 @@ import json
 import logging
 
 from infra.aws import tags
-from infra.aws.errors import DENIED_CODES, OTHER_POLICY
+from infra.aws.error_codes import DENIED_CODES, OTHER_POLICY
 from infra.aws.tags import Resource
 from infra.errors import CloudError
 

@@ -41,7 +41,7 @@ PLUG_IN = """
 from cluster.backends.local import LocalBackend
 from cluster.cli.launch import launch
 from cluster.backends.base import Backend
-from cluster.backends.options import BackendOptions
+from cluster.backends.backend_options import BackendOptions
 from dataclasses import dataclass
 from train.tools.option_fields import option_field
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from cluster.backends.aws.terms.options import AwsOptions
-from cluster.backends.options import LocalOptions, SshOptions
+from cluster.backends.aws.terms.aws_options import AwsOptions
+from cluster.backends.backend_options import LocalOptions, SshOptions
 from cluster.cli.launch import launch
 from cluster.errors import BadInput
 from cluster.jobs import submit

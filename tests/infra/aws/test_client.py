@@ -11,7 +11,7 @@ from support.simcloud.http_server import AwsFrontend
 
 from infra.aws import client as aws_client
 from infra.aws.client import Account
-from infra.aws.errors import ErrorKind, classify_error, explain_error
+from infra.aws.error_codes import ErrorKind, classify_error, explain_error
 from infra.aws.s3 import S3Prefix
 from infra.errors import CloudError, NoAnswer, NoCredentials
 from train.tools import host

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cluster.backends.aws.s3_source import machine_role_problems
-from cluster.backends.aws.terms.options import AwsOptions
+from cluster.backends.aws.terms.aws_options import AwsOptions
 from cluster.backends.aws.terms.rental_spec import (
     MARKETS,
     METADATA_URL,

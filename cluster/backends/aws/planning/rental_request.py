@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from cluster.backends.aws.terms.options import AwsOptions
+from cluster.backends.aws.terms.aws_options import AwsOptions
 from cluster.backends.aws.terms.rental_spec import MARKETS
 from cluster.backends.planner import ResumedRun
 from cluster.errors import BadInput, ClusterError

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
-from cluster.backends.aws.terms.options import AwsOptions
+from cluster.backends.aws.terms.aws_options import AwsOptions
 from cluster.backends.aws.terms.rental_spec import MAX_HOURS_WITHOUT_LIMIT, METADATA_URL, RentalSpec, RentalTerms
 from cluster.connectors.ssh import SSHConnector
 from cluster.errors import ClusterError, NoSuchJob

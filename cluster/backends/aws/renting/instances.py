@@ -16,7 +16,7 @@ from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
 from infra.aws import prices, tags
 from infra.aws.client import Account, get_public_address
-from infra.aws.errors import AUTHENTICATION_CODES, DENIED_CODES, KIND_BY_CODE, ErrorKind
+from infra.aws.error_codes import AUTHENTICATION_CODES, DENIED_CODES, KIND_BY_CODE, ErrorKind
 from infra.aws.instances import amis, instances, internet
 from infra.aws.instances.gang import Gang, LaunchRefused
 from infra.aws.instances.instances import Instance

@@ -13,7 +13,7 @@ from support.specs import TINY
 from cluster.backends.aws.planning.plan import find_obstacle
 from cluster.backends.aws.planning.rental_request import RentalRequest, choose_instance_types, choose_sold_types
 from cluster.backends.aws.renting.adoption import adopted_options
-from cluster.backends.aws.terms.options import AwsOptions
+from cluster.backends.aws.terms.aws_options import AwsOptions
 from cluster.backends.aws.terms.rental_spec import (
     DISK_DOLLARS_PER_HOUR,
     POWEROFF_GRACE_SECONDS,

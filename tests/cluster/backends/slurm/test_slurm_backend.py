@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cluster.backends.options import SlurmOptions
+from cluster.backends.backend_options import SlurmOptions
 from cluster.backends.slurm import slurm_commands
 from cluster.backends.slurm.backend import SlurmBackend, check_partition, may_run_agent, read_options
 from cluster.backends.slurm.batch_script import batch_arguments, batch_script

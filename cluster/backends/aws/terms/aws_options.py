@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from cluster.backends.options import BackendOptions
+from cluster.backends.backend_options import BackendOptions
 from infra.aws.launch_request import Internet, parse_reservation_id
 from infra.aws.tags import parse_user_tags
 from train.tools.option_fields import OptionError, option_field
