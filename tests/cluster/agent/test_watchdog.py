@@ -131,7 +131,7 @@ def test_poll_once_limit_sets_reason_then_hard_exits_whatever_a_notice_contains(
     poll_like_thread(watchdog, watchdog.start_time + 3599)
     assert watchdog.limit_reason == ""
     poll_like_thread(watchdog, watchdog.start_time + 3601)
-    assert "1 hours (--max-hours)" in watchdog.limit_reason and not exits
+    assert "1 hour (--max-hours)" in watchdog.limit_reason and not exits
     poll_like_thread(watchdog, watchdog.start_time + 3601 + 2 * SAVE_GRACE_SECONDS - 1)
     assert not exits
     poll_like_thread(watchdog, watchdog.start_time + 3601 + 2 * SAVE_GRACE_SECONDS + 1)
@@ -141,7 +141,7 @@ def test_poll_once_limit_sets_reason_then_hard_exits_whatever_a_notice_contains(
     assert exits == [1]
 
 
-OLD, NEW = "the limit of 1 hours (--max-hours)", "the limit of 9 dollars (--max-price-total)"
+OLD, NEW = "the limit of 1 hour (--max-hours)", "the limit of 9 dollars (--max-price-total)"
 OTHER_LIMIT = json.dumps({"hours": 2.0, "name": NEW})
 
 
