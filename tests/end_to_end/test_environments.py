@@ -80,7 +80,7 @@ def test_job_is_launched_attached_to_stopped_and_resumed_in_another_environment(
     assert code == 0 and "job-1 launched" in shown, shown
     sandbox.wait_for_step(sandbox.job(), 1)
 
-    code, shown = shell("attach", reply=lambda screen: b"\x02d" if "[job-1]" in screen else b"")
+    code, shown = shell("attach", reply=lambda screen: b"\x02d" if "[job-1-" in screen else b"")
     assert code == 0 and "[detached" in shown, shown
     code, shown = shell("stop")
     assert code == 0 and "job-1 stopped" in shown, shown
