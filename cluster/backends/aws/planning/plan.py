@@ -155,6 +155,7 @@ def plan_rental(
         bound_places = tuple(replace(place, price=ON_DEMAND_PRICES.get(place.type)) for place in rental_spec.places)
         bound_spec = replace(rental_spec, places=bound_places, max_dollars=options.max_dollars)
     power_off_hours = max_hours + grace_seconds / 3600
+    placement = plan_page.describe_placement(machine_count, no_group_reason)
     highest_dollars = bound_spec.highest_dollars(machine_count, power_off_hours, spent_dollars)
     rental_plan = RentalPlan(
         machines=machine_count,
@@ -177,7 +178,7 @@ def plan_rental(
         facts=(
             *plan_page.describe_spot_price(rental_spec, machine_count, on_demand_places),
             *plan_page.describe_places(rental_spec, machine_count, rest_forecasts, spot_scores),
-            *plan_page.describe_machines(rental_spec, instance_type, image, machine_count, no_group_reason),
+            *plan_page.describe_machines(rental_spec, instance_type, image, machine_count, placement),
             *(("creates", part) for part in missing_parts),
         ),
         requests=preview_requests(spec, rental_spec, instance_type, power_off_hours),

@@ -63,11 +63,7 @@ def describe_places(
 
 
 def describe_machines(
-    rental_spec: RentalSpec,
-    instance_type: InstanceType,
-    image: amis.Image | None,
-    machine_count: int,
-    no_group_reason: str,
+    rental_spec: RentalSpec, instance_type: InstanceType, image: amis.Image | None, machine_count: int, placement: str
 ) -> list[tuple[str, str]]:
     """Return what the machines get besides their type and place, with labels."""
     image_line = describe_image(image, rental_spec.ami)
@@ -79,7 +75,7 @@ def describe_machines(
         ("image", image_line),
         ("internet", describe_internet(rental_spec.internet, instance_type, machine_count)),
         ("network", describe_network(instance_type)),
-        ("placement", describe_placement(machine_count, no_group_reason)),
+        ("placement", placement),
         ("shared folder", "~/.imgnet/shared, the stack's file system (EFS): checkpoints and logs"),
         *([("tags", user_tags)] if user_tags else []),
         ("ssh", f"from {rental_spec.ssh_address} only"),
