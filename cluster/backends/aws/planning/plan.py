@@ -84,12 +84,10 @@ def plan_rental(
     owner, account_id = ("offline", "") if account is None else (account.owner, account.identity[0])
     knows_price = account is not None or any(place.price is not None for place in places)
     max_dollars = options.max_dollars if knows_price else None
-    ungrouped = [name for name in types if not types_by_name[name].takes_placement_group]
-    no_group_reason = f"EC2 puts no {ungrouped[0]} into one" if ungrouped else ""
-    if not needs_placement_group(reservation):
-        no_group_reason = "EC2 places those of the reservation"
-    if not options.use_placement_group:
-        no_group_reason = "--no-group"
+    no_group_reasons = [] if options.use_placement_group else ["--no-group"]
+    no_group_reasons += [] if needs_placement_group(reservation) else ["EC2 places those of the reservation"]
+    ungrouped = [each.name for each in types_by_name.values() if not each.takes_placement_group]
+    no_group_reasons += [f"EC2 puts no {name} into one" for name in ungrouped]
     rental_spec = RentalSpec(
         places=tuple(places),
         on_demand_spares=spec.recovery.spares if options.on_demand_spares else 0,
@@ -103,7 +101,7 @@ def plan_rental(
         max_dollars=max_dollars,
         ami=options.ami,
         internet=options.internet,
-        use_placement_group=machine_count > 1 and not no_group_reason,
+        use_placement_group=machine_count > 1 and not no_group_reasons,
         gpus_per_machine=first_type.gpus,
         torch_index_url=amis.get_torch_index_url(first_type.gpu_arch),
         torch_requirement=amis.get_torch_requirement(first_type.gpu_arch),
@@ -155,7 +153,7 @@ def plan_rental(
         bound_places = tuple(replace(place, price=ON_DEMAND_PRICES.get(place.type)) for place in rental_spec.places)
         bound_spec = replace(rental_spec, places=bound_places, max_dollars=options.max_dollars)
     power_off_hours = max_hours + grace_seconds / 3600
-    placement = plan_page.describe_placement(machine_count, no_group_reason)
+    placement = plan_page.describe_placement(machine_count, next(iter(no_group_reasons), ""))
     highest_dollars = bound_spec.highest_dollars(machine_count, power_off_hours, spent_dollars)
     rental_plan = RentalPlan(
         machines=machine_count,
