@@ -1,4 +1,4 @@
-"""What the rented machines of a job have cost and moved, on any cloud.
+"""What the rented machines of a job have cost and moved.
 
 The fields have the names that `cost -o json` has.
 """

@@ -1,4 +1,4 @@
-"""What a cloud offers, and what a check of a launch finds, on any cloud.
+"""What a cloud offers, and what a check of a launch finds.
 
 The fields have the names that `offers -o json` and `check -o json` have.
 """

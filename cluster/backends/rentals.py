@@ -25,7 +25,7 @@ class RentalPlan:
     max_hours: float
     poweroff_grace: float  # seconds from the time limit until the machines power off
     max_dollars: float | None  # from now on
-    is_dollar_limit_set: bool  # by the user; else the limit follows from the hours and the dearest place
+    is_dollar_limit_set: bool  # by the user; else it follows from the hours and the dearest place
     spent_dollars: float | None = None  # by a job that is resumed, of which only the rest is planned; None: a new job
     traffic: tuple[str, ...]  # what is billed by amount: the expected cost, then what it assumes, a line each
     # What else the launch does, gets and costs, a label and a line each: ("then", another choice), ("image", its name).

@@ -159,11 +159,10 @@ class ConfiguredCommand(click.Command):
                 only_warn = is_tolerant or asks_for_help
                 on_fault = (lambda fault: warn(f"{fault}; it does not count here")) if only_warn else refuse
                 ctx.default_map = _configured_defaults(names, on_fault)
-        typed = args[: args.index("--")] if "--" in args else args
         switches: dict[str | None, str] = {}
-        for param in self.get_params(ctx):
-            is_typed = isinstance(getattr(param, "flag_value", None), str) and param.opts[0] in typed
-            if is_typed and (other := switches.setdefault(param.name, param.opts[0])) != param.opts[0]:
+        for param in self.make_parser(ctx).parse_args(args=[*args])[2]:  # all that were typed, in their order
+            is_switch = isinstance(getattr(param, "flag_value", None), str)
+            if is_switch and (other := switches.setdefault(param.name, param.opts[0])) != param.opts[0]:
                 raise BadInput(f"give only one of {other} and {param.opts[0]}")
         return super().parse_args(ctx, args)
 

@@ -161,7 +161,8 @@ def session_owner(name: str) -> str | None:
 
 def is_owned_by(name: str, run_folder: Path) -> bool:
     """Whether there is a session of this name that belongs to this run folder."""
-    return session_owner(name) == str(run_folder)
+    owner = session_owner(name)
+    return bool(owner) and os.path.realpath(str(owner)) == os.path.realpath(run_folder)  # links may lead to it
 
 
 def start_session(name: str, run_folder: Path, window: str, argv: Sequence[str]) -> None:
@@ -169,10 +170,9 @@ def start_session(name: str, run_folder: Path, window: str, argv: Sequence[str])
 
     The session gets this process's environment and none of the server's, which may be that of an earlier job.
     """
-    owner = session_owner(name)
-    if owner == str(run_folder):  # left by an earlier launch of this job: a window may have outlived its agent
+    if is_owned_by(name, run_folder):  # left by an earlier launch of this job: a window may have outlived its agent
         kill_session(name, run_folder)
-    elif owner is not None:
+    elif (owner := session_owner(name)) is not None:
         raise ClusterError(f"the tmux session {name} belongs to {owner}; end that job first, or wait for it")
     # The variables are listed by name, because a pattern such as * copies only the first match (tmux 3.3). A variable
     # that is listed but not in our environment, because it came from an earlier job, is removed from the session.

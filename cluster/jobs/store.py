@@ -85,7 +85,7 @@ def find(name: str | None = None) -> Job:
     Raises `NoSuchJob`, and `BadInput` when several jobs have the name.
     """
     if name and _is_run_folder(name):
-        return Job(Path(name).absolute())
+        return Job(Path(name).resolve())
     jobs = all_jobs()
     if name is None and jobs:
         return jobs[-1]

@@ -148,7 +148,7 @@ class RunFolder:
     @property
     def tmux_session(self) -> str:
         """The name of the job's tmux session on this computer, where jobs of other folders may have the same ID."""
-        return f"{self.path.name}-{hashlib.sha256(os.fsencode(self.path)).hexdigest()[:8]}"
+        return f"{self.path.name}-{hashlib.sha256(os.fsencode(self.path.resolve())).hexdigest()[:8]}"
 
     def work_folder(self, machine: str = "0") -> Path:
         """Return the folder through which trainers and agent of one machine of this computer communicate."""

@@ -21,7 +21,6 @@ class InstanceType:
     efa_cards: tuple[int, ...]  # indexes of the network cards that take an Elastic Fabric Adapter (EFA)
     network_gbps: float  # sustained network bandwidth in Gbit/s
     markets: tuple[str, ...] = ("on-demand", "spot")  # in which EC2 sells the type, sorted; also "capacity-block"
-
     takes_placement_group: bool = True  # whether EC2 puts such machines close together when asked
 
     @property

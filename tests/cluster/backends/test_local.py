@@ -1,11 +1,13 @@
 """The backend of this computer: its shares of the GPUs, and which window of the tmux session a command shows."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster.connectors import tmux
+from cluster.state.run_folder import RunFolder
 
 
 @pytest.mark.parametrize(
@@ -45,11 +47,16 @@ def test_each_machine_sees_its_share_of_the_gpus(
     ],
 )
 def test_attach_shows_a_window_of_the_machine_that_exists(
-    sandbox: Any, hand_made: Callable[..., Any], windows: list[str], target: str
+    sandbox: Any, hand_made: Callable[..., Any], tmp_path: Path, windows: list[str], target: str
 ) -> None:
-    """A machine has a trainer's window once it trains, and none for a moment before its agent starts."""
+    """A machine has a trainer's window once it trains, and none for a moment before its agent starts.
+
+    The command that started the session may have come to the run folder through a link.
+    """
     run = hand_made(machines=2)
-    tmux.start_session(run.run_folder.tmux_session, run.run_folder.path, "supervisor", ["sleep", "600"])
+    (tmp_path / "link").symlink_to(run.run_folder.path.parent)
+    linked = RunFolder(tmp_path / "link" / run.run_folder.path.name)
+    tmux.start_session(linked.tmux_session, linked.path, "supervisor", ["sleep", "600"])
     for window in windows:
         tmux.add_window(run.run_folder.tmux_session, window, ["sleep", "600"])
     assert run.job.backend.attach_command("0")[-1] == f"={run.run_folder.tmux_session}{target}"

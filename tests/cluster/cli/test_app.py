@@ -75,6 +75,7 @@ RECIPES = {
         (["launch", "RECIPE"], 1, ["no region", "--local (this computer)", "--ssh FILE"]),
         (["launch", "--local", "--ssh", "x", "RECIPE"], 2, ["give only one of --local and --ssh"]),
         (["launch", "--spot", "--on-demand", "RECIPE"], 2, ["give only one of --spot and --on-demand"]),
+        (["run", "--local", "--machines", "0", "python", "a.py", "--spot", "--on-demand"], 2, ["--machines"]),
         (["launch", "--local", "--machines=3", "--min-machines=4", "RECIPE"], 2, ["4: the job has fewer machines, 3"]),
         (["launch", "--local", "--on-demand", "RECIPE"], 2, ["--on-demand or "]),
         (["launch", "--local", "--copies", "/nowhere", "RECIPE"], 2, ["/nowhere: there is no such folder"]),

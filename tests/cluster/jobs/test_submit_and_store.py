@@ -62,7 +62,8 @@ def test_job_is_found_by_the_name_that_its_user_gave_it(sandbox: Any, hand_made:
     for number, name in ((1, "base"), (2, "wide.2"), (3, ""), (4, "base")):
         hand_made(f"job-{number}", given_name=name).write_shared("logs/000001/rank-0.log", "")
     assert store.find("wide.2").name == "job-2" and store.is_job("wide.2") and not store.is_job("wide")
-    assert store.find(str(sandbox.path / "runs/job-3")).name == "job-3" and not store.is_job("runs/job-9")
+    (sandbox.path / "link").symlink_to("runs")
+    assert store.find("link/job-3").path == sandbox.path / "runs/job-3" and not store.is_job("runs/job-9")
     with pytest.raises(BadInput, match=r"^base: is the name of job-1 and job-4; type one of these instead$"):
         store.find("base")
     for command in ("logs", "attach", "stop", "resume", "tensorboard", "report", "ssh", "eval", "down", "cost"):

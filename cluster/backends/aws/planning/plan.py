@@ -75,7 +75,6 @@ def plan_rental(
     image = None
     account = request.account
     places, on_demand_places, missing_parts, spot_scores = _find_places(request, types, machine_count)
-    takes_group = all(instance_type.takes_placement_group for instance_type in types_by_name.values())
     if account:  # report now when the image does not exist or does not support the GPUs, not during the launch
         image = amis.resolve_image(account.in_region(places[0].region), first_type.gpu_arch, options.ami)
     if options.ssh_address:
@@ -85,6 +84,10 @@ def plan_rental(
     owner, account_id = ("offline", "") if account is None else (account.owner, account.identity[0])
     knows_price = account is not None or any(place.price is not None for place in places)
     max_dollars = options.max_dollars if knows_price else None
+    no_group_reasons = [] if options.use_placement_group else ["--no-group"]
+    no_group_reasons += [] if needs_placement_group(reservation) else ["EC2 places those of the reservation"]
+    ungrouped = [each.name for each in types_by_name.values() if not each.takes_placement_group]
+    no_group_reasons += [f"EC2 puts no {name} into one" for name in ungrouped]
     rental_spec = RentalSpec(
         places=tuple(places),
         on_demand_spares=spec.recovery.spares if options.on_demand_spares else 0,
@@ -98,10 +101,7 @@ def plan_rental(
         max_dollars=max_dollars,
         ami=options.ami,
         internet=options.internet,
-        use_placement_group=takes_group
-        and options.use_placement_group
-        and machine_count > 1
-        and needs_placement_group(reservation),
+        use_placement_group=machine_count > 1 and not no_group_reasons,
         gpus_per_machine=first_type.gpus,
         torch_index_url=amis.get_torch_index_url(first_type.gpu_arch),
         torch_requirement=amis.get_torch_requirement(first_type.gpu_arch),
@@ -153,6 +153,8 @@ def plan_rental(
         bound_places = tuple(replace(place, price=ON_DEMAND_PRICES.get(place.type)) for place in rental_spec.places)
         bound_spec = replace(rental_spec, places=bound_places, max_dollars=options.max_dollars)
     power_off_hours = max_hours + grace_seconds / 3600
+    placement = plan_page.describe_placement(machine_count, next(iter(no_group_reasons), ""))
+    highest_dollars = bound_spec.highest_dollars(machine_count, power_off_hours, spent_dollars)
     rental_plan = RentalPlan(
         machines=machine_count,
         type=first_place.type,
@@ -166,14 +168,15 @@ def plan_rental(
         dollars=None if rate is None or minutes is None else rate * minutes / 60,
         max_hours=max_hours,
         poweroff_grace=grace_seconds,
-        max_dollars=bound_spec.highest_dollars(machine_count, power_off_hours, spent_dollars),
-        is_dollar_limit_set=bound_spec.max_dollars is not None,
+        max_dollars=highest_dollars,
+        is_dollar_limit_set=bound_spec.max_dollars is not None
+        and round(bound_spec.max_dollars - spent_dollars - (highest_dollars or 0.0), 2) == 0,
         spent_dollars=resumed.spent_dollars if resumed else None,
         traffic=traffic_lines,
         facts=(
             *plan_page.describe_spot_price(rental_spec, machine_count, on_demand_places),
             *plan_page.describe_places(rental_spec, machine_count, rest_forecasts, spot_scores),
-            *plan_page.describe_machines(rental_spec, instance_type, image, machine_count),
+            *plan_page.describe_machines(rental_spec, instance_type, image, machine_count, placement),
             *(("creates", part) for part in missing_parts),
         ),
         requests=preview_requests(spec, rental_spec, instance_type, power_off_hours),

@@ -63,7 +63,7 @@ def describe_places(
 
 
 def describe_machines(
-    rental_spec: RentalSpec, instance_type: InstanceType, image: amis.Image | None, machine_count: int
+    rental_spec: RentalSpec, instance_type: InstanceType, image: amis.Image | None, machine_count: int, placement: str
 ) -> list[tuple[str, str]]:
     """Return what the machines get besides their type and place, with labels."""
     image_line = describe_image(image, rental_spec.ami)
@@ -75,7 +75,7 @@ def describe_machines(
         ("image", image_line),
         ("internet", describe_internet(rental_spec.internet, instance_type, machine_count)),
         ("network", describe_network(instance_type)),
-        ("placement", describe_placement(machine_count, rental_spec.use_placement_group, instance_type)),
+        ("placement", placement),
         ("shared folder", "~/.imgnet/shared, the stack's file system (EFS): checkpoints and logs"),
         *([("tags", user_tags)] if user_tags else []),
         ("ssh", f"from {rental_spec.ssh_address} only"),
@@ -103,12 +103,11 @@ def describe_network(instance_type: InstanceType) -> str:
     return f"{len(cards)} cards: {first_card} on card 0, EFA only on the {len(cards) - 1} others; {bandwidth} in all"
 
 
-def describe_placement(machine_count: int, use_placement_group: bool, instance_type: InstanceType) -> str:
+def describe_placement(machine_count: int, no_group_reason: str) -> str:
     """Return where the machines of a job are relative to each other."""
     if machine_count == 1:
         return "one machine, in one of the zones"
-    reason = "--no-group" if instance_type.takes_placement_group else f"EC2 puts no {instance_type.name} into one"
-    group = "a new placement group (cluster)" if use_placement_group else f"no placement group ({reason})"
+    group = f"no placement group ({no_group_reason})" if no_group_reason else "a new placement group (cluster)"
     return f"all machines in one zone or none, {group}"
 
 

@@ -46,7 +46,7 @@ def test_plan_of_a_capacity_block_has_its_type_zone_price_and_end(front: AwsFron
     rental, rental_spec = rental_of(plan)
     (place,) = rental_spec.places
     assert (place.type, place.zone, place.market, place.price) == (TYPE, ZONE, "capacity-block", 0.0)
-    assert not rental_spec.use_placement_group
+    assert not rental_spec.use_placement_group and "(EC2 places those of the res" in dict(rental.facts)["placement"]
     assert rental.max_hours * HOUR + rental.poweroff_grace == pytest.approx(23.5 * HOUR, abs=60)
     assert rental.poweroff_grace == 900 and plan.spec.max_hours is None
     (note,) = [note for note in plan.notes if note.startswith(id)]
@@ -64,6 +64,8 @@ def test_plan_of_a_reservation_on_demand_has_its_price_its_placement_group_and_n
     (place,) = rental_spec.places
     assert (place.market, place.price, place.closing_time) == ("on-demand", 55.04, None)
     assert rental_spec.use_placement_group and rental.max_hours == 2.0
+    limited = [rental_of(make_plan(id, max_dollars=dollars))[0] for dollars in (100.0, 1000.0)]
+    assert [each.is_dollar_limit_set for each in limited] == [True, False], "of 1000 dollars two hours take 250"
     assert any("cost the on-demand price, whether they are used or not" in note for note in plan.notes)
     assert rental_of(make_plan(id, market="on-demand"))[1].places == (place,)
     plan = make_plan(front.sim.reserve(TYPE, ZONE, 4, placement_group="theirs"))
