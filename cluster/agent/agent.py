@@ -408,8 +408,9 @@ class Agent:
         if self.gpu_check.is_needed and (has_stalled or fault in (*MACHINE_FAULTS, Fault.MACHINE)):
             reason = "; ".join(filter(None, (reason, self.gpu_check.newest_xid(self.phase_since))))
         self.trainers.stop()
-        stalled = "no step had ended, though all machines responded" if has_stalled else ""
-        self.current.not_in_place = self.current.not_in_place or stalled or self.current.obstacle or "a trainer failed"
+        cause = "a trainer failed" if phase == AgentPhase.FAILED else "the trainers had ended"
+        cause = "no step had ended, though all machines responded" if has_stalled else self.current.obstacle or cause
+        self.current.not_in_place = self.current.not_in_place or cause
         if phase == AgentPhase.SAVED and self.end_conditions.stop_reason:
             raise JobFinished(MachineState.STOPPED, "; ".join(filter(None, (self.end_conditions.stop_reason, reason))))
         if fault == Fault.MACHINE:
