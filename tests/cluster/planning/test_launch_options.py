@@ -34,7 +34,6 @@ def test_make_launch_options_nests_keywords() -> None:
         ("local", {"max_step": 7}, "a launch has no option 'max_step'; did you mean 'max_steps'?"),
         ("local", {"data_source": 1}, "a launch has no option 'data_source'; the options are machines, procs, data, "),
         ("local", {"types": ["p4d.24xlarge"]}, "--type: only for machines rented from AWS, not for --local"),
-        ("ssh", {"max_dollars": 1}, "--max-price-total: only for machines rented from AWS, not for --ssh"),
         ("plan", {"zones": "a"}, "--zone: only for machines rented from AWS, not for a plan"),
         ("aws", {"market": "auction"}, "Invalid value for '--spot' / '--on-demand' / '--spot-then-on-demand': "
          "'auction' is not one of 'spot', 'on-demand', 'spot-then-on-demand'."),

@@ -49,12 +49,6 @@ def test_plan_has_processes_batches_rates_and_says_why_they_differ(
     assert len(planned.notes) == bool(note) and re.search(note, "".join(planned.notes))
 
 
-@pytest.mark.parametrize(("machines", "spares"), [(99_999_999, 0), (10_000, 1)])
-def test_plan_refuses_more_machines_than_a_job_can_have(machines: int, spares: int) -> None:
-    with pytest.raises(BadInput, match=rf"^{machines + spares} machines \(--machines plus --spares\) are too many"):
-        plan(RECIPE, make_launch_options(machines=machines, spares=spares))
-
-
 def test_plan_local_has_a_process_per_gpu_and_says_that_too_few_mean_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def is_on_cpu(**options: Any) -> bool:
         return any("TRAINS ON THE CPU: its 4" in note for note in plan(RECIPE, make_launch_options(**options)).notes)

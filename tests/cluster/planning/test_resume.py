@@ -102,7 +102,6 @@ def test_schedule_stays_the_same_on_other_machines(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"data": "/other"}, "^--data: a resume cannot change it; start a new job: imgnet-cluster launch$"),
-        ({"max_steps": 7}, "^--max-steps: a resume cannot change it"),
         ({"types": ("p4d.24xlarge",)}, "^--type: only for machines rented from AWS, not for --slurm$"),
         ({"min_machines": 2}, "^--min-machines 2: the job has fewer machines, 1; lower it, or pass more --machines$"),
         ({"machines": 2, "spares": 10_000}, r"^10002 machines \(--machines plus --spares\) are too many"),
@@ -271,7 +270,6 @@ COMMAND = Command(argv=("true",), name="mine")
     ("options", "changes", "message"),
     [
         (("--epochs", "+0"), {}, "'+0' is neither +N, for N more epochs, nor a total such as 30"),
-        (("--epochs", "ten"), {}, "'ten' is neither"),
         (("--epochs", "-3"), {}, "'-3' is neither"),
         (("--epochs", "2"), {}, "--epochs 2: job-1 has done 2 of 2 epochs, and its schedule can only become longer: "
          "give +N, or a total of 3 or more"),

@@ -344,7 +344,6 @@ def test_traffic_of_an_earlier_launch_is_no_excess_of_this_one(make_instances: A
         (1.0, 400, 100.0, False),
         (1.0, 470, 100.0, True),
         (1.0, 470, None, True),
-        (1.0, 470, 1.5, True),
     ],
 )
 def test_price_limit_is_reached_while_the_rest_pays_for_the_end(
