@@ -6,6 +6,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from support.packed_sets import content as contents
 from support.waiting import wait_for
 
 from cluster.script import checkpoint_folder, snapshot
@@ -22,10 +23,6 @@ def shared(tmp_path: Path) -> Path:
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "folder").mkdir()
     return tmp_path / "folder"
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def save(folder: Path, shared: Path, attempt: int = 1) -> Path:

@@ -290,20 +290,10 @@ def test_replacement_has_none_of_the_seconds_of_the_lost_machine(hand_made: Any)
     assert [row.notes for row in rows.values()] == [(), ("lost during its set-up, and started again",)]
     start = {"setup": 300.0, "standby": 103.0}
     assert job_status.add_job_times(run.job.run, TIME_TABLE).start == start, "that of the first attempt"
-
-
-def test_set_up_of_a_resume_goes_with_the_agents_of_the_resume(hand_made: Any) -> None:
-    run = hand_made()
-    again = SetupRecord(machines={"0": MachineSetup(restarted=500.0, seconds={SetupStep.CODE: 10.0})})
-    write_atomic(run.run_folder.path / "machines.json", to_json_bytes(encode(again)))
-    run.write_state_log(
-        *(("setup", 0.0), ("starting", 300.0), ("training", 400.0), ("stopped", 450.0)),
-        *(("setup", 510.0), ("starting", 512.0), ("training", 516.0)),
-    )
-    run.copy_logs()
-    start = {"code": 10.0, "setup": 2.0, "starting": 4.0}
-    assert job_status.machine_rows(run.job.run)["0"].seconds == start
-    assert job_status.add_job_times(run.job.run, TIME_TABLE).start == start
+    resumed = SetupRecord(machines=dict.fromkeys("01", setup.machines["1"]))
+    write_atomic(run.run_folder.path / "machines.json", to_json_bytes(encode(resumed)))
+    start = rows["1"].seconds
+    assert job_status.add_job_times(run.job.run, TIME_TABLE).start == start, "a resume has started all of them again"
 
 
 def test_start_seconds_are_those_of_the_slowest_machine() -> None:
