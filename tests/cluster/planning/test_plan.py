@@ -28,17 +28,14 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("options", "processes", "batches", "first_lr", "note"),
-    [
-        pytest.param({}, (1, 1, 1), [10, 20], 0.1 / 8, "for 8 GPUs; .* linear scaling rule, .* by 0.125$", id="local"),
-        pytest.param({"backend": "plan"}, (2, 4, 8), [80, 160], 0.1, "", id="the recipe's machines"),
-        pytest.param(
-            {"procs": 2, "keep_batch": True}, (1, 2, 8), [80, 160], 0.1,
-            "the schedule is for 8 GPUs: the 2 processes accumulate gradients over several batches", id="keep batch",
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("options", "processes", "batches", "first_lr", "note"), [
+    pytest.param({}, (1, 1, 1), [10, 20], 0.1 / 8, "for 8 GPUs; .* linear scaling rule, .* by 0.125$", id="local"),
+    pytest.param({"backend": "plan"}, (2, 4, 8), [80, 160], 0.1, "", id="the recipe's machines"),
+    pytest.param(
+        {"procs": 2, "keep_batch": True}, (1, 2, 8), [80, 160], 0.1,
+        "the schedule is for 8 GPUs: the 2 processes accumulate gradients over several batches", id="keep batch",
+    ),
+])  # fmt: skip
 def test_plan_has_processes_batches_rates_and_says_why_they_differ(
     options: Any, processes: tuple[int, ...], batches: list[int], first_lr: float, note: str
 ) -> None:

@@ -85,10 +85,9 @@ def test_agent_without_status_fails_the_job_after_some_time(hand_made: Any, monk
     assert job.state == "failed", "it has a status but does not live: it was killed"
 
 
-@pytest.mark.parametrize(
-    "agent_state, job_state",
-    [("setup", "setup"), ("indexing", "running"), ("training", "running"), ("done", "running")],
-)
+@pytest.mark.parametrize("agent_state, job_state", [
+    ("setup", "setup"), ("indexing", "running"), ("training", "running"), ("done", "running"),
+])  # fmt: skip
 def test_refresh_writes_the_result_once_and_not_while_an_agent_lives(
     hand_made: Any, agent_state: str, job_state: str
 ) -> None:
@@ -189,20 +188,17 @@ def test_resumed_job_that_starts_is_not_recovering(hand_made: Any) -> None:
 AGREED = {"end_state": "failed", "reason": "machine 1: the loss is nan", "launch_id": ""}
 
 
-@pytest.mark.parametrize(
-    "ends, files, state, reason",
-    [
-        ((("left", "a notice"), ("left", "another")), {}, "stopped", "a notice"),
-        ((("left", "a notice"), None), {}, "failed", "was killed"),
-        ((("failed", "no such folder"), ("left", "a notice")), {}, "failed", "no such folder"),
-        ((("failed", "no such folder"), ("stopped", "by the user")), {}, "stopped", "by the user"),
-        ((None, None), {}, "failed", "was killed"),
-        ((None, None), {"result.json": trained()}, "done", ""),
-        ((None, None), {"stop": "{}"}, "stopped", "stopped by the user; the agents were ended before they could save"),
-        ((("left", "a notice"), None), {"attempts/000002.json": json.dumps(AGREED)}, "failed", "machine 1: the loss"),
-        ((None, None), {"attempts/000002.json": json.dumps(AGREED | {"launch_id": "old"})}, "failed", "was killed"),
-    ],
-)
+@pytest.mark.parametrize("ends, files, state, reason", [
+    ((("left", "a notice"), ("left", "another")), {}, "stopped", "a notice"),
+    ((("left", "a notice"), None), {}, "failed", "was killed"),
+    ((("failed", "no such folder"), ("left", "a notice")), {}, "failed", "no such folder"),
+    ((("failed", "no such folder"), ("stopped", "by the user")), {}, "stopped", "by the user"),
+    ((None, None), {}, "failed", "was killed"),
+    ((None, None), {"result.json": trained()}, "done", ""),
+    ((None, None), {"stop": "{}"}, "stopped", "stopped by the user; the agents were ended before they could save"),
+    ((("left", "a notice"), None), {"attempts/000002.json": json.dumps(AGREED)}, "failed", "machine 1: the loss"),
+    ((None, None), {"attempts/000002.json": json.dumps(AGREED | {"launch_id": "old"})}, "failed", "was killed"),
+])  # fmt: skip
 def test_end_is_agreed_or_inferred_from_the_final_statuses(
     hand_made: Any, ends: Any, files: dict[str, str], state: str, reason: str
 ) -> None:
