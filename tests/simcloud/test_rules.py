@@ -22,23 +22,20 @@ def tag_specification(*kinds: str) -> list[dict[str, Any]]:
     return [{"ResourceType": kind, "Tags": [{"Key": "job", "Value": "job-3"}]} for kind in kinds]
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"ImageId": "ami-0123456789abcdef0"}, "InvalidAMIID.NotFound"),
-        ({"InstanceType": "p3.16xlarge"}, "Unsupported"),
-        ({"KeyName": "nobody"}, "InvalidKeyPair.NotFound"),
-        ({"SubnetId": "subnet-0123456789abcdef0"}, "InvalidSubnetID.NotFound"),
-        ({"SecurityGroupIds": ["sg-0123456789abcdef0"]}, "InvalidGroup.NotFound"),
-        ({"IamInstanceProfile": {"Name": "nobody"}}, WRONG_VALUE),
-        ({"Placement": {"GroupName": "nobody"}}, "InvalidPlacementGroup.Unknown"),
-        ({"UserData": "x" * 16385}, WRONG_VALUE),
-        ({"ClientToken": "x" * 65}, WRONG_VALUE),
-        ({"TagSpecifications": tag_specification("placement-group")}, WRONG_VALUE),
-        ({"TagSpecifications": tag_specification("spot-instances-request")}, COMBINATION),
-        ({"BlockDeviceMappings": [{"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 8}}]}, "InvalidBlockDeviceMapping"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "expected"), [
+    ({"ImageId": "ami-0123456789abcdef0"}, "InvalidAMIID.NotFound"),
+    ({"InstanceType": "p3.16xlarge"}, "Unsupported"),
+    ({"KeyName": "nobody"}, "InvalidKeyPair.NotFound"),
+    ({"SubnetId": "subnet-0123456789abcdef0"}, "InvalidSubnetID.NotFound"),
+    ({"SecurityGroupIds": ["sg-0123456789abcdef0"]}, "InvalidGroup.NotFound"),
+    ({"IamInstanceProfile": {"Name": "nobody"}}, WRONG_VALUE),
+    ({"Placement": {"GroupName": "nobody"}}, "InvalidPlacementGroup.Unknown"),
+    ({"UserData": "x" * 16385}, WRONG_VALUE),
+    ({"ClientToken": "x" * 65}, WRONG_VALUE),
+    ({"TagSpecifications": tag_specification("placement-group")}, WRONG_VALUE),
+    ({"TagSpecifications": tag_specification("spot-instances-request")}, COMBINATION),
+    ({"BlockDeviceMappings": [{"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 8}}]}, "InvalidBlockDeviceMapping"),
+])  # fmt: skip
 def test_launch_with_unknown_or_unfit_parameters_is_refused_also_as_a_dry_run(
     cloud: Cloud, changes: dict[str, Any], expected: str
 ) -> None:

@@ -31,10 +31,9 @@ def read_status(folder: Path) -> Any:
     return json.loads((folder / "status/1.json").read_text())
 
 
-@pytest.mark.parametrize(
-    ("change", "is_urgent"),
-    [({"phase": "failed"}, True), ({"attempt": 3}, True), ({"leave_reason": "a notice"}, True), ({"step": 9}, False)],
-)
+@pytest.mark.parametrize(("change", "is_urgent"), [
+    ({"phase": "failed"}, True), ({"attempt": 3}, True), ({"leave_reason": "a notice"}, True), ({"step": 9}, False),
+])  # fmt: skip
 def test_urgent_change_is_written_at_once_and_a_number_with_the_next_heartbeat(
     tmp_path: Path, make_writer: Callable[..., StatusWriter], change: dict[str, Any], is_urgent: bool
 ) -> None:
@@ -59,15 +58,12 @@ def test_write_full_disk_rewrites_status_in_place(full_disk: Path, make_writer: 
     assert read_status(full_disk)["step"] == 9
 
 
-@pytest.mark.parametrize(
-    ("machine", "changes", "expected"),
-    [
-        ("1", {}, 150.0),
-        ("1", {"boot_id": "an earlier one"}, 100.0),  # nobody knows how long the machine was off
-        ("0", {}, 100.0),  # whose clock may differ
-        ("1", {"launch": "an earlier one"}, 0.0),
-    ],
-)
+@pytest.mark.parametrize(("machine", "changes", "expected"), [
+    ("1", {}, 150.0),
+    ("1", {"boot_id": "an earlier one"}, 100.0),  # nobody knows how long the machine was off
+    ("0", {}, 100.0),  # whose clock may differ
+    ("1", {"launch": "an earlier one"}, 0.0),
+])  # fmt: skip
 def test_time_of_a_launch_goes_on_from_the_last_status_of_a_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str, changes: dict[str, Any], expected: float
 ) -> None:

@@ -176,37 +176,25 @@ AFTER_2 = "if rank == 3: until((report.folder / 'failed-2.json').exists)\n"
 KILL_3 = "if rank == 3: (out / 'pid').write_text(str(os.getpid())); os.kill(os.getpid(), signal.SIGKILL)\n"
 
 
-@pytest.mark.parametrize(
-    "text, reason, fault",
-    [
-        ("if rank == 3: os.kill(os.getpid(), 9)", "the trainer of rank 3 was killed by SIGKILL", Fault.OWN),
-        ("if rank == 2: os.abort()", "the trainer of rank 2 was killed by SIGABRT", Fault.NONE),
-        ("if rank == 3: sys.exit(5)", "the trainer of rank 3 ended with code 5 and no result", Fault.OWN),
-        ("sys.exit(0)", "the trainer of rank 2 ended with code 0 and no result", Fault.OWN),
-        ("if rank == 3: report.report_failure('a bug'); sys.exit(1)", "a bug", Fault.OWN),
-        ("if rank == 3: report.report_failure('no data', 'final'); sys.exit(1)", "no data", Fault.FINAL),
-        ("if rank == 2: report.report_failure('bad loss', 'input'); sys.exit(1)", "bad loss", Fault.INPUT),
-        ("if rank == 2: report.report_failure('torn', 'checkpoint'); sys.exit(1)", "torn", Fault.CHECKPOINT),
-        ("if rank == 3: report.report_failure('gloo: closed', 'peer'); sys.exit(1)", "gloo: closed", Fault.NONE),
-        (
-            f"{AFTER_2}report.report_failure(*(('a bug', 'own') if rank == 3 else ('closed', 'peer'))); sys.exit(1)",
-            "a bug",
-            Fault.OWN,
-        ),
-        (
-            f"{KILL_3}until(lambda: has_ended(out / 'pid')); report.report_failure('a reset', 'own'); sys.exit(1)",
-            "the trainer of rank 3 was killed by SIGKILL",
-            Fault.OWN,
-        ),
-        (nccl_abort("CUDA error: device-side assert"), "GPU 5: CUDA error: device-side assert", Fault.OWN),
-        (nccl_abort(f"CUDA error: {ECC}"), f"GPU 5 is broken: {ECC}", Fault.MACHINE),
-        (
-            nccl_abort("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7) ran for 60000 milliseconds"),
-            "the trainer of rank 3 was killed by SIGABRT",
-            Fault.NONE,
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("text, reason, fault", [
+    ("if rank == 3: os.kill(os.getpid(), 9)", "the trainer of rank 3 was killed by SIGKILL", Fault.OWN),
+    ("if rank == 2: os.abort()", "the trainer of rank 2 was killed by SIGABRT", Fault.NONE),
+    ("if rank == 3: sys.exit(5)", "the trainer of rank 3 ended with code 5 and no result", Fault.OWN),
+    ("sys.exit(0)", "the trainer of rank 2 ended with code 0 and no result", Fault.OWN),
+    ("if rank == 3: report.report_failure('a bug'); sys.exit(1)", "a bug", Fault.OWN),
+    ("if rank == 3: report.report_failure('no data', 'final'); sys.exit(1)", "no data", Fault.FINAL),
+    ("if rank == 2: report.report_failure('bad loss', 'input'); sys.exit(1)", "bad loss", Fault.INPUT),
+    ("if rank == 2: report.report_failure('torn', 'checkpoint'); sys.exit(1)", "torn", Fault.CHECKPOINT),
+    ("if rank == 3: report.report_failure('gloo: closed', 'peer'); sys.exit(1)", "gloo: closed", Fault.NONE),
+    (f"{AFTER_2}report.report_failure(*(('a bug', 'own') if rank == 3 else ('closed', 'peer'))); sys.exit(1)",
+     "a bug", Fault.OWN),
+    (f"{KILL_3}until(lambda: has_ended(out / 'pid')); report.report_failure('a reset', 'own'); sys.exit(1)",
+     "the trainer of rank 3 was killed by SIGKILL", Fault.OWN),
+    (nccl_abort("CUDA error: device-side assert"), "GPU 5: CUDA error: device-side assert", Fault.OWN),
+    (nccl_abort(f"CUDA error: {ECC}"), f"GPU 5 is broken: {ECC}", Fault.MACHINE),
+    (nccl_abort("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7) ran for 60000 milliseconds"),
+     "the trainer of rank 3 was killed by SIGABRT", Fault.NONE),
+])  # fmt: skip
 def test_collect_exit_tells_reason_and_fault(
     make_trainers: Any, monkeypatch: pytest.MonkeyPatch, text: str, reason: str, fault: Fault
 ) -> None:

@@ -70,10 +70,9 @@ def test_poll_once_asks_every_two_seconds_for_a_recommendation_and_until_the_not
     assert watchdog.is_deadline_near()
 
 
-@pytest.mark.parametrize(
-    "answer",
-    ["<html>", "[]", "7", "null", '"soon"', b"garbage\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf"],
-)
+@pytest.mark.parametrize("answer", [
+    "<html>", "[]", "7", "null", '"soon"', b"garbage\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf",
+])  # fmt: skip
 def test_poll_once_invalid_answer_is_no_notice(service: Any, watchdog: Watchdog, answer: str | bytes) -> None:
     if isinstance(answer, bytes):
         service.garbage = answer  # in place of HTTP
@@ -145,10 +144,9 @@ OLD, NEW = "the limit of 1 hour (--max-hours)", "the limit of 9 dollars (--max-p
 OTHER_LIMIT = json.dumps({"hours": 2.0, "name": NEW})
 
 
-@pytest.mark.parametrize(
-    ("text", "hours", "name"),
-    [(OTHER_LIMIT, 2, NEW), *((text, 1, OLD) for text in ("{}", '{"hours": "nan"}', '{"hours": 1e999}', "[5]", "{"))],
-)
+@pytest.mark.parametrize(("text", "hours", "name"), [
+    (OTHER_LIMIT, 2, NEW), *((text, 1, OLD) for text in ("{}", '{"hours": "nan"}', '{"hours": 1e999}', "[5]", "{")),
+])  # fmt: skip
 def test_poll_once_new_limit_replaces_the_old_one_unless_it_is_damaged(
     tmp_path: Path, text: str, hours: int, name: str
 ) -> None:

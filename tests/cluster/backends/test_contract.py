@@ -92,15 +92,12 @@ def test_builtin_backend_cannot_be_replaced(register: Any) -> None:
     assert catalog.backend_class("local") is LocalBackend
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("broken_package:Any", "a_library_that_is_missing.*repair or uninstall"),
-        ("plug_in_package:Missing", "Missing.*repair or uninstall"),
-        ("plug_in_package:not_a_class", "is no class"),
-        ("plug_in_package:HalfBackend", r"\(HalfBackend\) does not implement agents_alive, attach_command"),
-    ],
-)
+@pytest.mark.parametrize(("value", "message"), [
+    ("broken_package:Any", "a_library_that_is_missing.*repair or uninstall"),
+    ("plug_in_package:Missing", "Missing.*repair or uninstall"),
+    ("plug_in_package:not_a_class", "is no class"),
+    ("plug_in_package:HalfBackend", r"\(HalfBackend\) does not implement agents_alive, attach_command"),
+])  # fmt: skip
 def test_unusable_registered_backend_is_one_line(register: Any, hand_made: Any, value: str, message: str) -> None:
     register("other", value)
     with pytest.raises(BadInput, match=message) as failure:
@@ -108,13 +105,10 @@ def test_unusable_registered_backend_is_one_line(register: Any, hand_made: Any, 
     assert "\n" not in str(failure.value)
 
 
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [
-        ("broken_package:Any", "the backend other (broken_package:Any) cannot be imported: Module"),
-        ("plug_in_package:ClashingBackend", "the backend other has the flag --type, which the backend aws"),
-    ],
-)
+@pytest.mark.parametrize(("value", "reason"), [
+    ("broken_package:Any", "the backend other (broken_package:Any) cannot be imported: Module"),
+    ("plug_in_package:ClashingBackend", "the backend other has the flag --type, which the backend aws"),
+])  # fmt: skip
 def test_launch_on_an_unusable_backend_says_why(register: Any, value: str, reason: str) -> None:
     register("other", value)
     printed = CliRunner().invoke(launch, ["--other", "recipes/quickstart.py"])

@@ -10,14 +10,11 @@ from cluster.connectors import tmux
 from cluster.state.run_folder import RunFolder
 
 
-@pytest.mark.parametrize(
-    ("gpus", "shares"),
-    [
-        (("0", "1", "GPU-5", "7"), ["CUDA_VISIBLE_DEVICES=0,1", "CUDA_VISIBLE_DEVICES=GPU-5,7"]),
-        ((), ["CUDA_VISIBLE_DEVICES="] * 2),
-        (None, [""] * 2),
-    ],
-)
+@pytest.mark.parametrize(("gpus", "shares"), [
+    (("0", "1", "GPU-5", "7"), ["CUDA_VISIBLE_DEVICES=0,1", "CUDA_VISIBLE_DEVICES=GPU-5,7"]),
+    ((), ["CUDA_VISIBLE_DEVICES="] * 2),
+    (None, [""] * 2),
+])  # fmt: skip
 def test_each_machine_sees_its_share_of_the_gpus(
     sandbox: Any,
     hand_made: Callable[..., Any],
@@ -37,15 +34,12 @@ def test_each_machine_sees_its_share_of_the_gpus(
     assert variables == shares
 
 
-@pytest.mark.parametrize(
-    ("windows", "target"),
-    [
-        ([], ""),
-        (["agent-0"], ":agent-0"),
-        (["agent-1", "train-1"], ""),
-        (["agent-0", "train-0", "train-1"], ":train-0"),
-    ],
-)
+@pytest.mark.parametrize(("windows", "target"), [
+    ([], ""),
+    (["agent-0"], ":agent-0"),
+    (["agent-1", "train-1"], ""),
+    (["agent-0", "train-0", "train-1"], ":train-0"),
+])  # fmt: skip
 def test_attach_shows_a_window_of_the_machine_that_exists(
     sandbox: Any, hand_made: Callable[..., Any], tmp_path: Path, windows: list[str], target: str
 ) -> None:

@@ -54,45 +54,42 @@ RECIPES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("argv", "code", "messages"),
-    [
-        (["launch", "--local", "own.py"], 2, ["own.py: there is no such recipe file"]),
-        (["launch", "--local", "error.py"], 2, ["error.py", "line 2: ZeroDivisionError"]),
-        (["launch", "--local", "late.py"], 2, ["late.py", "ValueError: recipe 'a', row 1, epochs: starts at 1"]),
-        (["launch", "--local", "data.py"], 1, ["/nowhere: there is no such data folder", "--data"]),
-        (["launch", "--local", "no_val.py"], 1, ["images: has no val/"]),
-        (["plan", "--only", "c", "two.py"], 2, ["'c'", "a, b"]),
-        (["launch"], 2, ["RECIPE"]),
-        (["plan", f"--seed={2**64}", "x.py"], 2, ["--seed"]),
-        (["plan", "--nothing", "x.py"], 2, ["--nothing"]),
-        (["plan", "--local", "--machines", "2", "RECIPE"], 2, ["--local plans for this computer as one machine"]),
-        (["plan", "--data", "images", "RECIPE"], 2, ["images: contains no images", "imgnet-cluster data check"]),
-        (["train"], 2, ["train"]),
-        (["selftest"], 2, ["selftest --aws"]),
-        (["selftest", "--aws", "--tag", "x"], 2, ["--tag", "KEY=VALUE"]),
-        (["selftest", "--aws", "--max-price-total", "nan"], 2, ["--max-price-total", "not a finite number"]),
-        (["launch", "RECIPE"], 1, ["no region", "--local (this computer)", "--ssh FILE"]),
-        (["launch", "--local", "--ssh", "x", "RECIPE"], 2, ["give only one of --local and --ssh"]),
-        (["launch", "--spot", "--on-demand", "RECIPE"], 2, ["give only one of --spot and --on-demand"]),
-        (["run", "--local", "--machines", "0", "python", "a.py", "--spot", "--on-demand"], 2, ["--machines"]),
-        (["launch", "--local", "--machines=3", "--min-machines=4", "RECIPE"], 2, ["4: the job has fewer machines, 3"]),
-        (["launch", "--local", "--on-demand", "RECIPE"], 2, ["--on-demand or "]),
-        (["launch", "--local", "--copies", "/nowhere", "RECIPE"], 2, ["/nowhere: there is no such folder"]),
-        (["launch", "--local", "--parallel", "0", "RECIPE"], 2, ["--parallel"]),
-        (["down"], 2, ["give exactly one of: a job, --all, --stack"]),
-        (["adopt", "foo"], 2, ["'foo' is not the name of a job on its machines"]),
-        *(([command, "-o", "json"], 2, ["-o names the file to write"]) for command in ("record", "report", "export")),
-        *(
-            ([command, "job-7"], 102, ["job-7: there is no such job in", "IMGNET_RUNS", "ls --everywhere"])
-            for command in ("status", "logs", "attach", "tensorboard", "stop", "resume", "pull")
-        ),
-        (["status"], 102, ["there is no job in", "IMGNET_RUNS"]),
-        (["report", "--open=xx"], 2, ["does not take a value", "report --help"]),
-        (["export", "nowhere.pt"], 2, ["nowhere.pt: there is no such file"]),
-        (["predict", "job-1", "a.jpg", "--model", "a:b"], 2, ["--model is for a file; the network of a job is known"]),
-    ],
-)
+@pytest.mark.parametrize(("argv", "code", "messages"), [
+    (["launch", "--local", "own.py"], 2, ["own.py: there is no such recipe file"]),
+    (["launch", "--local", "error.py"], 2, ["error.py", "line 2: ZeroDivisionError"]),
+    (["launch", "--local", "late.py"], 2, ["late.py", "ValueError: recipe 'a', row 1, epochs: starts at 1"]),
+    (["launch", "--local", "data.py"], 1, ["/nowhere: there is no such data folder", "--data"]),
+    (["launch", "--local", "no_val.py"], 1, ["images: has no val/"]),
+    (["plan", "--only", "c", "two.py"], 2, ["'c'", "a, b"]),
+    (["launch"], 2, ["RECIPE"]),
+    (["plan", f"--seed={2**64}", "x.py"], 2, ["--seed"]),
+    (["plan", "--nothing", "x.py"], 2, ["--nothing"]),
+    (["plan", "--local", "--machines", "2", "RECIPE"], 2, ["--local plans for this computer as one machine"]),
+    (["plan", "--data", "images", "RECIPE"], 2, ["images: contains no images", "imgnet-cluster data check"]),
+    (["train"], 2, ["train"]),
+    (["selftest"], 2, ["selftest --aws"]),
+    (["selftest", "--aws", "--tag", "x"], 2, ["--tag", "KEY=VALUE"]),
+    (["selftest", "--aws", "--max-price-total", "nan"], 2, ["--max-price-total", "not a finite number"]),
+    (["launch", "RECIPE"], 1, ["no region", "--local (this computer)", "--ssh FILE"]),
+    (["launch", "--local", "--ssh", "x", "RECIPE"], 2, ["give only one of --local and --ssh"]),
+    (["launch", "--spot", "--on-demand", "RECIPE"], 2, ["give only one of --spot and --on-demand"]),
+    (["run", "--local", "--machines", "0", "python", "a.py", "--spot", "--on-demand"], 2, ["--machines"]),
+    (["launch", "--local", "--machines=3", "--min-machines=4", "RECIPE"], 2, ["4: the job has fewer machines, 3"]),
+    (["launch", "--local", "--on-demand", "RECIPE"], 2, ["--on-demand or "]),
+    (["launch", "--local", "--copies", "/nowhere", "RECIPE"], 2, ["/nowhere: there is no such folder"]),
+    (["launch", "--local", "--parallel", "0", "RECIPE"], 2, ["--parallel"]),
+    (["down"], 2, ["give exactly one of: a job, --all, --stack"]),
+    (["adopt", "foo"], 2, ["'foo' is not the name of a job on its machines"]),
+    *(([command, "-o", "json"], 2, ["-o names the file to write"]) for command in ("record", "report", "export")),
+    *(
+        ([command, "job-7"], 102, ["job-7: there is no such job in", "IMGNET_RUNS", "ls --everywhere"])
+        for command in ("status", "logs", "attach", "tensorboard", "stop", "resume", "pull")
+    ),
+    (["status"], 102, ["there is no job in", "IMGNET_RUNS"]),
+    (["report", "--open=xx"], 2, ["does not take a value", "report --help"]),
+    (["export", "nowhere.pt"], 2, ["nowhere.pt: there is no such file"]),
+    (["predict", "job-1", "a.jpg", "--model", "a:b"], 2, ["--model is for a file; the network of a job is known"]),
+])  # fmt: skip
 def test_bad_input_is_one_line_with_an_exit_code(
     sandbox: Any, refused: Any, argv: list[str], code: int, messages: list[str]
 ) -> None:
@@ -169,16 +166,13 @@ def test_launch_dry_run_shows_plan_and_starts_nothing(sandbox: Any, option: str)
     assert tree(sandbox.path) == before and not sandbox.pids()
 
 
-@pytest.mark.parametrize(
-    "argv, code, message",
-    [
-        (["attach", "job-1"], 1, "job-1 is done"),
-        (["stop", "job-1"], 1, "job-1 is done"),
-        (["resume", "1"], 1, "there is nothing to resume. To train it on: imgnet-cluster resume job-1 --epochs"),
-        (["logs", "--rank", "2"], 1, "job-1 has 2 training processes"),
-        (["status", "job-01"], 102, "job-01"),
-    ],
-)
+@pytest.mark.parametrize("argv, code, message", [
+    (["attach", "job-1"], 1, "job-1 is done"),
+    (["stop", "job-1"], 1, "job-1 is done"),
+    (["resume", "1"], 1, "there is nothing to resume. To train it on: imgnet-cluster resume job-1 --epochs"),
+    (["logs", "--rank", "2"], 1, "job-1 has 2 training processes"),
+    (["status", "job-01"], 102, "job-01"),
+])  # fmt: skip
 def test_cli_finished_job_refuses_stop_resume_attach(finished: Any, argv: list[str], code: int, message: str) -> None:
     assert_refused(finished.cli(*argv), code, message)
 

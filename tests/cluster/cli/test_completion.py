@@ -63,20 +63,17 @@ def test_recipes_are_files_here_or_those_of_the_project(sandbox: Any, complete: 
     assert complete("launch", "--local", "rec") == ["file:rec"]
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (("data", "check", "/pa"), "file:/pa"),
-        (("launch", "--data", "d"), "dir:d"),
-        (("launch", "--ssh", "h"), "file:h"),
-        (("launch", "--type", "p4d.24"), "p4d.24xlarge"),
-        (("launch", "--zone", "eu-west-1c"), "eu-west-1c"),
-        (("ls", "--region", "ap-northeast-2"), "ap-northeast-2"),
-        (("launch", "--lo"), "--local"),
-        (("comp",), "completion"),
-        (("completion", "z"), "zsh"),
-    ],
-)
+@pytest.mark.parametrize(("words", "expected"), [
+    (("data", "check", "/pa"), "file:/pa"),
+    (("launch", "--data", "d"), "dir:d"),
+    (("launch", "--ssh", "h"), "file:h"),
+    (("launch", "--type", "p4d.24"), "p4d.24xlarge"),
+    (("launch", "--zone", "eu-west-1c"), "eu-west-1c"),
+    (("ls", "--region", "ap-northeast-2"), "ap-northeast-2"),
+    (("launch", "--lo"), "--local"),
+    (("comp",), "completion"),
+    (("completion", "z"), "zsh"),
+])  # fmt: skip
 def test_values_are_completed_by_what_the_help_calls_them(complete: Any, words: tuple[str, ...], expected: str) -> None:
     assert expected in complete(*words)
 

@@ -86,19 +86,16 @@ def test_other_commands_take_the_same_defaults_but_resume_does_not(write_config:
     assert "[default" not in help_text and "--max-hours HOURS" in help_text, "the job keeps its values"
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("max-hour = 4", "max-hour: is no option of a launch that can be set here; did you mean max-hours?"),
-        ('max-hours = "4"', "max-hours: '4' is a string, not a number; leave out the quotes."),
-        ("max-hours = -1", "max-hours: -1.0 is not in the range 0<x<=100000."),
-        ("region = 3", "region: 3 is not a valid str."),
-        ("on-demand = 'yes'", "on-demand: 'yes' is not true or false."),
-        ("on-demand = true\nspot = true", "on-demand and spot are mutually exclusive; leave one of them out"),
-        ("[launch]\nmachines = 2", "launch: is a table; the file has no tables"),
-        ("region = ?", "Invalid value (at line 1, column 10)"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("max-hour = 4", "max-hour: is no option of a launch that can be set here; did you mean max-hours?"),
+    ('max-hours = "4"', "max-hours: '4' is a string, not a number; leave out the quotes."),
+    ("max-hours = -1", "max-hours: -1.0 is not in the range 0<x<=100000."),
+    ("region = 3", "region: 3 is not a valid str."),
+    ("on-demand = 'yes'", "on-demand: 'yes' is not true or false."),
+    ("on-demand = true\nspot = true", "on-demand and spot are mutually exclusive; leave one of them out"),
+    ("[launch]\nmachines = 2", "launch: is a table; the file has no tables"),
+    ("region = ?", "Invalid value (at line 1, column 10)"),
+])  # fmt: skip
 def test_wrong_line_is_named_with_its_file(write_config: WriteConfig, text: str, message: str) -> None:
     path = write_config(text)
     with pytest.raises(BadInput) as caught:
@@ -139,10 +136,9 @@ def test_wrong_line_refuses_only_commands_that_start_or_create(sandbox: Any, wri
     assert sandbox.cli("ls", env=env).code == 0
 
 
-@pytest.mark.parametrize(
-    ("argv", "asks"),
-    [((), "ssh hosts.toml"), (("--ssh", "other.toml"), "ssh other.toml"), (("--type", "p5.48xlarge"), "cloud")],
-)
+@pytest.mark.parametrize(("argv", "asks"), [
+    ((), "ssh hosts.toml"), (("--ssh", "other.toml"), "ssh other.toml"), (("--type", "p5.48xlarge"), "cloud"),
+])  # fmt: skip
 def test_check_takes_ssh_from_the_file(
     write_config: WriteConfig, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...], asks: str
 ) -> None:

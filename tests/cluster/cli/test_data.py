@@ -129,27 +129,24 @@ def test_data_check_holds_out_validation_images(sandbox: Any, small_set: Path) -
     assert "warning: only one class: " in sandbox.cli("data", "check", "set", "--val-fraction", "0.2").err
 
 
-@pytest.mark.parametrize(
-    "arguments, code, message",
-    [
-        (["pack", "nowhere", "full"], 1, "nowhere: there is no such data folder"),
-        (["pack", "SET", "SET"], 1, "among the images"),
-        (["pack", "SET", "full", "--shard-mb", "0"], 2, "--shard-mb"),
-        (["verify", "nowhere"], 1, "nowhere: there is no such folder"),
-        (["verify", "SET"], 1, "imgnet-cluster data check"),
-        (["verify", "empty"], 1, "has no sets of images"),
-        (["resize", "SET", "copies", "--sizes=31"], 2, "from 32"),
-        (["resize", "SET", "SET/val/disc", "--sizes", "64"], 1, "val"),
-        (["check", "nowhere"], 1, "nowhere: there is no such data folder"),
-        (["sample", "--train", "9", "x"], 2, "--train"),
-        (["sample", "/dev/null"], 1, "/dev/null"),
-        (["fetch", "nowhere", "t"], 1, "nowhere: there is no such folder"),
-        (["fetch", "packed", "t", "--sizes", "full,x"], 2, "--sizes: must be full, or whole numbers of 32 or more"),
-        (["fetch", "packed", "t", "--sizes", "128"], 1, "packed-sz/128: there is no such folder"),
-        (["fetch", "s3://", "t"], 1, "s3://: not an S3 address"),
-        (["fetch", "packed", "packed/file"], 1, "packed/file: File exists"),
-    ],
-)
+@pytest.mark.parametrize("arguments, code, message", [
+    (["pack", "nowhere", "full"], 1, "nowhere: there is no such data folder"),
+    (["pack", "SET", "SET"], 1, "among the images"),
+    (["pack", "SET", "full", "--shard-mb", "0"], 2, "--shard-mb"),
+    (["verify", "nowhere"], 1, "nowhere: there is no such folder"),
+    (["verify", "SET"], 1, "imgnet-cluster data check"),
+    (["verify", "empty"], 1, "has no sets of images"),
+    (["resize", "SET", "copies", "--sizes=31"], 2, "from 32"),
+    (["resize", "SET", "SET/val/disc", "--sizes", "64"], 1, "val"),
+    (["check", "nowhere"], 1, "nowhere: there is no such data folder"),
+    (["sample", "--train", "9", "x"], 2, "--train"),
+    (["sample", "/dev/null"], 1, "/dev/null"),
+    (["fetch", "nowhere", "t"], 1, "nowhere: there is no such folder"),
+    (["fetch", "packed", "t", "--sizes", "full,x"], 2, "--sizes: must be full, or whole numbers of 32 or more"),
+    (["fetch", "packed", "t", "--sizes", "128"], 1, "packed-sz/128: there is no such folder"),
+    (["fetch", "s3://", "t"], 1, "s3://: not an S3 address"),
+    (["fetch", "packed", "packed/file"], 1, "packed/file: File exists"),
+])  # fmt: skip
 def test_data_bad_input_is_refused_in_one_line(
     sandbox: Any, small_set: Path, arguments: list[str], code: int, message: str
 ) -> None:

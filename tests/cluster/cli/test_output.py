@@ -62,15 +62,12 @@ def test_output_to_closed_pipe_ends_silently(finished: Any, unbuffered: str) -> 
     assert ran.stderr == "" and ran.returncode in (0, 1)
 
 
-@pytest.mark.parametrize(
-    ("streams", "job", "code", "message"),
-    [
-        ("", "job-1", 0, ""),
-        ("<&- >&- 2>&-", "job-1", 0, ""),
-        (">&-", "job-9", 102, "error: job-9: there is no such job"),
-        (">/dev/full", "job-1", 1, "error: "),
-    ],
-)
+@pytest.mark.parametrize(("streams", "job", "code", "message"), [
+    ("", "job-1", 0, ""),
+    ("<&- >&- 2>&-", "job-1", 0, ""),
+    (">&-", "job-9", 102, "error: job-9: there is no such job"),
+    (">/dev/full", "job-1", 1, "error: "),
+])  # fmt: skip
 def test_closed_streams_change_nothing_but_the_output_and_a_full_device_is_an_error(
     finished: Any, streams: str, job: str, code: int, message: str
 ) -> None:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.packed_sets import content as copied_files
 from support.small_disk import enlarge
 
 from cluster.connectors import log_sync, untrusted
@@ -40,12 +41,6 @@ def work_folder(tmp_path: Path) -> Path:
 def append(path: Path, content: bytes) -> None:
     with path.open("ab") as file:
         file.write(content)
-
-
-def copied_files(folder: Path) -> dict[str, bytes]:
-    """The files in a folder, by relative path, without hidden ones."""
-    paths = [path for path in folder.rglob("*") if path.is_file() and path.name[0] != "."]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
 def test_pull_logs_copies_files_of_synced_folders_only(shared: Path, run_folder: Path, tmp_path: Path) -> None:

@@ -189,14 +189,11 @@ def test_run_waits_for_a_free_sshd_session(server: Any, connector: SSHConnector,
     assert server.log.count("Accepted publickey") == 1
 
 
-@pytest.mark.parametrize(
-    ("config", "start_up_file", "problem"),
-    [
-        ("ForceCommand echo Closed. >&2; exit 1\n", "", "its login shell runs no commands: Closed."),
-        ("ForceCommand echo Closed.\n", "", "its login shell runs no commands: code 0"),
-        ("", "read -r line\n", "its start-up files read from stdin; let only interactive shells do that"),
-    ],
-)
+@pytest.mark.parametrize(("config", "start_up_file", "problem"), [
+    ("ForceCommand echo Closed. >&2; exit 1\n", "", "its login shell runs no commands: Closed."),
+    ("ForceCommand echo Closed.\n", "", "its login shell runs no commands: code 0"),
+    ("", "read -r line\n", "its start-up files read from stdin; let only interactive shells do that"),
+])  # fmt: skip
 def test_login_shell_that_runs_no_scripts_is_one_line(
     server: Any, connector: SSHConnector, config: str, start_up_file: str, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -326,15 +323,11 @@ def test_run_reports_sigkill_after_power_loss(server: Any, connector: SSHConnect
     assert future.result(120).code == -9
 
 
-@pytest.mark.parametrize(
-    ("fault", "timeout", "message"),
-    [
-        ("unplug", None, r"machine 0 \(own\): cannot be reached at 127.1.0.1 port.*; sh may still run there"),
-        ("freeze", 2.0, r"does not answer: .* s of silence; is it frozen\?; sh may still run there"),
-        ("freeze", None, "cannot be reached"),
-    ],
-    ids=["unplugged", "frozen until the deadline", "frozen and asked by keep-alive requests"],
-)
+@pytest.mark.parametrize(("fault", "timeout", "message"), [
+    ("unplug", None, r"machine 0 \(own\): cannot be reached at 127.1.0.1 port.*; sh may still run there"),
+    ("freeze", 2.0, r"does not answer: .* s of silence; is it frozen\?; sh may still run there"),
+    ("freeze", None, "cannot be reached"),
+], ids=["unplugged", "frozen until the deadline", "frozen and asked by keep-alive requests"])  # fmt: skip
 def test_run_on_a_machine_that_is_gone_raises_unreachable(
     server: Any,
     connector: SSHConnector,
@@ -595,16 +588,12 @@ def test_connect_refusals_name_the_remedy(shared_bed: Testbed, home: Path) -> No
     assert "then accept it: in hosts.toml: host_key =" in refusal_line(host(shared_bed, host_key=None))
 
 
-@pytest.mark.parametrize(
-    ("key_file", "options"),
-    [
-        (".ssh/id_ed25519", "UserKnownHostsFile ~/.ssh/mine"),
-        ("keys/gpu of root", 'UserKnownHostsFile /none "{home}/.ssh/mine"\n IdentityFile "{home}/keys/%n of %r"'),
-        ("keys/gpu of root", 'UserKnownHostsFile ~/.ssh/mine\n IdentityFile "{home}/keys/${{KEY_NAME}}"'),
-        (f"keys/{os.getuid()}-{socket.gethostname()}", 'UserKnownHostsFile ~/.ssh/mine\n IdentityFile "%d/keys/%i-%l"'),
-    ],
-    ids=["default key", "tokens", "variable", "local tokens"],
-)
+@pytest.mark.parametrize(("key_file", "options"), [
+    (".ssh/id_ed25519", "UserKnownHostsFile ~/.ssh/mine"),
+    ("keys/gpu of root", 'UserKnownHostsFile /none "{home}/.ssh/mine"\n IdentityFile "{home}/keys/%n of %r"'),
+    ("keys/gpu of root", 'UserKnownHostsFile ~/.ssh/mine\n IdentityFile "{home}/keys/${{KEY_NAME}}"'),
+    (f"keys/{os.getuid()}-{socket.gethostname()}", 'UserKnownHostsFile ~/.ssh/mine\n IdentityFile "%d/keys/%i-%l"'),
+], ids=["default key", "tokens", "variable", "local tokens"])  # fmt: skip
 def test_connect_reads_the_users_ssh_config(
     shared_bed: Testbed, home: Path, key_file: str, options: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,16 +11,13 @@ from cluster.display import progress
 LAUNCH = "imgnet-cluster launch --local 'my recipe.py'"
 
 
-@pytest.mark.parametrize(
-    ("state", "fault", "steps", "has_saved", "expected", "unexpected"),
-    [
-        ("failed", "own", None, False, f"  fix it, then: {LAUNCH}\n", "curves"),  # there is no step to show
-        ("failed", "own", 50, True, "  continue    imgnet-cluster resume job-1\n", "fix it"),
-        ("failed", "input", 50, True, f"  fix it, then: {LAUNCH}\n", "resume"),
-        ("stopped", "", None, False, "  start again imgnet-cluster resume job-1  (nothing was saved yet)\n", "fix it"),
-        ("stopped", "", 8, True, "  continue    imgnet-cluster resume job-1\n", "fix it"),
-    ],
-)
+@pytest.mark.parametrize(("state", "fault", "steps", "has_saved", "expected", "unexpected"), [
+    ("failed", "own", None, False, f"  fix it, then: {LAUNCH}\n", "curves"),  # there is no step to show
+    ("failed", "own", 50, True, "  continue    imgnet-cluster resume job-1\n", "fix it"),
+    ("failed", "input", 50, True, f"  fix it, then: {LAUNCH}\n", "resume"),
+    ("stopped", "", None, False, "  start again imgnet-cluster resume job-1  (nothing was saved yet)\n", "fix it"),
+    ("stopped", "", 8, True, "  continue    imgnet-cluster resume job-1\n", "fix it"),
+])  # fmt: skip
 def test_commands_after_the_end_fit_the_state(
     hand_made: Any,
     capsys: pytest.CaptureFixture[str],

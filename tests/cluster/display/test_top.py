@@ -53,26 +53,22 @@ def cells(machines: dict[str, MachineRow], now: float = 0.0, tracker: StatusAgeT
     return [{name: str(cell) for name, cell in row.items()} for row in rows]
 
 
-@pytest.mark.parametrize(
-    "sparse_machine",
-    [NEW_MACHINE, machine(state="", **{**UNKNOWN, "use": MachineLoad(gpus=(GpuLoad(), GpuLoad())), "busy": (None,)})],
-)
+@pytest.mark.parametrize("sparse_machine", [
+    NEW_MACHINE, machine(state="", **{**UNKNOWN, "use": MachineLoad(gpus=(GpuLoad(), GpuLoad())), "busy": (None,)}),
+])  # fmt: skip
 def test_machine_cells_are_empty_where_nothing_is_known(sparse_machine: MachineRow) -> None:
     (row,) = cells({"m7": sparse_machine})
     assert row.keys() == {*TOP_COLUMNS} and [name for name, text in row.items() if text] == ["machine"]
 
 
-@pytest.mark.parametrize(
-    ("busy_of_others", "changes", "expected"),
-    [
-        ((0.7, 0.7), {"busy": (0.70, 0.80)}, "slowest: GPU 1"),
-        ((0.7, 0.7), {"busy": (None, 0.95)}, "slowest: GPU 1"),
-        ((0.85,), {"busy": (0.99,)}, "slowest"),
-        ((0.7, 0.7), {"busy": (0.70, 0.79)}, ""),  # not clearly above the median
-        ((0.7, 0.7), {"busy": (0.95,), "phase": AgentPhase.SPARE}, ""),  # does not train
-        ((0.7, 0.7), {"busy": (0.99,), "attempt": 1}, ""),  # of an older attempt
-    ],
-)
+@pytest.mark.parametrize(("busy_of_others", "changes", "expected"), [
+    ((0.7, 0.7), {"busy": (0.70, 0.80)}, "slowest: GPU 1"),
+    ((0.7, 0.7), {"busy": (None, 0.95)}, "slowest: GPU 1"),
+    ((0.85,), {"busy": (0.99,)}, "slowest"),
+    ((0.7, 0.7), {"busy": (0.70, 0.79)}, ""),  # not clearly above the median
+    ((0.7, 0.7), {"busy": (0.95,), "phase": AgentPhase.SPARE}, ""),  # does not train
+    ((0.7, 0.7), {"busy": (0.99,), "attempt": 1}, ""),  # of an older attempt
+])  # fmt: skip
 def test_slowest_is_the_busiest_rank_clearly_above_the_median(
     busy_of_others: tuple[float, ...], changes: dict[str, Any], expected: str
 ) -> None:

@@ -56,15 +56,12 @@ def test_adopted_job_has_the_machines_of_the_hosts_file_and_the_training_of_the_
     assert (job.run_folder.shared / "job.json").read_bytes() == job.run_folder.spec_path.read_bytes()
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"backend": "aws", "cloud": {"region": "us-east-1"}, "max_hours": 2000.0},
-        {"backend": "ssh", "cloud": {"region": "us-east-1"}},
-        {"backend": "local", "hosts": None},
-        {"backend": "\x1b]0;evil\x07"},
-    ],
-)
+@pytest.mark.parametrize("changes", [
+    {"backend": "aws", "cloud": {"region": "us-east-1"}, "max_hours": 2000.0},
+    {"backend": "ssh", "cloud": {"region": "us-east-1"}},
+    {"backend": "local", "hosts": None},
+    {"backend": "\x1b]0;evil\x07"},
+])  # fmt: skip
 def test_job_of_another_backend_is_refused_and_leaves_no_run_folder(change: Change, changes: dict[str, object]) -> None:
     change(**changes)
     with pytest.raises(ClusterError, match=f"^{UID} is not a job of your own machines") as caught:
@@ -84,16 +81,13 @@ def test_fields_that_name_things_of_this_computer_are_not_taken(change: Change) 
     assert "evil" not in json.dumps(spec.to_json())
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "problem"),
-    [
-        ("job.json", "[" * 100_000, "it is nested too deep"),
-        ("job.json", "[]", "it describes no job"),
-        ("job.json", "{}", "it has no 'recipe'"),
-        ("job.json", "{", "Expecting property name.*"),
-        ("launch", "../../evil", ".*"),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "problem"), [
+    ("job.json", "[" * 100_000, "it is nested too deep"),
+    ("job.json", "[]", "it describes no job"),
+    ("job.json", "{}", "it has no 'recipe'"),
+    ("job.json", "{", "Expecting property name.*"),
+    ("launch", "../../evil", ".*"),
+])  # fmt: skip
 def test_damaged_file_is_refused_in_one_line(shared: Path, name: str, text: str, problem: str) -> None:
     (shared / UID / name).write_text(text)
     with pytest.raises(ClusterError, match=rf"^{shared}/{UID}/{name} is damaged") as caught:

@@ -79,20 +79,17 @@ def test_eval_of_a_checkpoint_file_prints_tables_although_its_plot_cannot_be_wri
     assert printed == [pytest.approx(gain, abs=0.051) for gain in gains] and lines[-1][:2] == ["all", "20"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (("job-7",), 102, "no such job"),
-        (("nowhere.pt",), 2, "nowhere.pt: there is no such file"),
-        (("home",), 2, "is neither a job nor a checkpoint"),
-        (("job-1", "--crops", "middle"), 2, "choose from center, rect, five, tta"),
-        (("job-1", "--sizes", "224,8"), 2, "whole numbers from 16 to 4096"),
-        (("job-1", "--sizes", ""), 2, "whole numbers from 16 to 4096"),
-        (("job-1", "--plot", "x.jpg"), 2, "ends in .png"),
-        (("job-1", "--procs", "0"), 2, "--procs"),
-        ((), 102, "there is no job in"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "code", "message"), [
+    (("job-7",), 102, "no such job"),
+    (("nowhere.pt",), 2, "nowhere.pt: there is no such file"),
+    (("home",), 2, "is neither a job nor a checkpoint"),
+    (("job-1", "--crops", "middle"), 2, "choose from center, rect, five, tta"),
+    (("job-1", "--sizes", "224,8"), 2, "whole numbers from 16 to 4096"),
+    (("job-1", "--sizes", ""), 2, "whole numbers from 16 to 4096"),
+    (("job-1", "--plot", "x.jpg"), 2, "ends in .png"),
+    (("job-1", "--procs", "0"), 2, "--procs"),
+    ((), 102, "there is no job in"),
+])  # fmt: skip
 def test_eval_refuses_bad_input_in_one_line(sandbox: Any, arguments: tuple[str, ...], code: int, message: str) -> None:
     ran = sandbox.cli("eval", *arguments)
     assert ran.code == code and message in ran.err and ran.err.count("\n") == 1 and not ran.out, ran

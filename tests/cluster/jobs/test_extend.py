@@ -138,19 +138,16 @@ def test_machine_that_does_not_take_the_limit_is_named_and_nothing_is_promised(j
     assert job.written.rental_facts.max_dollars == 9.0, "the supervisor stops the job at the old limit"
 
 
-@pytest.mark.parametrize(
-    ("rate", "limits", "message"),
-    [
-        (RATE, {"dollars": 2.5}, r"^--max-price-total 2.5: job-1 has cost \$3.* already; pass more$"),
-        (RATE, {"dollars": 3.01},
-         r"^job-1 has been running for more than 0.3\d* hours, all that the limit of \$3.01 .* allows;"),
-        (RATE, {"hours": 3.0},
-         r"^--max-hours 3: the limit of \$9.00 \(--max-price-total\) allows only 1.\d+ hours$"),
-        (RATE, {"hours": 0.1},
-         r"^job-1 has been running for more than 0.1 hours; to stop it: imgnet-cluster stop job-1$"),
-        (None, {"dollars": 12.0}, "the price of the machines of job-1 is unknown, .*: --max-hours$"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("rate", "limits", "message"), [
+    (RATE, {"dollars": 2.5}, r"^--max-price-total 2.5: job-1 has cost \$3.* already; pass more$"),
+    (RATE, {"dollars": 3.01},
+     r"^job-1 has been running for more than 0.3\d* hours, all that the limit of \$3.01 .* allows;"),
+    (RATE, {"hours": 3.0},
+     r"^--max-hours 3: the limit of \$9.00 \(--max-price-total\) allows only 1.\d+ hours$"),
+    (RATE, {"hours": 0.1},
+     r"^job-1 has been running for more than 0.1 hours; to stop it: imgnet-cluster stop job-1$"),
+    (None, {"dollars": 12.0}, "the price of the machines of job-1 is unknown, .*: --max-hours$"),
+])  # fmt: skip
 def test_limit_that_is_over_unknown_or_contradicts_the_other_is_refused(
     job: RunningJob, monkeypatch: pytest.MonkeyPatch, rate: float | None, limits: dict[str, float], message: str
 ) -> None:

@@ -186,14 +186,11 @@ def test_supervisor_that_loses_access_or_cannot_replace_goes_on_and_says_so(
     assert [warning.partition(";")[0] for warning in rounds] == ["", "", "refused", "refused", "not replaced"]
 
 
-@pytest.mark.parametrize(
-    ("module", "has_credentials"),
-    [
-        ("cluster.jobs.supervisor", True),
-        ("cluster.jobs.supervisor", False),
-        ("another.program", True),  # on a shared disk the ID in the lock may be that of a process of another computer
-    ],
-)
+@pytest.mark.parametrize(("module", "has_credentials"), [
+    ("cluster.jobs.supervisor", True),
+    ("cluster.jobs.supervisor", False),
+    ("another.program", True),  # on a shared disk the ID in the lock may be that of a process of another computer
+])  # fmt: skip
 def test_supervisor_that_is_refused_is_replaced_by_a_command_with_fresh_credentials(
     job: Any, start_holder: Any, request: pytest.FixtureRequest, module: str, has_credentials: bool
 ) -> None:

@@ -142,15 +142,12 @@ def test_find_problems_stale_nfs_mount_prints_mount_command(options: str, good: 
         assert "lookupcache=positive,acregmin=1" in text and ("vers=4.1," in text) is ("vers=4.1" in options)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        pytest.param(lambda folder: None, "does not exist on this machine", id="missing"),
-        pytest.param(lambda folder: folder.touch(), "is not a folder", id="file"),
-        pytest.param(lambda folder: (folder.mkdir(), (folder / "probe").touch()), "probe", id="probe is a file"),
-        pytest.param(None, "no answer in 0.2 s", id="hangs"),
-    ],
-)
+@pytest.mark.parametrize(("make", "message"), [
+    pytest.param(lambda folder: None, "does not exist on this machine", id="missing"),
+    pytest.param(lambda folder: folder.touch(), "is not a folder", id="file"),
+    pytest.param(lambda folder: (folder.mkdir(), (folder / "probe").touch()), "probe", id="probe is a file"),
+    pytest.param(None, "no answer in 0.2 s", id="hangs"),
+])  # fmt: skip
 def test_find_problems_unusable_shared_folder_is_one_error(
     tmp_path: Path, make: Callable[[Path], object] | None, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,19 +181,16 @@ def test_folder_facts_detects_missing_hard_links(tmp_path: Path, monkeypatch: py
 # --- GPUs ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "is_broken", "problem"),
-    [
-        pytest.param(f"{ONE_GPU}; echo 'Unable to determine the device handle'; exit 15", True,
-                     "1 of 2 GPUs visible (nvidia-smi: Unable to determine the device handle); look", id="one lost"),
-        pytest.param("echo 'No devices were found'; exit 6", True, "no GPU (nvidia-smi: No devices", id="all lost"),
-        pytest.param("echo \"NVIDIA-SMI couldn't communicate with the driver.\"; exit 9", False,
-                     "no GPU (nvidia-smi: NVIDIA-SMI couldn't communicate", id="no driver"),
-        pytest.param(f"{ONE_GPU}; {ONE_GPU.replace('GPU-0', 'GPU-1')}", False, "", id="all there"),
-        pytest.param("", False, "no GPU; install", id="nothing said"),
-        pytest.param(None, False, "no GPU: nvidia-smi is missing; install the NVIDIA driver", id="no nvidia-smi"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "is_broken", "problem"), [
+    pytest.param(f"{ONE_GPU}; echo 'Unable to determine the device handle'; exit 15", True,
+                 "1 of 2 GPUs visible (nvidia-smi: Unable to determine the device handle); look", id="one lost"),
+    pytest.param("echo 'No devices were found'; exit 6", True, "no GPU (nvidia-smi: No devices", id="all lost"),
+    pytest.param("echo \"NVIDIA-SMI couldn't communicate with the driver.\"; exit 9", False,
+                 "no GPU (nvidia-smi: NVIDIA-SMI couldn't communicate", id="no driver"),
+    pytest.param(f"{ONE_GPU}; {ONE_GPU.replace('GPU-0', 'GPU-1')}", False, "", id="all there"),
+    pytest.param("", False, "no GPU; install", id="nothing said"),
+    pytest.param(None, False, "no GPU: nvidia-smi is missing; install the NVIDIA driver", id="no nvidia-smi"),
+])  # fmt: skip
 def test_lost_gpus_are_reported_and_tell_a_broken_machine_from_a_missing_driver(
     nvidia_smi: Path, text: str | None, is_broken: bool, problem: str
 ) -> None:
@@ -219,10 +213,9 @@ def test_query_gpus_kills_hanging_nvidia_smi(nvidia_smi: Path, monkeypatch: pyte
     assert "no GPU: nvidia-smi does not answer; reboot" in problems_text(procs=8, nvidia="hangs")
 
 
-@pytest.mark.parametrize(
-    ("variable", "names"),
-    [("", ()), ("-1", ()), ("0", ("0",)), ("0,1, 2", ("0", "1", "2")), ("GPU-1,GPU-2", ("GPU-1", "GPU-2"))],
-)
+@pytest.mark.parametrize(("variable", "names"), [
+    ("", ()), ("-1", ()), ("0", ("0",)), ("0,1, 2", ("0", "1", "2")), ("GPU-1,GPU-2", ("GPU-1", "GPU-2")),
+])  # fmt: skip
 def test_visible_gpus_reads_cuda_visible_devices(
     monkeypatch: pytest.MonkeyPatch, variable: str, names: tuple[str, ...]
 ) -> None:

@@ -139,16 +139,13 @@ def test_main_two_jobs_make_one_venv_with_own_torch(tmp_path: Path) -> None:
 THIS_TORCH, THIS_PYTEST = (f"{name}=={python_env.installed_version(name)}" for name in ("torch", "pytest"))
 
 
-@pytest.mark.parametrize(
-    ("needs", "installed", "constraints", "hidden"),
-    [
-        (["torch>=2", "pytest>=1", "imgnet-dummy"], ["imgnet-dummy"], [THIS_TORCH, THIS_PYTEST], ()),
-        pytest.param(["torch>=9999", "pytest>=1"], ["torch>=9999", "pytest>=1"], [], (), id="another torch"),
-        # Of two requirements of torch one is met, as for old GPUs: this torch must not be pinned.
-        pytest.param(["torch>=2", "torch<2.1"], ["torch>=2", "torch<2.1"], [], (), id="older torch"),
-        pytest.param(["torch>=2", "pytest>=1"], ["torch>=2", "pytest>=1"], [], PACKAGING_MODULES, id="no packaging"),
-    ],
-)
+@pytest.mark.parametrize(("needs", "installed", "constraints", "hidden"), [
+    (["torch>=2", "pytest>=1", "imgnet-dummy"], ["imgnet-dummy"], [THIS_TORCH, THIS_PYTEST], ()),
+    pytest.param(["torch>=9999", "pytest>=1"], ["torch>=9999", "pytest>=1"], [], (), id="another torch"),
+    # Of two requirements of torch one is met, as for old GPUs: this torch must not be pinned.
+    pytest.param(["torch>=2", "torch<2.1"], ["torch>=2", "torch<2.1"], [], (), id="older torch"),
+    pytest.param(["torch>=2", "pytest>=1"], ["torch>=2", "pytest>=1"], [], PACKAGING_MODULES, id="no packaging"),
+])  # fmt: skip
 def test_ensure_environment_installs_what_is_missing_with_uv(
     uv_only: Path,
     tmp_path: Path,

@@ -124,16 +124,13 @@ def test_wrong_target_is_refused_without_showing_a_url(target: str) -> None:
     assert "s3cr3t" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("target", "shown"),
-    [
-        (URL, "https://hooks.slack.com/..."),
-        ("https://me:s3cr3t@host:81/s3cr3t?key=s3cr3t", "https://host:81/..."),
-        ("true", "true"),
-        ("curl -sf -d @- https://chat.googleapis.com/s3cr3t", "curl ..."),
-        ("KEY=s3cr3t /home/me/tell", "..."),
-    ],
-)
+@pytest.mark.parametrize(("target", "shown"), [
+    (URL, "https://hooks.slack.com/..."),
+    ("https://me:s3cr3t@host:81/s3cr3t?key=s3cr3t", "https://host:81/..."),
+    ("true", "true"),
+    ("curl -sf -d @- https://chat.googleapis.com/s3cr3t", "curl ..."),
+    ("KEY=s3cr3t /home/me/tell", "..."),
+])  # fmt: skip
 def test_url_is_shown_by_its_host_and_a_command_by_its_program(target: str, shown: str) -> None:
     assert describe_target(target) == shown
 
@@ -156,14 +153,11 @@ def test_none_drops_configured_targets_and_words_of_the_shell_are_accepted() -> 
     assert chosen_targets((*accepted, URL)) == accepted
 
 
-@pytest.mark.parametrize(
-    ("target", "message"),
-    [
-        ("no-such-program x", "no program no-such-program"),
-        ("./tell.sh", "give the whole path, .*: /"),
-        ("echo 'a", "is no command: No closing quotation"),
-    ],
-)
+@pytest.mark.parametrize(("target", "message"), [
+    ("no-such-program x", "no program no-such-program"),
+    ("./tell.sh", "give the whole path, .*: /"),
+    ("echo 'a", "is no command: No closing quotation"),
+])  # fmt: skip
 def test_command_that_could_not_run_is_refused_before_the_launch(target: str, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         chosen_targets([target])

@@ -156,19 +156,16 @@ OWN_WITH_BOOT = replace(
 RENTED_CPU = replace(OWN_CPU, name="c7i.2xlarge", on_demand_price=0.4)
 
 
-@pytest.mark.parametrize(
-    ("job_type", "machine_type", "expected", "note"),
-    [
-        (A100, A100, OWN, ""),
-        (OWN_GPU, OWN_GPU, OWN, ""),
-        (OWN_GPU, H100, OWN_WITH_BOOT, "p5.48xlarge is assumed to be as fast as the machines of job-3"),
-        (A100, replace(A100, name="p4de.24xlarge"), OWN, "assumed to be as fast"),
-        (OWN_CPU, RENTED_CPU, OWN_WITH_BOOT, "assumed to be as fast"),
-        (A100, H100, DEFAULT_CONSTANTS, "job-3 ran on A100: the speed of H100 is the preset's"),
-        (OWN_CPU, A100, DEFAULT_CONSTANTS, "job-3 ran on CPU: the speed of A100 is the preset's"),
-        (OWN_GPU, RENTED_CPU, DEFAULT_CONSTANTS, "job-3 ran on GPUs: the speed of CPU is the preset's"),
-    ],
-)
+@pytest.mark.parametrize(("job_type", "machine_type", "expected", "note"), [
+    (A100, A100, OWN, ""),
+    (OWN_GPU, OWN_GPU, OWN, ""),
+    (OWN_GPU, H100, OWN_WITH_BOOT, "p5.48xlarge is assumed to be as fast as the machines of job-3"),
+    (A100, replace(A100, name="p4de.24xlarge"), OWN, "assumed to be as fast"),
+    (OWN_CPU, RENTED_CPU, OWN_WITH_BOOT, "assumed to be as fast"),
+    (A100, H100, DEFAULT_CONSTANTS, "job-3 ran on A100: the speed of H100 is the preset's"),
+    (OWN_CPU, A100, DEFAULT_CONSTANTS, "job-3 ran on CPU: the speed of A100 is the preset's"),
+    (OWN_GPU, RENTED_CPU, DEFAULT_CONSTANTS, "job-3 ran on GPUs: the speed of CPU is the preset's"),
+])  # fmt: skip
 def test_constants_for_another_machine_type(
     job_type: MachineType, machine_type: MachineType, expected: Constants, note: str
 ) -> None:

@@ -45,13 +45,10 @@ def test_plan_with_fetch_trains_on_the_target_folder(sets: Path) -> None:
     assert plain.recipe_schedule.images == 30, "also without a fetch"
 
 
-@pytest.mark.parametrize(
-    ("copies", "sizes"),
-    [
-        ((32, 64, 32), r"32: 1\S* kB; 64: \S+ kB; full: \S+ kB, index only"),
-        ((32, 96), r"32: 1\S* kB; 96: not found; full: \S+ kB"),
-    ],
-)
+@pytest.mark.parametrize(("copies", "sizes"), [
+    ((32, 64, 32), r"32: 1\S* kB; 64: \S+ kB; full: \S+ kB, index only"),
+    ((32, 96), r"32: 1\S* kB; 96: not found; full: \S+ kB"),
+])  # fmt: skip
 def test_plan_note_names_source_target_and_sizes(sets: Path, copies: tuple[int | None, ...], sizes: str) -> None:
     planned = plan(recipe(*copies), make_launch_options(data="set", fetch="/disk"))
     assert re.match(f"data: {sizes}; each machine fetches it from {sets} to /disk/set", planned.notes[0])
@@ -74,33 +71,27 @@ def test_plan_s3_is_fetched_to_the_instances_fast_disk(sets: Path) -> None:
     assert (shared.data_source, shared.train.data) == ("~/.imgnet/shared/imagenet", "/mnt/x/imagenet")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"data": "s3://b/x"},
-         r"s3://b/x: the machines copy this data set to their own disks .*; name the folder there: --fetch DIR"),
-        ({"data": "sample", "fetch": "disk"}, "--fetch does not work with the built-in data set"),
-        ({"data": "set", "fetch": "disk", "backend": "aws", "types": ["p4d.24xlarge"]},
-         r"--fetch disk: is a folder on the machines; give an absolute path"),
-        ({"data": "nowhere", "fetch": "disk"}, "nowhere: there is no such folder"),
-        ({"data": "set/files", "fetch": "disk"}, "has single files"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("options", "message"), [
+    ({"data": "s3://b/x"},
+     r"s3://b/x: the machines copy this data set to their own disks .*; name the folder there: --fetch DIR"),
+    ({"data": "sample", "fetch": "disk"}, "--fetch does not work with the built-in data set"),
+    ({"data": "set", "fetch": "disk", "backend": "aws", "types": ["p4d.24xlarge"]},
+     r"--fetch disk: is a folder on the machines; give an absolute path"),
+    ({"data": "nowhere", "fetch": "disk"}, "nowhere: there is no such folder"),
+    ({"data": "set/files", "fetch": "disk"}, "has single files"),
+])  # fmt: skip
 def test_plan_impossible_fetches_are_refused(sets: Path, options: Any, message: str) -> None:
     (sets / "files/train/a").mkdir(parents=True)
     with pytest.raises(ClusterError, match=message):
         plan(recipe(32), make_launch_options(**options), offline=True)
 
 
-@pytest.mark.parametrize(
-    ("copies", "expected", "message"),
-    [
-        ((None,), ["set"], ""),
-        ((32, None), ["small/32", "set"], ""),
-        ((64, 32, 64), ["set, index only", "small/32", "small/64"], ""),
-        ((32, 96), ["small/32", "set"], "small/96: not found; fetching the full-size images instead of 96"),
-    ],
-)
+@pytest.mark.parametrize(("copies", "expected", "message"), [
+    ((None,), ["set"], ""),
+    ((32, None), ["small/32", "set"], ""),
+    ((64, 32, 64), ["set, index only", "small/32", "small/64"], ""),
+    ((32, 96), ["small/32", "set"], "small/96: not found; fetching the full-size images instead of 96"),
+])  # fmt: skip
 def test_sets_of_job_are_what_the_phases_read_with_an_index_first(
     sets: Path, copies: tuple[int | None, ...], expected: list[str], message: str
 ) -> None:

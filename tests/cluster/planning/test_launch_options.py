@@ -28,35 +28,28 @@ def test_make_launch_options_nests_keywords() -> None:
     assert on_aws.backend_options == AwsOptions(types=("p4d.24xlarge",), regions=("us-east-1",), max_dollars=40.0)
 
 
-@pytest.mark.parametrize(
-    ("backend", "keywords", "message"),
-    [
-        ("local", {"max_step": 7}, "a launch has no option 'max_step'; did you mean 'max_steps'?"),
-        ("local", {"data_source": 1}, "a launch has no option 'data_source'; the options are machines, procs, data, "),
-        ("local", {"types": ["p4d.24xlarge"]}, "--type: only for machines rented from AWS, not for --local"),
-        ("ssh", {"max_dollars": 1}, "--max-price-total: only for machines rented from AWS, not for --ssh"),
-        ("plan", {"zones": "a"}, "--zone: only for machines rented from AWS, not for a plan"),
-        ("aws", {"market": "auction"}, "Invalid value for '--spot' / '--on-demand' / '--spot-then-on-demand': "
-         "'auction' is not one of 'spot', 'on-demand', 'spot-then-on-demand'."),
-        ("aws", {"max_dollars": 0}, "Invalid value for '--max-price-total': 0.0 is not in the range x>0."),
-        ("aws", {"reservation": "p5"}, "Invalid value for '--reservation': 'p5' is neither a reservation (cr-"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("backend", "keywords", "message"), [
+    ("local", {"max_step": 7}, "a launch has no option 'max_step'; did you mean 'max_steps'?"),
+    ("local", {"data_source": 1}, "a launch has no option 'data_source'; the options are machines, procs, data, "),
+    ("local", {"types": ["p4d.24xlarge"]}, "--type: only for machines rented from AWS, not for --local"),
+    ("plan", {"zones": "a"}, "--zone: only for machines rented from AWS, not for a plan"),
+    ("aws", {"market": "auction"}, "Invalid value for '--spot' / '--on-demand' / '--spot-then-on-demand': "
+     "'auction' is not one of 'spot', 'on-demand', 'spot-then-on-demand'."),
+    ("aws", {"max_dollars": 0}, "Invalid value for '--max-price-total': 0.0 is not in the range x>0."),
+    ("aws", {"reservation": "p5"}, "Invalid value for '--reservation': 'p5' is neither a reservation (cr-"),
+])  # fmt: skip
 def test_make_launch_options_refuses(backend: str, keywords: dict[str, Any], message: str) -> None:
     with pytest.raises(BadInput) as caught:
         make_launch_options(backend, **keywords)
     assert str(caught.value).startswith(message)
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("max_hours", "1e9"), ("max_hours", "inf"), ("procs", "99999999"),
-        ("scale", "1.5"), ("scale", "nan"), ("procs", "0"), ("max_steps", "many"), ("workers", "-1"),
-        ("max_hours", "0.0"), ("seed", "9223372036854775808"), ("save_seconds", "-1.0"), ("lost_seconds", "0.5"),
-        ("stall_seconds", "4.0"), ("spares", "-1"), ("min_machines", "0"), ("machines", "1.5"), ("target", "top7=1"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "text"), [
+    ("max_hours", "1e9"), ("max_hours", "inf"), ("procs", "99999999"),
+    ("scale", "1.5"), ("scale", "nan"), ("procs", "0"), ("max_steps", "many"), ("workers", "-1"),
+    ("max_hours", "0.0"), ("seed", "9223372036854775808"), ("save_seconds", "-1.0"), ("lost_seconds", "0.5"),
+    ("stall_seconds", "4.0"), ("spares", "-1"), ("min_machines", "0"), ("machines", "1.5"), ("target", "top7=1"),
+])  # fmt: skip
 def test_python_and_command_line_refuse_with_the_same_message(name: str, text: str) -> None:
     with pytest.raises(BadInput) as caught:
         submit.launch("recipes/quickstart.py", **{name: text})

@@ -59,26 +59,23 @@ def test_plan_on_rented_machines_speaks_of_data_only_if_the_command_has_any(
     assert note in notes and ("must exist" in notes) == bool(data) and "s3://" not in notes and not planned.obstacles
 
 
-@pytest.mark.parametrize(
-    ("argv", "workdir", "fields", "options", "problem"),
-    [
-        (["python", "none.py"], "", {}, {},
-         "none.py: there is no such file in .*; correct the command, or pass --workdir"),
-        (["python", "ignored.py"], "", {}, {}, "ignored.py: would not be copied for the job, because git ignores it"),
-        (["./go.sh"], "", {}, {}, r"./go.sh: is not executable; type: chmod \+x ./go.sh"),
-        (["no-such-program"], "", {}, {}, "no-such-program: there is no such program here"),
-        ([], "nowhere", {}, {}, "--workdir nowhere: there is no such folder"),
-        (["python", "-m", "train"], "../../home", {}, {},
-         "is not copied for a job, because it is or has your home folder"),
-        ([], "", {"procs": 3}, {"machines": 2}, "needs 6 GPUs, one for each process, and this computer has 2"),
-        ([], "", {}, {"seed": 3}, "a command takes no options of the trainer"),
-        ([], "", {"requirements": "none.txt"}, {},
-         r"none\.txt: there is no such file in .*; correct --requirements"),
-        ([], "", {"requirements": "ignored.py"}, {}, r"ignored\.py: would not be copied for the job"),
-        ([], "", {}, {"data": "none"}, "--data none: there is no such folder"),
-        ([], "", {}, {"data": "s3://mine/x"}, "--data s3://mine/x: only recipes fetch data; .* --env DATA=s3://mine/x"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("argv", "workdir", "fields", "options", "problem"), [
+    (["python", "none.py"], "", {}, {},
+     "none.py: there is no such file in .*; correct the command, or pass --workdir"),
+    (["python", "ignored.py"], "", {}, {}, "ignored.py: would not be copied for the job, because git ignores it"),
+    (["./go.sh"], "", {}, {}, r"./go.sh: is not executable; type: chmod \+x ./go.sh"),
+    (["no-such-program"], "", {}, {}, "no-such-program: there is no such program here"),
+    ([], "nowhere", {}, {}, "--workdir nowhere: there is no such folder"),
+    (["python", "-m", "train"], "../../home", {}, {},
+     "is not copied for a job, because it is or has your home folder"),
+    ([], "", {"procs": 3}, {"machines": 2}, "needs 6 GPUs, one for each process, and this computer has 2"),
+    ([], "", {}, {"seed": 3}, "a command takes no options of the trainer"),
+    ([], "", {"requirements": "none.txt"}, {},
+     r"none\.txt: there is no such file in .*; correct --requirements"),
+    ([], "", {"requirements": "ignored.py"}, {}, r"ignored\.py: would not be copied for the job"),
+    ([], "", {}, {"data": "none"}, "--data none: there is no such folder"),
+    ([], "", {}, {"data": "s3://mine/x"}, "--data s3://mine/x: only recipes fetch data; .* --env DATA=s3://mine/x"),
+])  # fmt: skip
 def test_command_that_cannot_be_started_is_refused(
     project: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -98,20 +98,16 @@ def test_schedule_stays_the_same_on_other_machines(tmp_path: Path) -> None:
     assert plan_resume(fixed, 0, 0.0, gpus_per_node=4).spec.procs == 2, "unless it was asked for"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"data": "/other"}, "^--data: a resume cannot change it; start a new job: imgnet-cluster launch$"),
-        ({"max_steps": 7}, "^--max-steps: a resume cannot change it"),
-        ({"types": ("p4d.24xlarge",)}, "^--type: only for machines rented from AWS, not for --slurm$"),
-        ({"min_machines": 2}, "^--min-machines 2: the job has fewer machines, 1; lower it, or pass more --machines$"),
-        ({"machines": 2, "spares": 10_000}, r"^10002 machines \(--machines plus --spares\) are too many"),
-        ({"max_hours": 0.0}, "^Invalid value for '--max-hours': 0.0 is not in the range"),
-        ({"lurk": 1}, "^a launch has no option 'lurk'"),
-        ({"lr": 0.1}, r"^--lr is the learning rate of added epochs: give --epochs \+N with it$"),
-        ({"epochs": "6", "lr": 0.1}, "^--lr is the learning rate of added epochs: there are none"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ({"data": "/other"}, "^--data: a resume cannot change it; start a new job: imgnet-cluster launch$"),
+    ({"types": ("p4d.24xlarge",)}, "^--type: only for machines rented from AWS, not for --slurm$"),
+    ({"min_machines": 2}, "^--min-machines 2: the job has fewer machines, 1; lower it, or pass more --machines$"),
+    ({"machines": 2, "spares": 10_000}, r"^10002 machines \(--machines plus --spares\) are too many"),
+    ({"max_hours": 0.0}, "^Invalid value for '--max-hours': 0.0 is not in the range"),
+    ({"lurk": 1}, "^a launch has no option 'lurk'"),
+    ({"lr": 0.1}, r"^--lr is the learning rate of added epochs: give --epochs \+N with it$"),
+    ({"epochs": "6", "lr": 0.1}, "^--lr is the learning rate of added epochs: there are none"),
+])  # fmt: skip
 def test_options_that_a_resume_does_not_have_are_refused(tmp_path: Path, options: Any, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         plan_resume(make_run(tmp_path, "slurm"), 10, 0.0, **options)
@@ -267,22 +263,18 @@ TO_ZERO = replace(TINY, phases=[replace(TINY.phases[0], lr=(0.1, 0.0), shape="co
 COMMAND = Command(argv=("true",), name="mine")
 
 
-@pytest.mark.parametrize(
-    ("options", "changes", "message"),
-    [
-        (("--epochs", "+0"), {}, "'+0' is neither +N, for N more epochs, nor a total such as 30"),
-        (("--epochs", "ten"), {}, "'ten' is neither"),
-        (("--epochs", "-3"), {}, "'-3' is neither"),
-        (("--epochs", "2"), {}, "--epochs 2: job-1 has done 2 of 2 epochs, and its schedule can only become longer: "
-         "give +N, or a total of 3 or more"),
-        (("--epochs", "+1", "--lr", "0"), {}, "0.0 is not in the range x>0"),
-        (("--epochs", "+1"), {"recipe": TO_ZERO}, "ends at a learning rate of 0; give another: --lr LR"),
-        (("--epochs", "+1"), {"max_steps": 4}, "job-1 has --max-steps, which distributes its steps over all phases"),
-        (("--epochs", "+1"), {"recipe": COMMAND}, "job-1 runs a command of your own, whose epochs this"),
-        (("--epochs", "+1"), {"target": "top5=40"}, "job-1 has reached its target top5=40 in epoch 1, where training "
-         "ends; give a higher one, or none: --target ''"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("options", "changes", "message"), [
+    (("--epochs", "+0"), {}, "'+0' is neither +N, for N more epochs, nor a total such as 30"),
+    (("--epochs", "-3"), {}, "'-3' is neither"),
+    (("--epochs", "2"), {}, "--epochs 2: job-1 has done 2 of 2 epochs, and its schedule can only become longer: "
+     "give +N, or a total of 3 or more"),
+    (("--epochs", "+1", "--lr", "0"), {}, "0.0 is not in the range x>0"),
+    (("--epochs", "+1"), {"recipe": TO_ZERO}, "ends at a learning rate of 0; give another: --lr LR"),
+    (("--epochs", "+1"), {"max_steps": 4}, "job-1 has --max-steps, which distributes its steps over all phases"),
+    (("--epochs", "+1"), {"recipe": COMMAND}, "job-1 runs a command of your own, whose epochs this"),
+    (("--epochs", "+1"), {"target": "top5=40"}, "job-1 has reached its target top5=40 in epoch 1, where training "
+     "ends; give a higher one, or none: --target ''"),
+])  # fmt: skip
 def test_epochs_that_cannot_be_added_are_refused_in_one_line(
     sandbox: Sandbox, hand_made: Any, options: Any, changes: Any, message: str
 ) -> None:

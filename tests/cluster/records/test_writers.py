@@ -118,13 +118,10 @@ def test_log_says_whether_the_target_was_reached(hand_made: Any, target: str, st
     assert events[-1]["key"] == "run_stop" and events[-1]["metadata"] == {"status": status}
 
 
-@pytest.mark.parametrize(
-    ("state", "message"),
-    [
-        ("training", "only be made of a job that has ended"),
-        ("failed", "job-1 has no validated epoch to record; it is failed: rank 1 was killed"),
-    ],
-)
+@pytest.mark.parametrize(("state", "message"), [
+    ("training", "only be made of a job that has ended"),
+    ("failed", "job-1 has no validated epoch to record; it is failed: rank 1 was killed"),
+])  # fmt: skip
 def test_job_without_an_end_or_a_validated_epoch_has_no_record(hand_made: Any, state: str, message: str) -> None:
     run = hand_made()
     run.write_attempt(1, "0.a")
@@ -135,14 +132,11 @@ def test_job_without_an_end_or_a_validated_epoch_has_no_record(hand_made: Any, s
             run_data.collect_run_data(run.job)
 
 
-@pytest.mark.parametrize(
-    "old, new, message",
-    [
-        ('"clock": 2', '"clock": null, "x": 2', "the clock jumped between two of its attempts"),
-        ('"train_loss": 2.5', '"train_loss": NaN', "result.json: NaN is not a finite number"),
-        ('"clock": 2', '"clock": 1e300, "x": 2', "a file of its run folder is damaged"),
-    ],
-)
+@pytest.mark.parametrize("old, new, message", [
+    ('"clock": 2', '"clock": null, "x": 2', "the clock jumped between two of its attempts"),
+    ('"train_loss": 2.5', '"train_loss": NaN', "result.json: NaN is not a finite number"),
+    ('"clock": 2', '"clock": 1e300, "x": 2', "a file of its run folder is damaged"),
+])  # fmt: skip
 def test_damaged_result_is_a_one_line_error_and_nothing_is_written(
     hand_made: Any, sandbox: Any, old: str, new: str, message: str
 ) -> None:

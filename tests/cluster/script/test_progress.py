@@ -50,20 +50,17 @@ BAR = r"(?P<step>\d+)/(?P<steps>\d+) .*loss=(?P<loss>\S+)"
 WORDS = r"step (?P<step>\S+) loss (?P<loss>\S+)"
 
 
-@pytest.mark.parametrize(
-    ("pattern", "printed", "expected"),
-    [
-        pytest.param(STEP, ["", "hello\nstep 1\nstep 2\nsaved\nste", "p 3", "4\n"],
-                     [{"step": None}, {"step": 2}, {"step": 2}, {"step": 34, "signs": 2}], id="incomplete lines wait"),
-        pytest.param(BAR, [" 1%| 10/1,000 [00:01 loss=2.5]\r 2%| 20/1000 [00:01 loss=1.25 ]\r"],
-                     [{"step": 20, "steps": 1000, "loss": 1.25}], id="a bar with carriage returns"),
-        pytest.param(WORDS, ["step 5 loss nan\n", f"step {'9' * 30} loss 1\n"],
-                     [{"step": 5, "loss": None}, {"step": 5, "loss": 1.0}], id="a group that is no number"),
-        pytest.param(STEP, [f"step 1\n{'x' * MAX_POLL_BYTES}\nstep 2\n", f"{'y' * MAX_LINE_CHARACTERS} step 3\n"],
-                     [{"step": 2}, {"step": 2}], id="the end of much output"),
-        pytest.param("", ["working\n"], [{"signs": 0}], id="output is no sign of life"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("pattern", "printed", "expected"), [
+    pytest.param(STEP, ["", "hello\nstep 1\nstep 2\nsaved\nste", "p 3", "4\n"],
+                 [{"step": None}, {"step": 2}, {"step": 2}, {"step": 34, "signs": 2}], id="incomplete lines wait"),
+    pytest.param(BAR, [" 1%| 10/1,000 [00:01 loss=2.5]\r 2%| 20/1000 [00:01 loss=1.25 ]\r"],
+                 [{"step": 20, "steps": 1000, "loss": 1.25}], id="a bar with carriage returns"),
+    pytest.param(WORDS, ["step 5 loss nan\n", f"step {'9' * 30} loss 1\n"],
+                 [{"step": 5, "loss": None}, {"step": 5, "loss": 1.0}], id="a group that is no number"),
+    pytest.param(STEP, [f"step 1\n{'x' * MAX_POLL_BYTES}\nstep 2\n", f"{'y' * MAX_LINE_CHARACTERS} step 3\n"],
+                 [{"step": 2}, {"step": 2}], id="the end of much output"),
+    pytest.param("", ["working\n"], [{"signs": 0}], id="output is no sign of life"),
+])  # fmt: skip
 def test_newest_line_that_matches_counts(bed: Bed, pattern: str, printed: list[str], expected: list[Any]) -> None:
     progress, counting = bed.follow(pattern), bed.follow(counts_output=True)
     for text, numbers in zip(printed, expected, strict=True):
@@ -73,15 +70,12 @@ def test_newest_line_that_matches_counts(bed: Bed, pattern: str, printed: list[s
     assert counting.poll().signs == 1
 
 
-@pytest.mark.parametrize(
-    "pattern, problem",
-    [
-        ("step (", "is not a regular expression"),
-        (r"step (\d+)", "has no group `step`"),
-        (r"(?P<step>\d+) (?P<speed>\d+)", "the group speed is none of step,"),
-        ("x" * 1000, "more than 500 characters"),
-    ],
-)
+@pytest.mark.parametrize("pattern, problem", [
+    ("step (", "is not a regular expression"),
+    (r"step (\d+)", "has no group `step`"),
+    (r"(?P<step>\d+) (?P<speed>\d+)", "the group speed is none of step,"),
+    ("x" * 1000, "more than 500 characters"),
+])  # fmt: skip
 def test_bad_pattern_is_one_line(pattern: str, problem: str) -> None:
     with pytest.raises(BadPattern, match=problem) as error:
         compile_pattern(pattern)

@@ -23,32 +23,26 @@ def run_folder(tmp_path: Path) -> Path:
     return tmp_path / "job-1"
 
 
-@pytest.mark.parametrize(
-    "arguments, files, problem",
-    [
-        (["TOKEN"], [], "--env TOKEN: your environment has no such variable; type export TOKEN=VALUE"),
-        (["1A=x"], [], "'1A' is not the name of an environment variable"),
-        (["RANK=3"], [], "RANK is set for each process by the job itself"),
-        ([], ["/nowhere/keys"], "--env-file /nowhere/keys: No such file"),
-    ],
-)
+@pytest.mark.parametrize("arguments, files, problem", [
+    (["TOKEN"], [], "--env TOKEN: your environment has no such variable; type export TOKEN=VALUE"),
+    (["1A=x"], [], "'1A' is not the name of an environment variable"),
+    (["RANK=3"], [], "RANK is set for each process by the job itself"),
+    ([], ["/nowhere/keys"], "--env-file /nowhere/keys: No such file"),
+])  # fmt: skip
 def test_collect_names_what_is_wrong(arguments: list[str], files: list[str], problem: str) -> None:
     with pytest.raises(BadInput, match=problem):
         secret_values.collect(arguments, files, {})
 
 
-@pytest.mark.parametrize(
-    "line, value",
-    [
-        ("K=plain", "plain"),
-        ("export K = spaced  # comment", "spaced"),
-        ("K=with#hash", "with#hash"),
-        ("K='single $HOME \\n'", "single $HOME \\n"),
-        ('K="two\\nlines \\"x\\" \\d" # end', 'two\nlines "x" \\d'),
-        ("K=", ""),
-        ("# comment\n\nK=1", "1"),
-    ],
-)
+@pytest.mark.parametrize("line, value", [
+    ("K=plain", "plain"),
+    ("export K = spaced  # comment", "spaced"),
+    ("K=with#hash", "with#hash"),
+    ("K='single $HOME \\n'", "single $HOME \\n"),
+    ('K="two\\nlines \\"x\\" \\d" # end', 'two\nlines "x" \\d'),
+    ("K=", ""),
+    ("# comment\n\nK=1", "1"),
+])  # fmt: skip
 def test_env_file_is_read_like_dotenv(line: str, value: str) -> None:
     assert secret_values.parse_env_file(line, "keys") == {"K": value}
 

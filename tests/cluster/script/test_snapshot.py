@@ -6,6 +6,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from support.packed_sets import content as contents
 from support.waiting import wait_for
 
 from cluster.script import checkpoint_folder, snapshot
@@ -22,10 +23,6 @@ def shared(tmp_path: Path) -> Path:
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "folder").mkdir()
     return tmp_path / "folder"
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def save(folder: Path, shared: Path, attempt: int = 1) -> Path:
@@ -243,28 +240,19 @@ def wait_for_scan(begun: CheckpointFolder) -> None:
     wait_for(lambda: begun._tree == tree)
 
 
-def test_folder_that_never_rests_is_copied_when_no_file_is_open(bed: Bed) -> None:
-    begun = bed.start()
-    with (bed.folder / "model.pt").open("w") as file:
-        file.write("first")
-        file.flush()
-        wait_for_scan(begun)
-        begun._changed_at = bed.now + RESTLESS_SECONDS  # it changes all the time
-        bed.now += RESTLESS_SECONDS
-        assert not begun.is_copy_due() and not bed.copies()
-    wait_for(lambda: bed.copies() == ["first"])
-
-
-def test_folder_that_never_rests_is_copied_although_a_log_in_it_stays_open(bed: Bed) -> None:
+@pytest.mark.parametrize(("name", "seconds"), [("model.pt", 0.0), ("train.log", LOG_SECONDS)])
+def test_folder_that_never_rests_is_copied_when_no_file_but_a_log_is_open(bed: Bed, name: str, seconds: float) -> None:
     begun = bed.start()
     bed.write("first")
-    with (bed.folder / "train.log").open("w"):
+    with (bed.folder / name).open("a"):
         wait_for_scan(begun)
-        begun._changed_at = bed.now + RESTLESS_SECONDS + LOG_SECONDS  # it changes all the time
+        begun._changed_at = bed.now + RESTLESS_SECONDS + seconds  # it changes all the time
         bed.now += RESTLESS_SECONDS
-        assert not begun.is_copy_due(), "the open file may be a checkpoint"
-        bed.now += LOG_SECONDS
-        wait_for(lambda: bed.copies() == ["first"])
+        assert not begun.is_copy_due() and not bed.copies(), "the open file may be a checkpoint"
+        if seconds:
+            bed.now += seconds
+            wait_for(lambda: bed.copies() == ["first"])
+    wait_for(lambda: bed.copies() == ["first"])
 
 
 @pytest.mark.parametrize(

@@ -171,17 +171,14 @@ def test_what_a_killed_session_left_is_removed_first(session: SelftestSession) -
     assert cloud.remove_stack.call_count == 2
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("credentials: arn:aws:sts::123456789012:assumed-role/admin/jane in account 123456789012",
-         "credentials: <arn> in account <account>"),
-        ("AWS does not accept AKIAIOSFODNN7EXAMPLE", "AWS does not accept <key>"),
-        ("ssh from 203.0.113.7/32, machine 10.77.0.5", "ssh from <address>/32, machine 10.77.0.5"),
-        ("i-0123456789012 of ami-123456789012, torch 2.13.0", "i-0123456789012 of ami-123456789012, torch 2.13.0"),
-        ("/home/jane/runs of jane on janes-laptop", "<private>/runs of <private> on janes-laptop"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "expected"), [
+    ("credentials: arn:aws:sts::123456789012:assumed-role/admin/jane in account 123456789012",
+     "credentials: <arn> in account <account>"),
+    ("AWS does not accept AKIAIOSFODNN7EXAMPLE", "AWS does not accept <key>"),
+    ("ssh from 203.0.113.7/32, machine 10.77.0.5", "ssh from <address>/32, machine 10.77.0.5"),
+    ("i-0123456789012 of ami-123456789012, torch 2.13.0", "i-0123456789012 of ami-123456789012, torch 2.13.0"),
+    ("/home/jane/runs of jane on janes-laptop", "<private>/runs of <private> on janes-laptop"),
+])  # fmt: skip
 def test_private_things_are_left_out_and_others_stay(text: str, expected: str) -> None:
     assert remove_private(text, ["/home/jane", "jane", "me"]) == expected
 

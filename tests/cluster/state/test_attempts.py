@@ -66,19 +66,15 @@ def test_propose_resumes_from_newest_checkpoint_of_previous_attempt(run: Any, sh
     assert folders == ["000003", "000004"], "those of older attempts are deleted"
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda path: path.write_bytes(path.read_bytes()[:-1]),
-        lambda path: path.write_bytes(path.read_bytes() + b"x"),
-        lambda path: path.write_bytes(path.read_bytes()[:-1] + b"x"),
-        lambda path: path.write_bytes(b""),
-        lambda path: path.write_bytes(b"not one of ours"),
-        lambda path: path.rename(path.with_name("." + path.name)),
-        lambda path: (path.unlink(), path.mkdir()),
-    ],
-    ids=["cut", "longer", "changed", "empty", "foreign", "never renamed", "a folder"],
-)
+@pytest.mark.parametrize("damage", [
+    lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    lambda path: path.write_bytes(path.read_bytes() + b"x"),
+    lambda path: path.write_bytes(path.read_bytes()[:-1] + b"x"),
+    lambda path: path.write_bytes(b""),
+    lambda path: path.write_bytes(b"not one of ours"),
+    lambda path: path.rename(path.with_name("." + path.name)),
+    lambda path: (path.unlink(), path.mkdir()),
+], ids=["cut", "longer", "changed", "empty", "foreign", "never renamed", "a folder"])  # fmt: skip
 def test_propose_damaged_checkpoint_is_skipped(run: Any, shared: Path, damage: Callable[[Path], Any]) -> None:
     whole = run.write_checkpoint(1, 8)
     damage(shared / run.write_checkpoint(1, 16))

@@ -76,10 +76,9 @@ def test_reader_on_any_content_returns_or_raises_damaged_record(reader: str, han
     check()
 
 
-@pytest.mark.parametrize(
-    "attempt",
-    [{"members": 3}, {"members": []}, {"members": ["0"], "resume": "../x"}, [], ATTEMPT | {"number": 2, "time": 1e17}],
-)
+@pytest.mark.parametrize("attempt", [
+    {"members": 3}, {"members": []}, {"members": ["0"], "resume": "../x"}, [], ATTEMPT | {"number": 2, "time": 1e17},
+])  # fmt: skip
 def test_damaged_attempt_is_one_line_with_its_file(attempt: Any, hand_made: Any) -> None:
     run = hand_made()
     run.write_attempt(1, "0.a")

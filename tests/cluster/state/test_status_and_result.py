@@ -85,10 +85,9 @@ def test_agent_without_status_fails_the_job_after_some_time(hand_made: Any, monk
     assert job.state == "failed", "it has a status but does not live: it was killed"
 
 
-@pytest.mark.parametrize(
-    "agent_state, job_state",
-    [("setup", "setup"), ("indexing", "running"), ("training", "running"), ("done", "running")],
-)
+@pytest.mark.parametrize("agent_state, job_state", [
+    ("setup", "setup"), ("indexing", "running"), ("training", "running"), ("done", "running"),
+])  # fmt: skip
 def test_refresh_writes_the_result_once_and_not_while_an_agent_lives(
     hand_made: Any, agent_state: str, job_state: str
 ) -> None:
@@ -189,20 +188,17 @@ def test_resumed_job_that_starts_is_not_recovering(hand_made: Any) -> None:
 AGREED = {"end_state": "failed", "reason": "machine 1: the loss is nan", "launch_id": ""}
 
 
-@pytest.mark.parametrize(
-    "ends, files, state, reason",
-    [
-        ((("left", "a notice"), ("left", "another")), {}, "stopped", "a notice"),
-        ((("left", "a notice"), None), {}, "failed", "was killed"),
-        ((("failed", "no such folder"), ("left", "a notice")), {}, "failed", "no such folder"),
-        ((("failed", "no such folder"), ("stopped", "by the user")), {}, "stopped", "by the user"),
-        ((None, None), {}, "failed", "was killed"),
-        ((None, None), {"result.json": trained()}, "done", ""),
-        ((None, None), {"stop": "{}"}, "stopped", "stopped by the user; the agents were ended before they could save"),
-        ((("left", "a notice"), None), {"attempts/000002.json": json.dumps(AGREED)}, "failed", "machine 1: the loss"),
-        ((None, None), {"attempts/000002.json": json.dumps(AGREED | {"launch_id": "old"})}, "failed", "was killed"),
-    ],
-)
+@pytest.mark.parametrize("ends, files, state, reason", [
+    ((("left", "a notice"), ("left", "another")), {}, "stopped", "a notice"),
+    ((("left", "a notice"), None), {}, "failed", "was killed"),
+    ((("failed", "no such folder"), ("left", "a notice")), {}, "failed", "no such folder"),
+    ((("failed", "no such folder"), ("stopped", "by the user")), {}, "stopped", "by the user"),
+    ((None, None), {}, "failed", "was killed"),
+    ((None, None), {"result.json": trained()}, "done", ""),
+    ((None, None), {"stop": "{}"}, "stopped", "stopped by the user; the agents were ended before they could save"),
+    ((("left", "a notice"), None), {"attempts/000002.json": json.dumps(AGREED)}, "failed", "machine 1: the loss"),
+    ((None, None), {"attempts/000002.json": json.dumps(AGREED | {"launch_id": "old"})}, "failed", "was killed"),
+])  # fmt: skip
 def test_end_is_agreed_or_inferred_from_the_final_statuses(
     hand_made: Any, ends: Any, files: dict[str, str], state: str, reason: str
 ) -> None:
@@ -290,20 +286,10 @@ def test_replacement_has_none_of_the_seconds_of_the_lost_machine(hand_made: Any)
     assert [row.notes for row in rows.values()] == [(), ("lost during its set-up, and started again",)]
     start = {"setup": 300.0, "standby": 103.0}
     assert job_status.add_job_times(run.job.run, TIME_TABLE).start == start, "that of the first attempt"
-
-
-def test_set_up_of_a_resume_goes_with_the_agents_of_the_resume(hand_made: Any) -> None:
-    run = hand_made()
-    again = SetupRecord(machines={"0": MachineSetup(restarted=500.0, seconds={SetupStep.CODE: 10.0})})
-    write_atomic(run.run_folder.path / "machines.json", to_json_bytes(encode(again)))
-    run.write_state_log(
-        *(("setup", 0.0), ("starting", 300.0), ("training", 400.0), ("stopped", 450.0)),
-        *(("setup", 510.0), ("starting", 512.0), ("training", 516.0)),
-    )
-    run.copy_logs()
-    start = {"code": 10.0, "setup": 2.0, "starting": 4.0}
-    assert job_status.machine_rows(run.job.run)["0"].seconds == start
-    assert job_status.add_job_times(run.job.run, TIME_TABLE).start == start
+    resumed = SetupRecord(machines=dict.fromkeys("01", setup.machines["1"]))
+    write_atomic(run.run_folder.path / "machines.json", to_json_bytes(encode(resumed)))
+    start = rows["1"].seconds
+    assert job_status.add_job_times(run.job.run, TIME_TABLE).start == start, "a resume has started all of them again"
 
 
 def test_start_seconds_are_those_of_the_slowest_machine() -> None:

@@ -92,16 +92,6 @@ def test_time_between_a_stop_and_a_resume_that_moves_before_its_first_step_is_no
     assert timeline.read_timeline(run.run_folder).lost_seconds == 91.0
 
 
-def test_validation_before_the_checkpoint_that_is_resumed_is_not_lost(hand_made: Any) -> None:
-    run = hand_made()
-    run.write_attempt(1, "0.a", reason="start")
-    run.write_metrics(1, step_line(1, 100.0), step_line(8, 107.0), epoch_line(8, 167.0), step_line(12, 172.0))
-    run.write_attempt(2, "0.b", reason="killed", resume_step=8)
-    write_steps(run, 2, (9, 200.0), (16, 207.0))
-    run.copy_logs()
-    assert timeline.read_timeline(run.run_folder).lost == [(167.0, 200.0)]
-
-
 def test_rows_and_goodput_of_a_command_follow_from_the_steps_that_it_tells(hand_made: Any) -> None:
     """The third attempt counts its steps anew: only its pause is known."""
     run = hand_made(workload=Command(argv=("python", "train.py")), machines=2)

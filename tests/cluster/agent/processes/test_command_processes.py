@@ -109,14 +109,11 @@ def test_ranks_get_the_variables_of_torchrun(make: Any, monkeypatch: pytest.Monk
     assert Path(variables["IMGNET_CHECKPOINTS"]).is_dir()
 
 
-@pytest.mark.parametrize(
-    ("place", "is_active"),
-    [
-        ({}, True),
-        ({"is_one_computer": False, "backend": "slurm"}, True),
-        ({"is_one_computer": False, "cloud": {"zone": "a"}}, False),
-    ],
-)
+@pytest.mark.parametrize(("place", "is_active"), [
+    ({}, True),
+    ({"is_one_computer": False, "backend": "slurm"}, True),
+    ({"is_one_computer": False, "cloud": {"zone": "a"}}, False),
+])  # fmt: skip
 def test_environment_that_is_active_in_the_users_shell_counts_on_this_computer_and_on_slurm(
     make: Any, monkeypatch: pytest.MonkeyPatch, place: dict[str, Any], is_active: bool
 ) -> None:
@@ -168,25 +165,22 @@ frame #6: clone + 0x43 (0x7f4b in libc.so.6)
 """
 
 
-@pytest.mark.parametrize(
-    ("script", "reason", "fault"),
-    [
-        ("echo ValueError: bad >&2; exit 3", "ended with code 3: ValueError: bad", Fault.OWN),
-        ("kill -9 $$", "was killed by SIGKILL", Fault.OWN),
-        ("exit 137", "ended with code 137 (128 + SIGKILL)", Fault.OWN),
-        ("exit 255", "ended with code 255", Fault.OWN),
-        ("printf 'bad\\033[1m\\001 end'; exit 1", "ended with code 1: bad [1m end", Fault.OWN),
-        ("head -c 9000 /dev/zero | tr '\\0' x; exit 1", f"ended with code 1: {'x' * (MAX_REASON_CHARACTERS - 3)}...",
-         Fault.OWN),
-        ("echo 'RuntimeError: Connection closed by peer'; exit 1",
-         "ended with code 1: RuntimeError: Connection closed by peer", Fault.NONE),
-        ("echo 'gloo: Connection reset'; echo 'terminate called without an active exception'; kill -ABRT $$",
-         "was killed by SIGABRT: gloo: Connection reset", Fault.NONE),
-        (f"cat <<'EOF'\n{WATCHDOG_ERROR}\nEOF\nkill -ABRT $$",
-         "was killed by SIGABRT: [PG ID 0 Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4)",
-         Fault.NONE),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("script", "reason", "fault"), [
+    ("echo ValueError: bad >&2; exit 3", "ended with code 3: ValueError: bad", Fault.OWN),
+    ("kill -9 $$", "was killed by SIGKILL", Fault.OWN),
+    ("exit 137", "ended with code 137 (128 + SIGKILL)", Fault.OWN),
+    ("exit 255", "ended with code 255", Fault.OWN),
+    ("printf 'bad\\033[1m\\001 end'; exit 1", "ended with code 1: bad [1m end", Fault.OWN),
+    ("head -c 9000 /dev/zero | tr '\\0' x; exit 1", f"ended with code 1: {'x' * (MAX_REASON_CHARACTERS - 3)}...",
+     Fault.OWN),
+    ("echo 'RuntimeError: Connection closed by peer'; exit 1",
+     "ended with code 1: RuntimeError: Connection closed by peer", Fault.NONE),
+    ("echo 'gloo: Connection reset'; echo 'terminate called without an active exception'; kill -ABRT $$",
+     "was killed by SIGABRT: gloo: Connection reset", Fault.NONE),
+    (f"cat <<'EOF'\n{WATCHDOG_ERROR}\nEOF\nkill -ABRT $$",
+     "was killed by SIGABRT: [PG ID 0 Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4)",
+     Fault.NONE),
+])  # fmt: skip
 def test_failure_is_told_with_code_and_last_line(
     make: Any, monkeypatch: pytest.MonkeyPatch, script: str, reason: str, fault: Fault
 ) -> None:
@@ -324,14 +318,11 @@ def test_command_that_ignores_the_signal_is_killed_after_the_grace(make: Any, mo
     assert processes.exit_codes() == [-9]
 
 
-@pytest.mark.parametrize(
-    ("handler", "save_signal", "is_copied"),
-    [
-        ("signal.signal(signal.SIGTERM, signal.SIG_DFL)", "TERM", False),
-        ("signal.signal(signal.SIGTERM, lambda *_: os._exit(1))", "TERM", True),
-        ("signal.signal(signal.SIGINT, signal.default_int_handler)", "INT", True),
-    ],
-)
+@pytest.mark.parametrize(("handler", "save_signal", "is_copied"), [
+    ("signal.signal(signal.SIGTERM, signal.SIG_DFL)", "TERM", False),
+    ("signal.signal(signal.SIGTERM, lambda *_: os._exit(1))", "TERM", True),
+    ("signal.signal(signal.SIGINT, signal.default_int_handler)", "INT", True),
+])  # fmt: skip
 def test_last_files_are_copied_unless_the_save_signal_has_killed_rank_0(
     make: Any, monkeypatch: pytest.MonkeyPatch, handler: str, save_signal: str, is_copied: bool
 ) -> None:

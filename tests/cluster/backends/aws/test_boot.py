@@ -81,18 +81,12 @@ NO_ANSWER = Unreachable("no answer")
 NO_COMMANDS = ClusterError("machine 0: ~/.imgnet/commands cannot be used: mkdir: Permission denied")
 
 
-@pytest.mark.parametrize(
-    ("files", "seconds"),
-    [
-        pytest.param(lambda now: raise_(NO_ANSWER) if now < 300 else READY if now > 400 else {}, 401, id="slow"),
-        # A disk is mounted over the folder while a command runs in it; a reboot comes between.
-        pytest.param(
-            lambda now: raise_(NO_ANSWER if 50 < now < 60 else NO_COMMANDS) if now < 100 else READY,
-            100,
-            id="short trouble with commands",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("files", "seconds"), [
+    pytest.param(lambda now: raise_(NO_ANSWER) if now < 300 else READY if now > 400 else {}, 401, id="slow"),
+    # A disk is mounted over the folder while a command runs in it; a reboot comes between.
+    pytest.param(lambda now: raise_(NO_ANSWER if 50 < now < 60 else NO_COMMANDS) if now < 100 else READY, 100,
+                 id="short trouble with commands"),
+])  # fmt: skip
 def test_ready_machine_gets_a_host_key_of_its_own(machine_with: Any, files: Files, seconds: float) -> None:
     machine = machine_with(files)
     machine.wait()
@@ -106,20 +100,17 @@ def test_boot_of_a_whole_computer_may_take_half_an_hour(machine_with: Any) -> No
     assert machine.seconds == 1201
 
 
-@pytest.mark.parametrize(
-    ("files", "options", "error", "message", "seconds"),
-    [
-        (lambda now: BOOT_FAILED if now > 30 else {}, {}, BootFailed, "boot failed: no way to the internet", 31),
-        # Not until the end of the boot's time, 15 minutes, which all machines of the job would be paid for.
-        (lambda now: raise_(NO_COMMANDS if now > 20 else NO_ANSWER), {}, BootFailed, ".*denied, for 60 s", 81),
-        (lambda now: {}, {}, BootFailed, "it has not finished booting, after 900 s", 901),
-        (lambda now: raise_(NO_ANSWER), {}, BootFailed, "no answer, after 900 s", 901),
-        # Another machine would not help.
-        (lambda now: {}, {"shortage_reason": SHORTAGE}, SetupFailed, SHORTAGE, 0),
-        (lambda now: {}, {"polls": 2}, SetupFailed, "EC2 terminated instance toy-1 during boot", 0),
-        (lambda now: raise_(SSHRefused("another host key")), {}, SSHRefused, "another host key", 0),
-    ],
-)
+@pytest.mark.parametrize(("files", "options", "error", "message", "seconds"), [
+    (lambda now: BOOT_FAILED if now > 30 else {}, {}, BootFailed, "boot failed: no way to the internet", 31),
+    # Not until the end of the boot's time, 15 minutes, which all machines of the job would be paid for.
+    (lambda now: raise_(NO_COMMANDS if now > 20 else NO_ANSWER), {}, BootFailed, ".*denied, for 60 s", 81),
+    (lambda now: {}, {}, BootFailed, "it has not finished booting, after 900 s", 901),
+    (lambda now: raise_(NO_ANSWER), {}, BootFailed, "no answer, after 900 s", 901),
+    # Another machine would not help.
+    (lambda now: {}, {"shortage_reason": SHORTAGE}, SetupFailed, SHORTAGE, 0),
+    (lambda now: {}, {"polls": 2}, SetupFailed, "EC2 terminated instance toy-1 during boot", 0),
+    (lambda now: raise_(SSHRefused("another host key")), {}, SSHRefused, "another host key", 0),
+])  # fmt: skip
 def test_boot_that_fails_ends_the_wait(
     machine_with: Any, files: Files, options: dict[str, Any], error: type[Exception], message: str, seconds: float
 ) -> None:

@@ -208,15 +208,12 @@ def test_fifo_in_place_of_a_file_of_the_set_up_does_not_hang(backend: ToyBackend
 # --- limits and access -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("is_price_limit_reached", "is_overdue", "reason"),
-    [
-        (False, False, ""),
-        (False, True, "its time limit passed, and not all of its machines have ended"),  # a kernel that hangs
-        # What traffic costs beyond what was expected uses up the dollars at once: the job is overdue too.
-        (True, True, "the limit of $40.00 (--max-price-total) was reached"),
-    ],
-)
+@pytest.mark.parametrize(("is_price_limit_reached", "is_overdue", "reason"), [
+    (False, False, ""),
+    (False, True, "its time limit passed, and not all of its machines have ended"),  # a kernel that hangs
+    # What traffic costs beyond what was expected uses up the dollars at once: the job is overdue too.
+    (True, True, "the limit of $40.00 (--max-price-total) was reached"),
+])  # fmt: skip
 def test_job_is_stopped_at_its_limits(
     backend: ToyBackend, monkeypatch: pytest.MonkeyPatch, is_price_limit_reached: bool, is_overdue: bool, reason: str
 ) -> None:

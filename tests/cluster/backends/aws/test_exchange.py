@@ -120,13 +120,10 @@ def end_agent(backend: ToyBackend, name: str, fault: Fault = Fault.MACHINE, reas
     folder.status_path(name).write_text(json.dumps(encode(status)))
 
 
-@pytest.mark.parametrize(
-    ("fault", "reason", "shown", "exchanged"),
-    [
-        (Fault.MACHINE, f"{GPU_LOST}\x1b[2J", f"{GPU_LOST} [2J", {"toy-2"}),
-        (Fault.NONE, "a spot notice", "a spot notice", set()),
-    ],
-)
+@pytest.mark.parametrize(("fault", "reason", "shown", "exchanged"), [
+    (Fault.MACHINE, f"{GPU_LOST}\x1b[2J", f"{GPU_LOST} [2J", {"toy-2"}),
+    (Fault.NONE, "a spot notice", "a spot notice", set()),
+])  # fmt: skip
 def test_machine_that_leaves_is_replaced_and_counts_as_exchange_if_it_is_broken(
     backend: ToyBackend, fault: Fault, reason: str, shown: str, exchanged: set[str]
 ) -> None:

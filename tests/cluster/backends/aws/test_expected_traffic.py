@@ -56,23 +56,15 @@ def test_checkpoint_of_an_unknown_model_or_optimizer_has_no_expected_size() -> N
     assert checkpoint_bytes(OF_ANOTHER_LIBRARY) is None
 
 
-@pytest.mark.parametrize(
-    ("recipe", "options", "line", "dollars_once"),
-    [
-        pytest.param(RECIPE, {}, ("checkpoints of 204 MB every 30 s", "(fewer: --save-seconds)"), 0, id="checkpoints"),
-        pytest.param(OF_ANOTHER_LIBRARY, {}, ("checkpoints: their size is unknown", "$0.06"), -HOME_DOLLARS, id="none"),
-        # They cost by the square of the machines.
-        pytest.param(RECIPE, {"machines": 16}, ("heartbeats of 16 machines", "$1.71 an hour"), 0, id="heartbeats"),
-        pytest.param(FROM_S3, {}, ("images from S3", ", free but for the requests"), 0.0005, id="S3"),
-        pytest.param(
-            RECIPE,
-            {"machines": 2, "internet": Internet.NAT},
-            ("6 GB of packages", " through the NAT gateway"),
-            6 * prices.NAT_PER_GB + prices.NAT_PER_HOUR,
-            id="NAT gateway",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("recipe", "options", "line", "dollars_once"), [
+    pytest.param(RECIPE, {}, ("checkpoints of 204 MB every 30 s", "(fewer: --save-seconds)"), 0, id="checkpoints"),
+    pytest.param(OF_ANOTHER_LIBRARY, {}, ("checkpoints: their size is unknown", "$0.06"), -HOME_DOLLARS, id="none"),
+    # They cost by the square of the machines.
+    pytest.param(RECIPE, {"machines": 16}, ("heartbeats of 16 machines", "$1.71 an hour"), 0, id="heartbeats"),
+    pytest.param(FROM_S3, {}, ("images from S3", ", free but for the requests"), 0.0005, id="S3"),
+    pytest.param(RECIPE, {"machines": 2, "internet": Internet.NAT}, ("6 GB of packages", " through the NAT gateway"),
+                 6 * prices.NAT_PER_GB + prices.NAT_PER_HOUR, id="NAT gateway"),
+])  # fmt: skip
 def test_traffic_has_a_line_for_each_cause_and_its_cost(
     recipe: Recipe, options: dict[str, Any], line: tuple[str, str], dollars_once: float
 ) -> None:

@@ -60,10 +60,9 @@ def test_compute_limits_power_off_before_the_price_limit(max_dollars: float, max
     assert spent > max_dollars * 0.999999 or hours == time_limit
 
 
-@pytest.mark.parametrize(
-    ("max_hours", "hours_left", "seconds_until_power_off"),
-    [(None, 2.0, 7200), (5.0, 2.0, 7200), (1.9, 2.0, 7200), (1.5, 2.0, 1.5 * 3600 + 900), (2.0, -0.01, 0)],
-)
+@pytest.mark.parametrize(("max_hours", "hours_left", "seconds_until_power_off"), [
+    (None, 2.0, 7200), (5.0, 2.0, 7200), (1.9, 2.0, 7200), (1.5, 2.0, 1.5 * 3600 + 900), (2.0, -0.01, 0),
+])  # fmt: skip
 def test_compute_limits_end_with_the_reservation(
     max_hours: float | None, hours_left: float, seconds_until_power_off: float
 ) -> None:
@@ -136,14 +135,11 @@ def test_rental_facts_of_a_job_are_those_of_its_rental_spec(hand_made: Any) -> N
         _ = replace(spec, cloud={"gpus_per_machine": "eight"}).rental_facts
 
 
-@pytest.mark.parametrize(
-    ("types", "ami", "expected", "note"),
-    [
-        (["p3dn.24xlarge", "p4d.24xlarge", "p5.48xlarge"], None, ["p4d.24xlarge", "p5.48xlarge"], "pass one: --ami"),
-        (["p4d.24xlarge", "p3dn.24xlarge"], "ami-0123456789abcdef0", ["p4d.24xlarge"], "needs another PyTorch build"),
-        (["p3dn.24xlarge", "p4d.24xlarge"], "ami-0123456789abcdef0", ["p3dn.24xlarge"], "another PyTorch build"),
-    ],
-)
+@pytest.mark.parametrize(("types", "ami", "expected", "note"), [
+    (["p3dn.24xlarge", "p4d.24xlarge", "p5.48xlarge"], None, ["p4d.24xlarge", "p5.48xlarge"], "pass one: --ami"),
+    (["p4d.24xlarge", "p3dn.24xlarge"], "ami-0123456789abcdef0", ["p4d.24xlarge"], "needs another PyTorch build"),
+    (["p3dn.24xlarge", "p4d.24xlarge"], "ami-0123456789abcdef0", ["p3dn.24xlarge"], "another PyTorch build"),
+])  # fmt: skip
 def test_type_without_an_image_or_with_another_torch_is_left_out_with_a_note(
     types: list[str], ami: str | None, expected: list[str], note: str
 ) -> None:
@@ -243,13 +239,10 @@ def test_on_demand_spares_cost_the_price_of_their_zone_and_a_place_without_one_i
     assert priced.places == (first,) and unpriced == ["g5.xlarge on-demand"]
 
 
-@pytest.mark.parametrize(
-    ("options", "shown_spares", "counts"),
-    [
-        ({"on_demand_spares": True}, "1 of them on demand, $0.36 an hour of it", [2, 1]),
-        ({"late_spares": True}, "1 of them, rented once EC2 warns of an interruption", [2]),
-    ],
-)
+@pytest.mark.parametrize(("options", "shown_spares", "counts"), [
+    ({"on_demand_spares": True}, "1 of them on demand, $0.36 an hour of it", [2, 1]),
+    ({"late_spares": True}, "1 of them, rented once EC2 warns of an interruption", [2]),
+])  # fmt: skip
 def test_plan_with_spares_shows_them_and_their_requests(
     options: dict[str, Any], shown_spares: str, counts: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -268,24 +261,21 @@ TAG = r"Invalid value for '--tag': [^\n]*"
 NO_SPARES = ": the job has no spares; say how many: --spares 1$"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"on_demand_spares": True}, f"--on-demand-spares{NO_SPARES}"),
-        ({"late_spares": True}, f"--late-spares{NO_SPARES}"),
-        ({"late_spares": True, "spares": 1, "market": "on-demand"}, "--late-spares needs spot .* --on-demand"),
-        ({"tags": ["CostCenter"]}, f"{TAG}KEY=VALUE"),
-        ({"tags": ["=ml"]}, f"{TAG}KEY=VALUE"),
-        ({"tags": ["k" * 129 + "=v"]}, f"{TAG}128 characters"),
-        ({"tags": ["k=" + "v" * 257]}, f"{TAG}256"),
-        ({"tags": ["AWS:owner=me"]}, f"{TAG}AWS's own"),
-        ({"tags": ["imgnet:owner=me"]}, f"{TAG}imgnet-cluster itself"),
-        ({"tags": ["name=me"]}, f"{TAG}imgnet-cluster itself"),
-        ({"tags": ["CostCenter=a&b"]}, f"{TAG}'&'"),
-        ({"tags": ["Team=a", "team=b"]}, f"{TAG}twice"),
-        ({"tags": [f"k{number}=v" for number in range(41)]}, f"{TAG}at most 40"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ({"on_demand_spares": True}, f"--on-demand-spares{NO_SPARES}"),
+    ({"late_spares": True}, f"--late-spares{NO_SPARES}"),
+    ({"late_spares": True, "spares": 1, "market": "on-demand"}, "--late-spares needs spot .* --on-demand"),
+    ({"tags": ["CostCenter"]}, f"{TAG}KEY=VALUE"),
+    ({"tags": ["=ml"]}, f"{TAG}KEY=VALUE"),
+    ({"tags": ["k" * 129 + "=v"]}, f"{TAG}128 characters"),
+    ({"tags": ["k=" + "v" * 257]}, f"{TAG}256"),
+    ({"tags": ["AWS:owner=me"]}, f"{TAG}AWS's own"),
+    ({"tags": ["imgnet:owner=me"]}, f"{TAG}imgnet-cluster itself"),
+    ({"tags": ["name=me"]}, f"{TAG}imgnet-cluster itself"),
+    ({"tags": ["CostCenter=a&b"]}, f"{TAG}'&'"),
+    ({"tags": ["Team=a", "team=b"]}, f"{TAG}twice"),
+    ({"tags": [f"k{number}=v" for number in range(41)]}, f"{TAG}at most 40"),
+])  # fmt: skip
 def test_options_that_cannot_be_rented_are_refused_in_one_line(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ClusterError, match=f"^{message}"):
         offline_plan(**options)
@@ -316,18 +306,15 @@ def test_plan_for_v100_says_what_the_image_must_have_and_takes_a_torch_that_fits
     assert (newer.rental_facts.torch_index_url, newer.rental_facts.torch_requirement) == (None, None)
 
 
-@pytest.mark.parametrize(
-    ("folder", "ami", "has_file_system", "expected"),
-    [
-        ("~/data/imagenet", "", True, "no folder of this computer"),
-        (str(Path.home() / "data/imagenet"), "", True, "no folder of this computer"),
-        ("~/data/imagenet", "ami-1", True, ""),
-        ("/data/imagenet", "", False, ""),
-        ("~/.imgnet/shared/data/own", "", True, ""),
-        ("~/.imgnet/shared/data/own", "ami-1", False, "does not exist yet"),
-        ("/home/ubuntu/.imgnet/shared/own", "", False, "does not exist yet"),
-    ],
-)
+@pytest.mark.parametrize(("folder", "ami", "has_file_system", "expected"), [
+    ("~/data/imagenet", "", True, "no folder of this computer"),
+    (str(Path.home() / "data/imagenet"), "", True, "no folder of this computer"),
+    ("~/data/imagenet", "ami-1", True, ""),
+    ("/data/imagenet", "", False, ""),
+    ("~/.imgnet/shared/data/own", "", True, ""),
+    ("~/.imgnet/shared/data/own", "ami-1", False, "does not exist yet"),
+    ("/home/ubuntu/.imgnet/shared/own", "", False, "does not exist yet"),
+])  # fmt: skip
 def test_folder_without_images_is_an_obstacle(folder: str, ami: str, has_file_system: bool, expected: str) -> None:
     obstacle = find_obstacle(Path(folder), ami, has_file_system)
     assert expected in obstacle and bool(expected) == bool(obstacle)

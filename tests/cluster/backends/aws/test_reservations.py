@@ -81,21 +81,18 @@ def test_plan_of_a_group_is_in_the_region_of_the_group(front: AwsFrontend) -> No
     assert (place.region, place.zone, place.reservation) == ("us-west-2", "us-west-2a", group)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"machines": 3, "spares": 2}, "{id}: 4 of its 4 machines are free, and the job needs 5; pass --machines 4"),
-        ({"types": ["p4d.24xlarge"]}, "{id}: it has machines of type p5.48xlarge, not p4d.24xlarge"),
-        ({"zones": ("us-east-1a",)}, "{id}: it is in us-east-1b"),
-        ({"regions": ("us-west-2",)}, "{id}: this account has no such reservation in us-west-2"),
-        ({"spares": 1, "late_spares": True}, "--late-spares needs spot machines, and --reservation has none"),
-        ({"market": "on-demand"}, "{id}: its machines are of the market capacity-block; leave out --on-demand"),
-        ({"max_dollars": 0.001}, "--max-price-total 0.001: the machines need 240 s to boot"),
-        ({"offline": True}, "--reservation {id}: only AWS knows its type and zone"),
-        ({"reservation": GROUP, "regions": ("us-west-2",)}, GROUP),
-        ({"total": 0}, "{id}: 0 of its 0 machines are free, and the job needs 2; wait until others end"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ({"machines": 3, "spares": 2}, "{id}: 4 of its 4 machines are free, and the job needs 5; pass --machines 4"),
+    ({"types": ["p4d.24xlarge"]}, "{id}: it has machines of type p5.48xlarge, not p4d.24xlarge"),
+    ({"zones": ("us-east-1a",)}, "{id}: it is in us-east-1b"),
+    ({"regions": ("us-west-2",)}, "{id}: this account has no such reservation in us-west-2"),
+    ({"spares": 1, "late_spares": True}, "--late-spares needs spot machines, and --reservation has none"),
+    ({"market": "on-demand"}, "{id}: its machines are of the market capacity-block; leave out --on-demand"),
+    ({"max_dollars": 0.001}, "--max-price-total 0.001: the machines need 240 s to boot"),
+    ({"offline": True}, "--reservation {id}: only AWS knows its type and zone"),
+    ({"reservation": GROUP, "regions": ("us-west-2",)}, GROUP),
+    ({"total": 0}, "{id}: 0 of its 0 machines are free, and the job needs 2; wait until others end"),
+])  # fmt: skip
 def test_launch_that_the_reservation_does_not_fit_is_one_line_and_rents_nothing(
     front: AwsFrontend, options: dict[str, Any], message: str
 ) -> None:
@@ -147,10 +144,9 @@ def test_offers_lists_capacity_blocks_and_the_command_that_buys_one(front: AwsFr
     assert front.count("PurchaseCapacityBlock") == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [(["--hours", "6"], "--capacity-blocks"), (["--capacity-blocks", "--recipe", "recipes/quickstart.py"], "--recipe")],
-)
+@pytest.mark.parametrize(("arguments", "reason"), [
+    (["--hours", "6"], "--capacity-blocks"), (["--capacity-blocks", "--recipe", "recipes/quickstart.py"], "--recipe"),
+])  # fmt: skip
 def test_offers_options_that_do_not_fit_are_refused(arguments: list[str], reason: str) -> None:
     result = CliRunner().invoke(cli, ["offers", *arguments])
     assert result.exit_code == 2 and reason in result.output.splitlines()[-1]

@@ -46,10 +46,9 @@ def backend(hand_made: Any) -> SlurmBackend:
     return SlurmBackend(Run(run.spec, run.run_folder))
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("0:05", 5), ("12:00", 720), ("1:02:03", 3723), ("2-00:00:01", 172801), ("UNLIMITED", None), ("", None)],
-)
+@pytest.mark.parametrize(("text", "seconds"), [
+    ("0:05", 5), ("12:00", 720), ("1:02:03", 3723), ("2-00:00:01", 172801), ("UNLIMITED", None), ("", None),
+])  # fmt: skip
 def test_parse_seconds(text: str, seconds: float | None) -> None:
     assert parse_seconds(text) == seconds
 
@@ -98,17 +97,14 @@ def test_partition_that_slurm_hides_is_used_as_any_other(program: Any, backend: 
     assert "--all --steps" in batch_script(backend.run.spec, SlurmOptions(), backend.run.folder, ["0"], 0.0)
 
 
-@pytest.mark.parametrize(
-    ("options", "nodes", "message"),
-    [
-        ({"partition": "none"}, 1, "--partition none: the cluster has the partitions cpu, gpu"),
-        ({}, 5, "the partition cpu has 4 nodes, but the job needs 5"),
-        ({"partition": "gpu"}, 3, "the partition gpu has 2 nodes"),
-        ({"partition": "gpu,none"}, 1, "--partition gpu,none: the cluster has the partitions cpu, gpu"),
-        ({"partition": "gpu,cpu"}, 5, "the partition gpu,cpu has 4 nodes, but the job needs 5"),
-        ({"gpus_per_node": 1}, 1, "partition cpu have no GPUs.*--gpus-per-node 0"),
-    ],
-)
+@pytest.mark.parametrize(("options", "nodes", "message"), [
+    ({"partition": "none"}, 1, "--partition none: the cluster has the partitions cpu, gpu"),
+    ({}, 5, "the partition cpu has 4 nodes, but the job needs 5"),
+    ({"partition": "gpu"}, 3, "the partition gpu has 2 nodes"),
+    ({"partition": "gpu,none"}, 1, "--partition gpu,none: the cluster has the partitions cpu, gpu"),
+    ({"partition": "gpu,cpu"}, 5, "the partition gpu,cpu has 4 nodes, but the job needs 5"),
+    ({"gpus_per_node": 1}, 1, "partition cpu have no GPUs.*--gpus-per-node 0"),
+])  # fmt: skip
 def test_partition_that_cannot_run_the_job_is_refused_and_no_other(
     program: Any, options: dict[str, Any], nodes: int, message: str
 ) -> None:
@@ -152,20 +148,17 @@ def test_arguments_of_sbatch(backend: SlurmBackend) -> None:
     assert "--gpus-per-node=8" in batch_script(backend.run.spec, options, backend.run.folder, ["0", "1"], 0.0)
 
 
-@pytest.mark.parametrize(
-    ("job", "elapsed", "silence", "has_ended", "expected"),
-    [
-        ({"state": "PENDING"}, [], float("inf"), False, True),
-        ({"elapsed": 5.0}, [], float("inf"), False, True),  # its steps are about to start
-        ({"elapsed": 150.0}, [], float("inf"), False, False),  # it should have started them long ago
-        ({}, [], 10.0, False, False),  # the step has ended: the agent is dead
-        ({}, [300.0], 10.0, False, True),
-        ({}, [300.0], 25.0, False, False),  # a node without power
-        ({}, [300.0], 1.0, True, False),  # the agent has ended, and its step is about to
-        ({}, [2.0], 8.0, True, True),  # a new agent, whose first status is still to come
-        ({"state": "COMPLETING"}, [], 10.0, False, False),
-    ],
-)
+@pytest.mark.parametrize(("job", "elapsed", "silence", "has_ended", "expected"), [
+    ({"state": "PENDING"}, [], float("inf"), False, True),
+    ({"elapsed": 5.0}, [], float("inf"), False, True),  # its steps are about to start
+    ({"elapsed": 150.0}, [], float("inf"), False, False),  # it should have started them long ago
+    ({}, [], 10.0, False, False),  # the step has ended: the agent is dead
+    ({}, [300.0], 10.0, False, True),
+    ({}, [300.0], 25.0, False, False),  # a node without power
+    ({}, [300.0], 1.0, True, False),  # the agent has ended, and its step is about to
+    ({}, [2.0], 8.0, True, True),  # a new agent, whose first status is still to come
+    ({"state": "COMPLETING"}, [], 10.0, False, False),
+])  # fmt: skip
 def test_may_run_agent(
     job: dict[str, Any], elapsed: list[float], silence: float, has_ended: bool, expected: bool
 ) -> None:
