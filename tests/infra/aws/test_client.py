@@ -106,17 +106,14 @@ def client_error(
     return boto.ClientError(response, operation)
 
 
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
-        (client_error("SomethingNew"), ErrorKind.PERMANENT),
-        (client_error("SomethingNew", status=502), ErrorKind.OUTCOME_UNKNOWN),
-        (boto.ReadTimeoutError(endpoint_url="u"), ErrorKind.OUTCOME_UNKNOWN),
-        (boto.ResponseStreamingError(error="e"), ErrorKind.OUTCOME_UNKNOWN),
-        (ResponseParserError("html"), ErrorKind.OUTCOME_UNKNOWN),
-        (boto.NoCredentialsError(), ErrorKind.PERMANENT),
-    ],
-)
+@pytest.mark.parametrize(("error", "kind"), [
+    (client_error("SomethingNew"), ErrorKind.PERMANENT),
+    (client_error("SomethingNew", status=502), ErrorKind.OUTCOME_UNKNOWN),
+    (boto.ReadTimeoutError(endpoint_url="u"), ErrorKind.OUTCOME_UNKNOWN),
+    (boto.ResponseStreamingError(error="e"), ErrorKind.OUTCOME_UNKNOWN),
+    (ResponseParserError("html"), ErrorKind.OUTCOME_UNKNOWN),
+    (boto.NoCredentialsError(), ErrorKind.PERMANENT),
+])  # fmt: skip
 def test_classify_error_without_a_known_code(error: Exception, kind: ErrorKind) -> None:
     assert classify_error(error) is kind
 
@@ -127,46 +124,43 @@ LONG_POLICY = "You may not " + "x" * 400 + " with an explicit deny in a service 
 SPOT_ROLE = "aws iam create-service-linked-role --aws-service-name spot.amazonaws.com"
 
 
-@pytest.mark.parametrize(
-    ("kind", "error", "parts"),
-    [
-        (NoAnswer, client_error("UnauthorizedOperation", LONG_REFUSAL), ["permitted (You may not.)", "check --iam"]),
-        (NoAnswer, client_error("AccessDenied", LONG_POLICY), ["a policy forbids it", "explicit deny", "--tag KEY="]),
-        (NoAnswer, client_error("AccessDenied", "Not so, because no service control policy allows"), ["forbids"]),
-        (NoAnswer, client_error("AccessDenied", "Not so, because no identity-based policy allows"), ["check --iam"]),
-        (NoAnswer, boto.SSLError(endpoint_url="u", error="self-signed"), ["AWS_CA_BUNDLE"]),
-        (NoAnswer, boto.ProxyConnectionError(proxy_url="http://proxy:3128"), ["http://proxy:3128", "HTTPS_PROXY"]),
-        (NoAnswer, boto.EndpointConnectionError(endpoint_url="u", error="e"), ["cannot be reached"]),
-        (NoCredentials, client_error("ExpiredToken"), ["ExpiredToken", "aws sts get-caller-identity"]),
-        (NoCredentials, client_error("AuthFailure"), ["accept the credentials, or the region is not enabled"]),
-        (NoCredentials, client_error("SignatureDoesNotMatch", SKEWED), ["the clock of this computer is wrong", "NTP"]),
-        (NoCredentials, client_error("RequestTimeTooSkewed"), ["the clock of this computer"]),
-        (NoCredentials, client_error("AccessDenied", "It is hers.", operation="AssumeRole"), ["the profile's role"]),
-        (
-            NoCredentials,
-            client_error("ForbiddenException", "No access", 403, "GetRoleCredentials"),
-            ["ForbiddenException: No access", "aws sts get-caller-identity"],
-        ),
-        (CloudError, client_error("Throttling", "Rate exceeded", operation="AssumeRole"), ["Throttling"]),
-        (CloudError, RuntimeError("cannot schedule new futures"), ["cannot schedule new futures"]),
-        (NoCredentials, boto.NoCredentialsError(), ["aws configure"]),
-        (NoCredentials, boto.ProfileNotFound(profile="p"), ["aws configure list", "p"]),
-        (NoCredentials, boto.UnauthorizedSSOTokenError(), ["the login has ended", "aws sso login --profile 'my corp'"]),
-        (NoCredentials, boto.SSOTokenLoadError(error_msg="no token"), ["no token", "aws sso login"]),
-        (NoCredentials, boto.TokenRetrievalError(provider="sso", error_msg="too old"), ["too old", "aws sso login"]),
-        (NoCredentials, boto.LoginTokenLoadError(error_msg="gone"), ["gone", "aws login --profile"]),
-        (NoCredentials, boto.RefreshWithMFAUnsupportedError(), ["MFA code", "aws configure export-credentials"]),
-        (NoCredentials, boto.CredentialRetrievalError(provider="x", error_msg="VPN is down"), ["VPN is down"]),
-        (NoCredentials, boto.MissingDependencyException(msg="install botocore[crt]"), ["install botocore[crt]"]),
-        (NoCredentials, boto.InvalidConfigError(error_msg="no such source_profile"), ["no such source_profile"]),
-        (CloudError, client_error("AuthFailure.ServiceLinkedRoleCreationNotPermitted"), [SPOT_ROLE]),
-        (CloudError, client_error("TagPolicyViolation", "key 'CostCenter'"), ["CostCenter", "--tag KEY=VALUE"]),
-        (CloudError, client_error("OptInRequired", "Accept the terms"), ["OptInRequired: Accept the terms"]),
-        (NoCredentials, client_error("OptInRequired", operation="DescribeVpcs"), ["accept the credentials"]),
-        (CloudError, client_error("Odd", "two\nlines  here"), ["rent (ec2:RunInstances): Odd: two lines here"]),
-        (CloudError, ValueError(""), ["rent (ec2:RunInstances): ValueError"]),
-    ],
-)
+@pytest.mark.parametrize(("kind", "error", "parts"), [
+    (NoAnswer, client_error("UnauthorizedOperation", LONG_REFUSAL), ["permitted (You may not.)", "check --iam"]),
+    (NoAnswer, client_error("AccessDenied", LONG_POLICY), ["a policy forbids it", "explicit deny", "--tag KEY="]),
+    (NoAnswer, client_error("AccessDenied", "Not so, because no service control policy allows"), ["forbids"]),
+    (NoAnswer, client_error("AccessDenied", "Not so, because no identity-based policy allows"), ["check --iam"]),
+    (NoAnswer, boto.SSLError(endpoint_url="u", error="self-signed"), ["AWS_CA_BUNDLE"]),
+    (NoAnswer, boto.ProxyConnectionError(proxy_url="http://proxy:3128"), ["http://proxy:3128", "HTTPS_PROXY"]),
+    (NoAnswer, boto.EndpointConnectionError(endpoint_url="u", error="e"), ["cannot be reached"]),
+    (NoCredentials, client_error("ExpiredToken"), ["ExpiredToken", "aws sts get-caller-identity"]),
+    (NoCredentials, client_error("AuthFailure"), ["accept the credentials, or the region is not enabled"]),
+    (NoCredentials, client_error("SignatureDoesNotMatch", SKEWED), ["the clock of this computer is wrong", "NTP"]),
+    (NoCredentials, client_error("RequestTimeTooSkewed"), ["the clock of this computer"]),
+    (NoCredentials, client_error("AccessDenied", "It is hers.", operation="AssumeRole"), ["the profile's role"]),
+    (
+        NoCredentials,
+        client_error("ForbiddenException", "No access", 403, "GetRoleCredentials"),
+        ["ForbiddenException: No access", "aws sts get-caller-identity"],
+    ),
+    (CloudError, client_error("Throttling", "Rate exceeded", operation="AssumeRole"), ["Throttling"]),
+    (CloudError, RuntimeError("cannot schedule new futures"), ["cannot schedule new futures"]),
+    (NoCredentials, boto.NoCredentialsError(), ["aws configure"]),
+    (NoCredentials, boto.ProfileNotFound(profile="p"), ["aws configure list", "p"]),
+    (NoCredentials, boto.UnauthorizedSSOTokenError(), ["the login has ended", "aws sso login --profile 'my corp'"]),
+    (NoCredentials, boto.SSOTokenLoadError(error_msg="no token"), ["no token", "aws sso login"]),
+    (NoCredentials, boto.TokenRetrievalError(provider="sso", error_msg="too old"), ["too old", "aws sso login"]),
+    (NoCredentials, boto.LoginTokenLoadError(error_msg="gone"), ["gone", "aws login --profile"]),
+    (NoCredentials, boto.RefreshWithMFAUnsupportedError(), ["MFA code", "aws configure export-credentials"]),
+    (NoCredentials, boto.CredentialRetrievalError(provider="x", error_msg="VPN is down"), ["VPN is down"]),
+    (NoCredentials, boto.MissingDependencyException(msg="install botocore[crt]"), ["install botocore[crt]"]),
+    (NoCredentials, boto.InvalidConfigError(error_msg="no such source_profile"), ["no such source_profile"]),
+    (CloudError, client_error("AuthFailure.ServiceLinkedRoleCreationNotPermitted"), [SPOT_ROLE]),
+    (CloudError, client_error("TagPolicyViolation", "key 'CostCenter'"), ["CostCenter", "--tag KEY=VALUE"]),
+    (CloudError, client_error("OptInRequired", "Accept the terms"), ["OptInRequired: Accept the terms"]),
+    (NoCredentials, client_error("OptInRequired", operation="DescribeVpcs"), ["accept the credentials"]),
+    (CloudError, client_error("Odd", "two\nlines  here"), ["rent (ec2:RunInstances): Odd: two lines here"]),
+    (CloudError, ValueError(""), ["rent (ec2:RunInstances): ValueError"]),
+])  # fmt: skip
 def test_explain_error_is_one_line_with_the_next_command(
     kind: type, error: Exception, parts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,15 +180,12 @@ def test_keys_whose_expiry_has_passed_are_no_credentials(front: AwsFrontend, mon
         S3Prefix("s3://imgnet-test/data").read("manifest.json")
 
 
-@pytest.mark.parametrize(
-    "profile",
-    [
-        "credential_process = /no/program",
-        "credential_process = echo Log in first",
-        """credential_process = echo '{"Version": 1, "AccessKeyId": "", "SecretAccessKey": "", "Expiration": "x"}'""",
-        "role_arn = arn:aws:iam::123456789012:role/Trainer\nweb_identity_token_file = /no/token",
-    ],
-)
+@pytest.mark.parametrize("profile", [
+    "credential_process = /no/program",
+    "credential_process = echo Log in first",
+    """credential_process = echo '{"Version": 1, "AccessKeyId": "", "SecretAccessKey": "", "Expiration": "x"}'""",
+    "role_arn = arn:aws:iam::123456789012:role/Trainer\nweb_identity_token_file = /no/token",
+])  # fmt: skip
 def test_whatever_keeps_botocore_from_getting_keys_is_no_credentials(
     front: AwsFrontend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: str
 ) -> None:

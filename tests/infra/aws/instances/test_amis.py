@@ -75,20 +75,17 @@ def test_images_and_v100_have_a_torch_that_the_project_accepts_and_is_tested_wit
     assert amis.get_torch_requirement("sm_70") == amis.LEGACY_TORCH and amis.get_torch_requirement("sm_75") is None
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, amis.Image("ami-1", "ubuntu", 22, 120, "/dev/xvda", "mine", "")),
-        (
-            {"Tags": to_aws_tags({"imgnet:user": "me", "imgnet:port": "2022"})},
-            amis.Image("ami-1", "me", 2022, 120, "/dev/xvda", "mine", ""),
-        ),
-        (
-            {"RootDeviceName": None, "BlockDeviceMappings": []},
-            amis.Image("ami-1", "ubuntu", 22, 0, "/dev/sda1", "mine", ""),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("changes", "expected"), [
+    ({}, amis.Image("ami-1", "ubuntu", 22, 120, "/dev/xvda", "mine", "")),
+    (
+        {"Tags": to_aws_tags({"imgnet:user": "me", "imgnet:port": "2022"})},
+        amis.Image("ami-1", "me", 2022, 120, "/dev/xvda", "mine", ""),
+    ),
+    (
+        {"RootDeviceName": None, "BlockDeviceMappings": []},
+        amis.Image("ami-1", "ubuntu", 22, 0, "/dev/sda1", "mine", ""),
+    ),
+])  # fmt: skip
 def test_own_image_is_used_unchanged(front: AwsFrontend, changes: dict[str, Any], expected: amis.Image) -> None:
     account = account_with_image(**changes)
     for arch in ("sm_80", "sm_70"):  # an own image for such GPUs is trusted to have its driver
@@ -96,18 +93,15 @@ def test_own_image_is_used_unchanged(front: AwsFrontend, changes: dict[str, Any]
     assert not front.calls
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"State": "pending"}, "image ami-1 is pending; wait for it"),
-        ({"Architecture": "arm64"}, "image ami-1 is for arm64, but the machines are x86_64"),
-        ({"Name": ""}, "there is no image ami-1 in us-east-1"),
-        *(
-            ({"Tags": to_aws_tags({"imgnet:port": port})}, f"image ami-1: its tag imgnet:port is {port!r}")
-            for port in ("0", "65536", "ssh", "-1", "22 ", "2²")
-        ),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"State": "pending"}, "image ami-1 is pending; wait for it"),
+    ({"Architecture": "arm64"}, "image ami-1 is for arm64, but the machines are x86_64"),
+    ({"Name": ""}, "there is no image ami-1 in us-east-1"),
+    *(
+        ({"Tags": to_aws_tags({"imgnet:port": port})}, f"image ami-1: its tag imgnet:port is {port!r}")
+        for port in ("0", "65536", "ssh", "-1", "22 ", "2²")
+    ),
+])  # fmt: skip
 def test_image_that_cannot_launch_is_refused(front: AwsFrontend, changes: dict[str, Any], message: str) -> None:
     assert refusal(account_with_image(**changes), "sm_80", "ami-1").startswith(message)
 

@@ -59,22 +59,19 @@ def test_lookup_that_is_not_permitted_is_no_unknown_reservation(front: AwsFronte
 NEXT_STEP = "; list what can be bought: imgnet-cluster offers --capacity-blocks"
 
 
-@pytest.mark.parametrize(
-    ("details", "reason"),
-    [
-        ({"interruptible": True}, "EC2 may interrupt its machines (an interruptible reservation)"),
-        ({"tenancy": "dedicated"}, "its tenancy is dedicated"),
-        ({"platform": "Windows"}, "its platform is Windows"),
-        ({"state": "payment-pending"}, "it is not active yet (payment-pending)"),
-        (
-            {"start": START + 15.5 * HOUR, "hours": 39.5},
-            "it is not active yet (scheduled), it starts at 2026-11-22 11:30 UTC; launch then",
-        ),
-        ({"state": "cancelled"}, f"it is cancelled{NEXT_STEP}"),
-        ({"start": START - 25 * HOUR, "hours": -1.0}, f"it ended at 2026-11-21 19:00 UTC{NEXT_STEP}"),
-        ({"hours": 0.4}, "EC2 ended its machines at 2026-11-21 19:54 UTC, 30 minutes before the end of the block"),
-    ],
-)
+@pytest.mark.parametrize(("details", "reason"), [
+    ({"interruptible": True}, "EC2 may interrupt its machines (an interruptible reservation)"),
+    ({"tenancy": "dedicated"}, "its tenancy is dedicated"),
+    ({"platform": "Windows"}, "its platform is Windows"),
+    ({"state": "payment-pending"}, "it is not active yet (payment-pending)"),
+    (
+        {"start": START + 15.5 * HOUR, "hours": 39.5},
+        "it is not active yet (scheduled), it starts at 2026-11-22 11:30 UTC; launch then",
+    ),
+    ({"state": "cancelled"}, f"it is cancelled{NEXT_STEP}"),
+    ({"start": START - 25 * HOUR, "hours": -1.0}, f"it ended at 2026-11-21 19:00 UTC{NEXT_STEP}"),
+    ({"hours": 0.4}, "EC2 ended its machines at 2026-11-21 19:54 UTC, 30 minutes before the end of the block"),
+])  # fmt: skip
 def test_reservation_that_is_of_no_use_now_is_refused(front: AwsFrontend, details: dict[str, Any], reason: str) -> None:
     assert refusal(reserve_block(front, **details)).startswith(reason)
 

@@ -55,21 +55,18 @@ def test_split_has_each_image_once_as_a_launch_would_hold_them_out(
     assert {path.name for path in target.parent.iterdir()} == {"own"}, "no lock and no unfinished folder"
 
 
-@pytest.mark.parametrize(
-    ("spoil", "target", "message"),
-    [
-        (lambda folder: (folder / "val").mkdir(), "new", "val: the data set is split already"),
-        (lambda folder: (folder / "valid").mkdir(), "new", r"valid: the data set is split .* belong into val/"),
-        (lambda folder: (folder.parent / "new").mkdir(), "new", "exists already, or lies among the images"),
-        (lambda folder: None, "photos/train/new", "exists already, or lies among the images; name another"),
-        (lambda folder: (folder / "train/9.png").touch(), "new", "9.png: an image beside the class folders"),
-        (lambda folder: (folder / "train").rename(folder / "a"), "new", "too few|Is a directory"),
-        (lambda folder: folder.rename(folder.parent / "gone"), "new", "photos: there is no such folder"),
-        (lambda folder: (folder / "train/cat/more").mkdir(), "new", "Is a directory: .*cat/more"),
-        (lambda folder: [*map(Path.unlink, folder.rglob("[1-9]*"))], "new", "photos/train: has too few images"),
-        (lambda folder: pack_set(folder, {None: folder.parent / "packed"}, val_fraction=0.2), "new", "split already"),
-    ],
-)
+@pytest.mark.parametrize(("spoil", "target", "message"), [
+    (lambda folder: (folder / "val").mkdir(), "new", "val: the data set is split already"),
+    (lambda folder: (folder / "valid").mkdir(), "new", r"valid: the data set is split .* belong into val/"),
+    (lambda folder: (folder.parent / "new").mkdir(), "new", "exists already, or lies among the images"),
+    (lambda folder: None, "photos/train/new", "exists already, or lies among the images; name another"),
+    (lambda folder: (folder / "train/9.png").touch(), "new", "9.png: an image beside the class folders"),
+    (lambda folder: (folder / "train").rename(folder / "a"), "new", "too few|Is a directory"),
+    (lambda folder: folder.rename(folder.parent / "gone"), "new", "photos: there is no such folder"),
+    (lambda folder: (folder / "train/cat/more").mkdir(), "new", "Is a directory: .*cat/more"),
+    (lambda folder: [*map(Path.unlink, folder.rglob("[1-9]*"))], "new", "photos/train: has too few images"),
+    (lambda folder: pack_set(folder, {None: folder.parent / "packed"}, val_fraction=0.2), "new", "split already"),
+])  # fmt: skip
 def test_split_refuses_what_it_cannot_divide(tmp_path: Path, spoil: Any, target: str, message: str) -> None:
     source, packed = tmp_path / "photos", tmp_path / "packed"
     draw(source / "train")
