@@ -2,12 +2,14 @@
 
 import re
 import tomllib
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
+from support.error_lines import error_line
 from support.simcloud.http_server import AwsFrontend
 from support.simcloud.in_process import shared_account
 from support.simcloud.spot_market import image_id
@@ -20,15 +22,8 @@ from infra.errors import CloudError
 
 TORCH = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.13 (Ubuntu 26.04) 20261113"
 ROOT = Path(__file__).parents[4]
+refusal = partial(error_line, CloudError, amis.resolve_image)
 PLAIN = "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261113"
-
-
-def refusal(*args: Any) -> str:
-    """Return the one-line error of `resolve_image`."""
-    with pytest.raises(CloudError) as caught:
-        amis.resolve_image(*args)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def account_with_image(**changes: Any) -> Account:

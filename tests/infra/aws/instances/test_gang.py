@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.aws_gang import ZONES, Crash, GangTestbed
 from support.aws_journal import write_journal
+from support.error_lines import error_line
 
 from infra.aws import tags
 from infra.aws.client import Account
@@ -37,10 +38,7 @@ G5_SPOT, G5_ON_DEMAND = "L-3819A6DF", "L-DB2E81BA"
 
 def refusal(bed: GangTestbed, *places: Any, error: type[CloudError] = CloudError, **changes: Any) -> str:
     """Return the one-line error with which `acquire` fails."""
-    with pytest.raises(error) as caught:
-        bed.acquire(*places, **changes)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return error_line(error, bed.acquire, *places, **changes)
 
 
 def ids(machines: list[Any]) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any
 import botocore.session
 import pytest
 from botocore.validate import ParamValidator
+from support.error_lines import error_line
 from support.simcloud.http_server import AwsFrontend
 from support.simcloud.in_process import shared_account
 
@@ -32,10 +33,8 @@ def find(id: str, *regions: str, now: float = START, **wishes: Any) -> Reservati
 
 def refusal(id: str, *regions: str, **wishes: Any) -> str:
     """Return why no machine can be launched in a reservation: one line that begins with its ID."""
-    with pytest.raises(NoMachines) as caught:
-        find(id, *regions, **wishes)
-    text = str(caught.value)
-    assert text.startswith(f"{id}: ") and "\n" not in text
+    text = error_line(NoMachines, find, id, *regions, **wishes)
+    assert text.startswith(f"{id}: ")
     return text.removeprefix(f"{id}: ")
 
 
