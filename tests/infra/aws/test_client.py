@@ -122,11 +122,8 @@ SPOT_ROLE = "aws iam create-service-linked-role --aws-service-name spot.amazonaw
     (NoCredentials, client_error("SignatureDoesNotMatch", SKEWED), ["the clock of this computer is wrong", "NTP"]),
     (NoCredentials, client_error("RequestTimeTooSkewed"), ["the clock of this computer"]),
     (NoCredentials, client_error("AccessDenied", "It is hers.", operation="AssumeRole"), ["the profile's role"]),
-    (
-        NoCredentials,
-        client_error("ForbiddenException", "No access", 403, "GetRoleCredentials"),
-        ["ForbiddenException: No access", "aws sts get-caller-identity"],
-    ),
+    (NoCredentials, client_error("ForbiddenException", "No access", 403, "GetRoleCredentials"),
+     ["ForbiddenException: No access", "aws sts get-caller-identity"]),
     (CloudError, client_error("Throttling", "Rate exceeded", operation="AssumeRole"), ["Throttling"]),
     (CloudError, RuntimeError("cannot schedule new futures"), ["cannot schedule new futures"]),
     (NoCredentials, boto.NoCredentialsError(), ["aws configure"]),

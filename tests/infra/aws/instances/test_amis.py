@@ -72,14 +72,10 @@ def test_images_and_v100_have_a_torch_that_the_project_accepts_and_is_tested_wit
 
 @pytest.mark.parametrize(("changes", "expected"), [
     ({}, amis.Image("ami-1", "ubuntu", 22, 120, "/dev/xvda", "mine", "")),
-    (
-        {"Tags": to_aws_tags({"imgnet:user": "me", "imgnet:port": "2022"})},
-        amis.Image("ami-1", "me", 2022, 120, "/dev/xvda", "mine", ""),
-    ),
-    (
-        {"RootDeviceName": None, "BlockDeviceMappings": []},
-        amis.Image("ami-1", "ubuntu", 22, 0, "/dev/sda1", "mine", ""),
-    ),
+    ({"Tags": to_aws_tags({"imgnet:user": "me", "imgnet:port": "2022"})},
+     amis.Image("ami-1", "me", 2022, 120, "/dev/xvda", "mine", "")),
+    ({"RootDeviceName": None, "BlockDeviceMappings": []},
+     amis.Image("ami-1", "ubuntu", 22, 0, "/dev/sda1", "mine", "")),
 ])  # fmt: skip
 def test_own_image_is_used_unchanged(front: AwsFrontend, changes: dict[str, Any], expected: amis.Image) -> None:
     account = account_with_image(**changes)

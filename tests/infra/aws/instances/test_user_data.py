@@ -203,10 +203,8 @@ def run_setup(
 
 @pytest.mark.parametrize(("disks", "commands"), [
     ("", []),
-    (
-        "/dev/nvme1n1 Amazon EC2 NVMe Instance Storage\\n",
-        ["mkfs.ext4 -q -E nodiscard /dev/nvme1n1", "mount -o noatime /dev/nvme1n1 "],
-    ),
+    ("/dev/nvme1n1 Amazon EC2 NVMe Instance Storage\\n",
+     ["mkfs.ext4 -q -E nodiscard /dev/nvme1n1", "mount -o noatime /dev/nvme1n1 "]),
     (
         "/dev/nvme0n1 Amazon Elastic Block Store\\n/dev/nvme1n1 NVMe Instance Storage\\n"
         "/dev/nvme2n1 Instance Storage\\n",

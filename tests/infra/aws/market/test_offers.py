@@ -121,13 +121,8 @@ NEWER = ("q9.large", "p5.48xlarge", "p3.16xlarge", "p4d.24xlarge", "p5.48xlarge"
 @pytest.mark.parametrize(("region", "preferred", "requested", "types", "notes"), [
     ("us-east-1", [], [], [*DEFAULT_TYPES], []),
     ("us-east-1", PREFERRED, ["g5.xlarge"], ["g5.xlarge"], []),
-    (
-        "eu-west-1",
-        ["p3.16xlarge", "q9.large", "p3dn.24xlarge", "p3.8xlarge"],
-        [],
-        ["p3dn.24xlarge"],
-        [f"{text}: p3dn.24xlarge is used instead" for text in (P3_IS_GONE, f"{Q9_IS_NOT_OFFERED} eu-west-1")],
-    ),
+    ("eu-west-1", ["p3.16xlarge", "q9.large", "p3dn.24xlarge", "p3.8xlarge"], [], ["p3dn.24xlarge"],
+     [f"{text}: p3dn.24xlarge is used instead" for text in (P3_IS_GONE, f"{Q9_IS_NOT_OFFERED} eu-west-1")]),
     (
         "us-east-1",
         PREFERRED,  # p3dn.24xlarge among them is not requested

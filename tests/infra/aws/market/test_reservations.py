@@ -63,10 +63,8 @@ NEXT_STEP = "; list what can be bought: imgnet-cluster offers --capacity-blocks"
     ({"tenancy": "dedicated"}, "its tenancy is dedicated"),
     ({"platform": "Windows"}, "its platform is Windows"),
     ({"state": "payment-pending"}, "it is not active yet (payment-pending)"),
-    (
-        {"start": START + 15.5 * HOUR, "hours": 39.5},
-        "it is not active yet (scheduled), it starts at 2026-11-22 11:30 UTC; launch then",
-    ),
+    ({"start": START + 15.5 * HOUR, "hours": 39.5},
+     "it is not active yet (scheduled), it starts at 2026-11-22 11:30 UTC; launch then"),
     ({"state": "cancelled"}, f"it is cancelled{NEXT_STEP}"),
     ({"start": START - 25 * HOUR, "hours": -1.0}, f"it ended at 2026-11-21 19:00 UTC{NEXT_STEP}"),
     ({"hours": 0.4}, "EC2 ended its machines at 2026-11-21 19:54 UTC, 30 minutes before the end of the block"),

@@ -190,21 +190,12 @@ def create_foreign_key_pair(account: Account) -> None:
 
 
 @pytest.mark.parametrize(("create", "deletion", "label"), [
-    (
-        lambda account: account.efs.create_file_system(CreationToken=f"imgnet-{REGION}"),
-        "DeleteFileSystem",
-        "file system fs-",
-    ),
-    (
-        lambda account: account.iam.create_role(RoleName="imgnet-machine", AssumeRolePolicyDocument="{}"),
-        "DeleteRole",
-        "role imgnet-machine",
-    ),
-    (
-        lambda account: account.iam.create_instance_profile(InstanceProfileName="imgnet-machine"),
-        "DeleteInstanceProfile",
-        "instance profile imgnet-machine",
-    ),
+    (lambda account: account.efs.create_file_system(CreationToken=f"imgnet-{REGION}"), "DeleteFileSystem",
+     "file system fs-"),
+    (lambda account: account.iam.create_role(RoleName="imgnet-machine", AssumeRolePolicyDocument="{}"), "DeleteRole",
+     "role imgnet-machine"),
+    (lambda account: account.iam.create_instance_profile(InstanceProfileName="imgnet-machine"),
+     "DeleteInstanceProfile", "instance profile imgnet-machine"),
     (create_foreign_bucket, "DeleteBucket", "bucket imgnet-data"),
     (create_foreign_security_group, "DeleteSecurityGroup", "security group imgnet in vpc-"),
     (create_foreign_key_pair, "DeleteKeyPair", "key pair imgnet-"),
