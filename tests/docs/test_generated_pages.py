@@ -20,14 +20,11 @@ from recipes.resnet50_18min import recipe as resnet50
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize(
-    ("tool", "page", "render"),
-    [
-        ("cli_page", "cli", cli_page.render_page),
-        ("forecast_page", "forecast", forecast_page.render_page),
-        ("recipes_page", "recipes-beside-papers", recipes_page.render_page),
-    ],
-)
+@pytest.mark.parametrize(("tool", "page", "render"), [
+    ("cli_page", "cli", cli_page.render_page),
+    ("forecast_page", "forecast", forecast_page.render_page),
+    ("recipes_page", "recipes-beside-papers", recipes_page.render_page),
+])  # fmt: skip
 def test_page_is_what_the_code_says(tool: str, page: str, render: Callable[[], str]) -> None:
     assert (ROOT / f"docs/{page}.md").read_text() == render(), f"python docs/tools/{tool}.py docs/{page}.md"
 

@@ -46,14 +46,11 @@ def make_arm(name: str = "a", lr: float = 0.05, epochs: int = 2) -> Arm:
     return Arm(name=name, recipe=recipe)
 
 
-@pytest.mark.parametrize(
-    "first, second, difference, half",
-    [
-        ([1, 2, 3, 4, 5], [2, 3, 4, 5, 6], -1.0, 2.306),  # equal variances of 2.5: error 1, 8 degrees
-        ([1, 2, 3, 4, 5], [3, 3, 3, 3, 3], 0.0, 2.776 * math.sqrt(0.5)),  # all variance on one side: 4 degrees
-        ([0, 2], [5, 5], -4.0, 12.706),  # error 1, 1 degree
-    ],
-)
+@pytest.mark.parametrize("first, second, difference, half", [
+    ([1, 2, 3, 4, 5], [2, 3, 4, 5, 6], -1.0, 2.306),  # equal variances of 2.5: error 1, 8 degrees
+    ([1, 2, 3, 4, 5], [3, 3, 3, 3, 3], 0.0, 2.776 * math.sqrt(0.5)),  # all variance on one side: 4 degrees
+    ([0, 2], [5, 5], -4.0, 12.706),  # error 1, 1 degree
+])  # fmt: skip
 def test_welch_interval_equals_examples_by_hand(first: Any, second: Any, difference: float, half: float) -> None:
     interval = confidence.welch_interval(first, second)
     assert interval is not None
@@ -61,14 +58,11 @@ def test_welch_interval_equals_examples_by_hand(first: Any, second: Any, differe
     assert (interval.low + interval.high) / 2 == pytest.approx(difference)
 
 
-@pytest.mark.parametrize(
-    "first, second, expected",
-    [
-        ((60.0, 61.0), (None, None), '2 of 2 runs of "b" diverged and count as guessing.'),
-        ((1.0,), (), "**Not run yet.**"),
-        ((61.0,), (50.0,), "**A single run proves nothing.**"),
-    ],
-)
+@pytest.mark.parametrize("first, second, expected", [
+    ((60.0, 61.0), (None, None), '2 of 2 runs of "b" diverged and count as guessing.'),
+    ((1.0,), (), "**Not run yet.**"),
+    ((61.0,), (50.0,), "**A single run proves nothing.**"),
+])  # fmt: skip
 def test_claim_sentence_of_diverged_missing_and_single_runs(first: Any, second: Any, expected: str) -> None:
     claim = Claim(text="A is better than B", first=make_side("a"), second=make_side("b"))
     rows = {

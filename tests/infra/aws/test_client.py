@@ -35,21 +35,6 @@ def test_account_region_is_found_in_the_order_of_aws(
         Account()
 
 
-def test_profile_that_wants_an_mfa_code_fails_instead_of_asking(
-    front: AwsFrontend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A supervisor would wait for the code in a window that nobody sees."""
-    base = "[profile base]\naws_access_key_id = a\naws_secret_access_key = b\n"
-    role = "role_arn = arn:aws:iam::123456789012:role/Trainer\nmfa_serial = arn:aws:iam::123456789012:mfa/me\n"
-    (tmp_path / "config").write_text(f"{base}[profile mfa]\n{role}source_profile = base\n")
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    monkeypatch.setenv("AWS_PROFILE", "mfa")
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-    with pytest.raises(NoCredentials, match="aws configure export-credentials --profile mfa"):
-        Account("us-east-1").ec2.describe_vpcs()
-
-
 @pytest.mark.parametrize("error_hours", [-5.0, 0.0, 5.0])
 def test_answers_of_aws_set_the_clock(front: AwsFrontend, monkeypatch: pytest.MonkeyPatch, error_hours: float) -> None:
     """For example after a boot. A small difference is only the way of the answer."""
@@ -106,17 +91,14 @@ def client_error(
     return boto.ClientError(response, operation)
 
 
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
-        (client_error("SomethingNew"), ErrorKind.PERMANENT),
-        (client_error("SomethingNew", status=502), ErrorKind.OUTCOME_UNKNOWN),
-        (boto.ReadTimeoutError(endpoint_url="u"), ErrorKind.OUTCOME_UNKNOWN),
-        (boto.ResponseStreamingError(error="e"), ErrorKind.OUTCOME_UNKNOWN),
-        (ResponseParserError("html"), ErrorKind.OUTCOME_UNKNOWN),
-        (boto.NoCredentialsError(), ErrorKind.PERMANENT),
-    ],
-)
+@pytest.mark.parametrize(("error", "kind"), [
+    (client_error("SomethingNew"), ErrorKind.PERMANENT),
+    (client_error("SomethingNew", status=502), ErrorKind.OUTCOME_UNKNOWN),
+    (boto.ReadTimeoutError(endpoint_url="u"), ErrorKind.OUTCOME_UNKNOWN),
+    (boto.ResponseStreamingError(error="e"), ErrorKind.OUTCOME_UNKNOWN),
+    (ResponseParserError("html"), ErrorKind.OUTCOME_UNKNOWN),
+    (boto.NoCredentialsError(), ErrorKind.PERMANENT),
+])  # fmt: skip
 def test_classify_error_without_a_known_code(error: Exception, kind: ErrorKind) -> None:
     assert classify_error(error) is kind
 
@@ -127,46 +109,40 @@ LONG_POLICY = "You may not " + "x" * 400 + " with an explicit deny in a service 
 SPOT_ROLE = "aws iam create-service-linked-role --aws-service-name spot.amazonaws.com"
 
 
-@pytest.mark.parametrize(
-    ("kind", "error", "parts"),
-    [
-        (NoAnswer, client_error("UnauthorizedOperation", LONG_REFUSAL), ["permitted (You may not.)", "check --iam"]),
-        (NoAnswer, client_error("AccessDenied", LONG_POLICY), ["a policy forbids it", "explicit deny", "--tag KEY="]),
-        (NoAnswer, client_error("AccessDenied", "Not so, because no service control policy allows"), ["forbids"]),
-        (NoAnswer, client_error("AccessDenied", "Not so, because no identity-based policy allows"), ["check --iam"]),
-        (NoAnswer, boto.SSLError(endpoint_url="u", error="self-signed"), ["AWS_CA_BUNDLE"]),
-        (NoAnswer, boto.ProxyConnectionError(proxy_url="http://proxy:3128"), ["http://proxy:3128", "HTTPS_PROXY"]),
-        (NoAnswer, boto.EndpointConnectionError(endpoint_url="u", error="e"), ["cannot be reached"]),
-        (NoCredentials, client_error("ExpiredToken"), ["ExpiredToken", "aws sts get-caller-identity"]),
-        (NoCredentials, client_error("AuthFailure"), ["accept the credentials, or the region is not enabled"]),
-        (NoCredentials, client_error("SignatureDoesNotMatch", SKEWED), ["the clock of this computer is wrong", "NTP"]),
-        (NoCredentials, client_error("RequestTimeTooSkewed"), ["the clock of this computer"]),
-        (NoCredentials, client_error("AccessDenied", "It is hers.", operation="AssumeRole"), ["the profile's role"]),
-        (
-            NoCredentials,
-            client_error("ForbiddenException", "No access", 403, "GetRoleCredentials"),
-            ["ForbiddenException: No access", "aws sts get-caller-identity"],
-        ),
-        (CloudError, client_error("Throttling", "Rate exceeded", operation="AssumeRole"), ["Throttling"]),
-        (CloudError, RuntimeError("cannot schedule new futures"), ["cannot schedule new futures"]),
-        (NoCredentials, boto.NoCredentialsError(), ["aws configure"]),
-        (NoCredentials, boto.ProfileNotFound(profile="p"), ["aws configure list", "p"]),
-        (NoCredentials, boto.UnauthorizedSSOTokenError(), ["the login has ended", "aws sso login --profile 'my corp'"]),
-        (NoCredentials, boto.SSOTokenLoadError(error_msg="no token"), ["no token", "aws sso login"]),
-        (NoCredentials, boto.TokenRetrievalError(provider="sso", error_msg="too old"), ["too old", "aws sso login"]),
-        (NoCredentials, boto.LoginTokenLoadError(error_msg="gone"), ["gone", "aws login --profile"]),
-        (NoCredentials, boto.RefreshWithMFAUnsupportedError(), ["MFA code", "aws configure export-credentials"]),
-        (NoCredentials, boto.CredentialRetrievalError(provider="x", error_msg="VPN is down"), ["VPN is down"]),
-        (NoCredentials, boto.MissingDependencyException(msg="install botocore[crt]"), ["install botocore[crt]"]),
-        (NoCredentials, boto.InvalidConfigError(error_msg="no such source_profile"), ["no such source_profile"]),
-        (CloudError, client_error("AuthFailure.ServiceLinkedRoleCreationNotPermitted"), [SPOT_ROLE]),
-        (CloudError, client_error("TagPolicyViolation", "key 'CostCenter'"), ["CostCenter", "--tag KEY=VALUE"]),
-        (CloudError, client_error("OptInRequired", "Accept the terms"), ["OptInRequired: Accept the terms"]),
-        (NoCredentials, client_error("OptInRequired", operation="DescribeVpcs"), ["accept the credentials"]),
-        (CloudError, client_error("Odd", "two\nlines  here"), ["rent (ec2:RunInstances): Odd: two lines here"]),
-        (CloudError, ValueError(""), ["rent (ec2:RunInstances): ValueError"]),
-    ],
-)
+@pytest.mark.parametrize(("kind", "error", "parts"), [
+    (NoAnswer, client_error("UnauthorizedOperation", LONG_REFUSAL), ["permitted (You may not.)", "check --iam"]),
+    (NoAnswer, client_error("AccessDenied", LONG_POLICY), ["a policy forbids it", "explicit deny", "--tag KEY="]),
+    (NoAnswer, client_error("AccessDenied", "Not so, because no service control policy allows"), ["forbids"]),
+    (NoAnswer, client_error("AccessDenied", "Not so, because no identity-based policy allows"), ["check --iam"]),
+    (NoAnswer, boto.SSLError(endpoint_url="u", error="self-signed"), ["AWS_CA_BUNDLE"]),
+    (NoAnswer, boto.ProxyConnectionError(proxy_url="http://proxy:3128"), ["http://proxy:3128", "HTTPS_PROXY"]),
+    (NoAnswer, boto.EndpointConnectionError(endpoint_url="u", error="e"), ["cannot be reached"]),
+    (NoCredentials, client_error("ExpiredToken"), ["ExpiredToken", "aws sts get-caller-identity"]),
+    (NoCredentials, client_error("AuthFailure"), ["accept the credentials, or the region is not enabled"]),
+    (NoCredentials, client_error("SignatureDoesNotMatch", SKEWED), ["the clock of this computer is wrong", "NTP"]),
+    (NoCredentials, client_error("RequestTimeTooSkewed"), ["the clock of this computer"]),
+    (NoCredentials, client_error("AccessDenied", "It is hers.", operation="AssumeRole"), ["the profile's role"]),
+    (NoCredentials, client_error("ForbiddenException", "No access", 403, "GetRoleCredentials"),
+     ["ForbiddenException: No access", "aws sts get-caller-identity"]),
+    (CloudError, client_error("Throttling", "Rate exceeded", operation="AssumeRole"), ["Throttling"]),
+    (CloudError, RuntimeError("cannot schedule new futures"), ["cannot schedule new futures"]),
+    (NoCredentials, boto.NoCredentialsError(), ["aws configure"]),
+    (NoCredentials, boto.ProfileNotFound(profile="p"), ["aws configure list", "p"]),
+    (NoCredentials, boto.UnauthorizedSSOTokenError(), ["the login has ended", "aws sso login --profile 'my corp'"]),
+    (NoCredentials, boto.SSOTokenLoadError(error_msg="no token"), ["no token", "aws sso login"]),
+    (NoCredentials, boto.TokenRetrievalError(provider="sso", error_msg="too old"), ["too old", "aws sso login"]),
+    (NoCredentials, boto.LoginTokenLoadError(error_msg="gone"), ["gone", "aws login --profile"]),
+    (NoCredentials, boto.RefreshWithMFAUnsupportedError(), ["MFA code", "aws configure export-credentials"]),
+    (NoCredentials, boto.CredentialRetrievalError(provider="x", error_msg="VPN is down"), ["VPN is down"]),
+    (NoCredentials, boto.MissingDependencyException(msg="install botocore[crt]"), ["install botocore[crt]"]),
+    (NoCredentials, boto.InvalidConfigError(error_msg="no such source_profile"), ["no such source_profile"]),
+    (CloudError, client_error("AuthFailure.ServiceLinkedRoleCreationNotPermitted"), [SPOT_ROLE]),
+    (CloudError, client_error("TagPolicyViolation", "key 'CostCenter'"), ["CostCenter", "--tag KEY=VALUE"]),
+    (CloudError, client_error("OptInRequired", "Accept the terms"), ["OptInRequired: Accept the terms"]),
+    (NoCredentials, client_error("OptInRequired", operation="DescribeVpcs"), ["accept the credentials"]),
+    (CloudError, client_error("Odd", "two\nlines  here"), ["rent (ec2:RunInstances): Odd: two lines here"]),
+    (CloudError, ValueError(""), ["rent (ec2:RunInstances): ValueError"]),
+])  # fmt: skip
 def test_explain_error_is_one_line_with_the_next_command(
     kind: type, error: Exception, parts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,17 +162,22 @@ def test_keys_whose_expiry_has_passed_are_no_credentials(front: AwsFrontend, mon
         S3Prefix("s3://imgnet-test/data").read("manifest.json")
 
 
-@pytest.mark.parametrize(
-    "profile",
-    [
-        "credential_process = /no/program",
-        "credential_process = echo Log in first",
-        """credential_process = echo '{"Version": 1, "AccessKeyId": "", "SecretAccessKey": "", "Expiration": "x"}'""",
-        "role_arn = arn:aws:iam::123456789012:role/Trainer\nweb_identity_token_file = /no/token",
-    ],
-)
+ROLE = "role_arn = arn:aws:iam::123456789012:role/Trainer"
+BASE = "source_profile = base\n[profile base]\naws_access_key_id = a\naws_secret_access_key = b"
+NO_KEYS = r"^AWS: no credentials \(.*\); see: aws sts get-caller-identity$"
+
+
+@pytest.mark.parametrize(("profile", "message"), [
+    ("credential_process = /no/program", NO_KEYS),
+    ("credential_process = echo Log in first", NO_KEYS),
+    ("""credential_process = echo '{"Version": 1, "AccessKeyId": "", "SecretAccessKey": "", "Expiration": "x"}'""",
+     NO_KEYS),
+    (f"{ROLE}\nweb_identity_token_file = /no/token", NO_KEYS),
+    # A supervisor would wait for the code in a window that nobody sees.
+    (f"{ROLE}\nmfa_serial = arn:aws:iam::123456789012:mfa/me\n{BASE}", "configure export-credentials --profile odd"),
+])  # fmt: skip
 def test_whatever_keeps_botocore_from_getting_keys_is_no_credentials(
-    front: AwsFrontend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: str
+    front: AwsFrontend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: str, message: str
 ) -> None:
     """A supervisor then says so, and hands the job over to a command that has keys."""
     (tmp_path / "config").write_text(f"[profile odd]\n{profile}\n")
@@ -204,7 +185,7 @@ def test_whatever_keeps_botocore_from_getting_keys_is_no_credentials(
     monkeypatch.setenv("AWS_PROFILE", "odd")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
-    with pytest.raises(NoCredentials, match=r"^AWS: no credentials \(.*\); see: aws sts get-caller-identity$"):
+    with pytest.raises(NoCredentials, match=message):
         Account("us-east-1").require_answer()
     with pytest.raises(NoCredentials):
         S3Prefix("s3://imgnet-test/data").read("manifest.json")

@@ -47,15 +47,12 @@ def test_events_come_back_from_the_file_in_order_selected_by_type(journal: Journ
     assert len(journal.events(LaunchStarted, AddressRequested)) == 3
 
 
-@pytest.mark.parametrize(
-    ("damaged", "problem"),
-    [
-        ('{"what": "SpotCostKnown", "id": "i-1", "dollars": "1"}', "dollars"),
-        ('{"what": "RequestGranted", "number": 1, "machines": [{"id": 7}]}', "machines"),
-        ('{"what": "bought"}', "'bought'"),
-        ("{}", "None"),
-    ],
-)
+@pytest.mark.parametrize(("damaged", "problem"), [
+    ('{"what": "SpotCostKnown", "id": "i-1", "dollars": "1"}', "dollars"),
+    ('{"what": "RequestGranted", "number": 1, "machines": [{"id": 7}]}', "machines"),
+    ('{"what": "bought"}', "'bought'"),
+    ("{}", "None"),
+])  # fmt: skip
 def test_events_wrong_type_names_file_and_line(journal: Journal, damaged: str, problem: str) -> None:
     journal.write(LaunchStarted(launch_id="a"))
     with journal.path.open("a") as file:

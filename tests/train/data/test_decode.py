@@ -50,6 +50,7 @@ def test_decode_image_turns_any_pil_error_but_of_memory_into_bad_image(
 def test_decode_image_of_other_data_says_so(data: bytes, message: str) -> None:
     with pytest.raises(BadImage, match=message):
         decode_image(data)
+    assert size_in_header(io.BytesIO(data)) is None, "only decoding can tell"
 
 
 @pytest.mark.parametrize(("kind", "options"), [
@@ -65,10 +66,6 @@ def test_size_in_header_is_that_of_the_pixels(kind: str, options: dict[str, Any]
 @pytest.mark.parametrize("data", [
     pytest.param(encode(drawn_image(), "JPEG")[:-9], id="a JPEG without its end"),
     pytest.param(encode(drawn_image(), "JPEG", icc_profile=bytes(70_000)), id="a JPEG whose size stands late"),
-    pytest.param(encode(Image.fromarray(np.full((4, 4), 60000, np.uint16)), "PNG"), id="more than 8 bits"),
-    pytest.param(encode(Image.new("RGB", (65_600, 2)), "PNG"), id="too long"),
-    pytest.param(b"words\n", id="no image"),
-    pytest.param(b"", id="empty"),
 ])  # fmt: skip
 def test_size_in_header_is_unknown_where_only_decoding_can_tell(data: bytes) -> None:
     assert size_in_header(io.BytesIO(data)) is None

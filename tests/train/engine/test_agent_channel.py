@@ -71,16 +71,12 @@ def test_requests_of_the_agent(work_dir: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not channel.stop_requested() and not channel.save_requested() and list(work_dir.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("error", "fault"),
-    [
-        (OSError(errno.ESTALE, "Stale file handle", "/shared/a.pt"), "own"),
-        (OSError(errno.ENOMEM, "Cannot allocate memory"), "own"),
-        (PermissionError(errno.EACCES, "Permission denied", "/shared/a.pt"), "final"),
-        (DataError("a.JPEG: not an image"), "input"),
-    ],
-    ids=["file server", "memory", "permission", "images"],
-)
+@pytest.mark.parametrize(("error", "fault"), [
+    (OSError(errno.ESTALE, "Stale file handle", "/shared/a.pt"), "own"),
+    (OSError(errno.ENOMEM, "Cannot allocate memory"), "own"),
+    (PermissionError(errno.EACCES, "Permission denied", "/shared/a.pt"), "final"),
+    (DataError("a.JPEG: not an image"), "input"),
+], ids=["file server", "memory", "permission", "images"])  # fmt: skip
 def test_errors_of_files_that_may_pass_are_tried_again(
     work_dir: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, fault: str
 ) -> None:

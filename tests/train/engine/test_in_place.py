@@ -1,5 +1,6 @@
 """Real trainers go on in place after the loss of one at a chosen place, and end with the bits of an undisturbed run."""
 
+import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ class Lost(BaseException):
 
 def lose_at(place: str) -> None:
     """Make this process end at a place, or at the collective of this number."""
-    begin_phase, all_reduce, calls = trainer.Trainer.begin_phase, torch.distributed.all_reduce, 0
+    begin_phase, all_reduce, calls = trainer.Trainer.begin_phase, torch.distributed.all_reduce, itertools.count(1)
 
     def lose(*_: Any, **__: Any) -> Any:
         regroup.shut_down_connections()
@@ -39,12 +40,10 @@ def lose_at(place: str) -> None:
         begin_phase(self, epoch, is_first) if epoch.number < 3 else lose()
 
     def count(*arguments: Any, **options: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        return lose() if str(calls) == place else all_reduce(*arguments, **options)
+        return lose() if str(next(calls)) == place else all_reduce(*arguments, **options)
 
     trainer.Trainer.begin_phase = begin if place == "change of size" else begin_phase  # type: ignore[method-assign]
-    trainer.run_validation = lose if place == "validation" else trainer.run_validation
+    trainer.run_validation = lose if place == "validation" else trainer.run_validation  # type: ignore[attr-defined]
     torch.distributed.all_reduce = count
 
 
@@ -86,16 +85,10 @@ def undisturbed(runs: Any) -> dict[str, Any]:
 
 
 # The 23rd to the 26th collective sum in one step: statistics, two buckets of gradients, metrics.
-PLACES = [
-    ("validation", 0),
-    ("validation", 1),
-    ("change of size", 0),
-    ("change of size", 2),
-    *((str(n), n % 3) for n in range(23, 27)),
-]
-
-
-@pytest.mark.parametrize(("place", "victim"), PLACES)
+@pytest.mark.parametrize(("place", "victim"), [
+    ("validation", 0), ("validation", 1), ("change of size", 0), ("change of size", 2),
+    *((str(number), number % 3) for number in range(23, 27)),
+])  # fmt: skip
 def test_a_loss_in_place_changes_no_bit(
     place: str, victim: int, runs: Any, undisturbed: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -48,14 +48,11 @@ def events(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
             told.append(f"copy {options}")
         return to(tensor, *arguments, **options)
 
-    def part(tensor: torch.Tensor, slices: slice) -> torch.Tensor:
-        return tensor.narrow(0, 0, slices.stop)
-
     to = torch.Tensor.to
     torch._C._ensureCUDADeviceGuardSet()
     # A build without CUDA fills no memory of the device, and takes no part of its tensors, also of fake ones.
     monkeypatch.setattr(torch, "tensor", lambda values, device: torch.empty(len(values), device=device))
-    monkeypatch.setattr(torch.Tensor, "__getitem__", part)
+    monkeypatch.setattr(torch.Tensor, "__getitem__", lambda tensor, part: tensor.narrow(0, 0, part.stop))
     monkeypatch.setattr(torch.Tensor, "to", copy)
     monkeypatch.setattr(torch.Tensor, "backward", lambda _: None)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda _, stream: told.append(f"kept for {stream.name}"))
@@ -96,27 +93,26 @@ def test_a_batch_is_copied_beside_the_step_and_kept_for_it(events: list[str]) ->
 
 
 def test_validation_fills_its_last_batch_and_counts_the_real_images(events: Any, monkeypatch: Any) -> None:
-    preprocessor, model, counted = BatchPreprocessor(GPU), Network(), list[torch.Size]()
+    preprocessor, model, hits = BatchPreprocessor(GPU), Network(), torch.zeros((), dtype=torch.int64, device=GPU)
     preprocessor.warmed_shapes = {(8, 32, 32)}
-
-    def count(scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        counted.append(scores.shape)
-        return labels.sum(), labels.sum()
-
-    sums = SimpleNamespace(item=lambda: 0.0, tolist=lambda: [0, 0, 3])
+    count, sums = Mock(return_value=(hits, hits)), SimpleNamespace(item=lambda: 0.0, tolist=lambda: [0, 0, 3])
     monkeypatch.setattr(validation, "count_correct", count)
     monkeypatch.setattr(validation, "sum_over_processes", lambda *_: sums)
     clock: Any = SimpleNamespace(begin_step=lambda _: None, next_batch=next, end_step=lambda *_: None)
     group = process_group.ProcessGroup(0, 0, 1, 1, GPU)
     validation.run_validation(group, model, iter([batch_of(3)]), 1, 3, preprocessor, clock)
-    assert model.shapes == [(False, 8, 32, 32)] and counted == [(3, 3)]
+    assert model.shapes == [(False, 8, 32, 32)] and count.call_args.args[0].shape == (3, 3)
 
 
 @pytest.mark.parametrize("searches", [False, True])
-def test_warm_up_runs_the_first_shape_or_all_to_search(searches: bool, events: Any) -> None:
+def test_warm_up_runs_the_first_shape_or_all_to_search(searches: bool, events: Any, monkeypatch: Any) -> None:
     train, val = [(8, 32, 32), (4, 64, 64)], [(16, 32, 32)]
-    model, preprocessor = Network(), BatchPreprocessor(GPU, kernel_search=searches)
-    warmup.warm_up(model, model, train, val, preprocessor)
+    model, preprocessor, searched = Network(), BatchPreprocessor(GPU, kernel_search=searches), set[bool]()
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", not searches)
+    model.register_forward_pre_hook(lambda *_: searched.add(torch.backends.cudnn.benchmark))
+    for val_shapes in (val, []):  # the second time there is nothing new
+        warmup.warm_up(model, model, train, val_shapes, preprocessor)
+    assert searched == {searches}
     assert model.shapes == [(True, 8, 32, 32), *([(True, 4, 64, 64), (False, 16, 32, 32)] if searches else [])]
     assert preprocessor.warmed_shapes == {*train, *val}, "so that the last batches of validation are filled up"
 

@@ -1,6 +1,5 @@
 """The warm-up: every shape once, the model unchanged; compiled networks share weights and checkpoints."""
 
-import contextlib
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -197,26 +196,6 @@ def test_kernels_are_searched_only_on_request_for_warmed_shapes_and_never_in_an_
         batch = Batch(torch.zeros(request.batch_shape, dtype=torch.uint8), np.zeros(number, np.int64), request)
         preprocessor.prepare(batch)
         assert torch.backends.cudnn.benchmark == (kernel_search and number == 2 and not is_exact)
-
-
-@pytest.mark.parametrize("kernel_search", [False, True])
-def test_warm_up_on_a_gpu_runs_one_shape_unless_kernels_are_searched(
-    kernel_search: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A meta tensor stands in for one of a GPU."""
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", not kernel_search)
-    net, seen = nn.Conv2d(3, 4, 3, device="meta"), list[tuple[tuple[int, ...], bool]]()
-    net.register_forward_pre_hook(
-        lambda _, inputs: seen.append((tuple(inputs[0].shape), torch.backends.cudnn.benchmark))
-    )
-    shapes = [(8, 32, 32), (8, 28, 36)]
-    preprocessor = BatchPreprocessor(torch.device("meta"), kernel_search=kernel_search)
-    preprocessor.autocast = contextlib.nullcontext  # type: ignore[assignment, method-assign]
-    warmup.warm_up(net, net, shapes, [(8, 64, 32)], preprocessor)
-    assert preprocessor.warmed_shapes == {*shapes, (8, 64, 32)}
-    warmup.warm_up(net, net, shapes, [], preprocessor)
-    searched = [((8, 3, 32, 32), True), ((8, 3, 28, 36), True), ((8, 3, 64, 32), True)]
-    assert seen == (searched if kernel_search else [((8, 3, 32, 32), False)])
 
 
 def test_shapes_of_a_later_phase_are_warmed_up_when_it_begins(

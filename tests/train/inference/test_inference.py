@@ -95,14 +95,11 @@ def test_exported_resnet_has_torchvisions_names(tiny: Any, write_trained: Any, r
     assert {"conv1.weight", "bn1.weight", "layer4.1.bn2.running_var"} <= exported.keys()
 
 
-@pytest.mark.parametrize(
-    ("model", "expected"),
-    [
-        ("timm:resnet50", "import safetensors.torch, timm; net = timm.create_model('resnet50', num_classes=7)"),
-        ("torchvision:vgg11", "import safetensors.torch, torchvision; net = torchvision.models.get_model('vgg11', "),
-        ("mine.nets:small", "import safetensors.torch, mine.nets; net = mine.nets.small(7); net.load_state_dict("),
-    ],
-)
+@pytest.mark.parametrize(("model", "expected"), [
+    ("timm:resnet50", "import safetensors.torch, timm; net = timm.create_model('resnet50', num_classes=7)"),
+    ("torchvision:vgg11", "import safetensors.torch, torchvision; net = torchvision.models.get_model('vgg11', "),
+    ("mine.nets:small", "import safetensors.torch, mine.nets; net = mine.nets.small(7); net.load_state_dict("),
+])  # fmt: skip
 def test_load_line_builds_a_librarys_own_network(model: str, expected: str) -> None:
     line = export.load_line(Model(name=model), Path("x.safetensors"), 7, FileFormat.SAFETENSORS)
     assert line.startswith(expected) and line.endswith(")")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.error_lines import error_line
 from torch import nn
 
 from train.models import freezing, registry
@@ -246,9 +247,7 @@ class ChangedScores(LibraryNet):
 ])  # fmt: skip
 def test_network_that_cannot_be_trained_is_refused_in_one_line(mine: Any, builder: Any, message: str) -> None:
     mine.net = (lambda classes: builder) if isinstance(builder, nn.Module) else builder
-    with pytest.raises(TrainingError, match=f"^model, name: .*{message}") as caught:
-        build_and_log("mine:net")
-    assert "\n" not in str(caught.value)
+    error_line(TrainingError, build_and_log, "mine:net", match=f"^model, name: .*{message}")
 
 
 def test_build_external_model_accepts_other_sizes(mine: Any) -> None:

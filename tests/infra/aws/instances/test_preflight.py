@@ -64,13 +64,10 @@ def test_run_preflight_with_the_least_policy_and_without_problems_lists_every_ch
         assert part in text
 
 
-@pytest.mark.parametrize(
-    ("missing", "actions"),
-    [
-        ([], {"RunInstances", "CreatePlacementGroup"}),
-        (["network", "file system"], {"CreatePlacementGroup", "CreateVpc", "CreateInternetGateway"}),
-    ],
-)
+@pytest.mark.parametrize(("missing", "actions"), [
+    ([], {"RunInstances", "CreatePlacementGroup"}),
+    (["network", "file system"], {"CreatePlacementGroup", "CreateVpc", "CreateInternetGateway"}),
+])  # fmt: skip
 def test_run_preflight_sends_changing_calls_as_dry_runs(
     front: AwsFrontend, own_stack: Stack, missing: list[str], actions: set[str]
 ) -> None:

@@ -127,16 +127,13 @@ def test_limit_script_keeps_old_timers_when_arming_fails(machine: Machine) -> No
     assert machine.run(LIMIT_SCRIPT, "soon").returncode != 0 and stopped_timers(machine) == []
 
 
-@pytest.mark.parametrize(
-    ("seconds_left", "limit", "expected"),
-    [
-        pytest.param(None, None, 7200, id="first boot"),
-        pytest.param(500, 7200, 500, id="rebooted"),
-        pytest.param(-500, 7200, 1, id="its time is over"),
-        pytest.param(10**9, 9000, 9000, id="the clock jumped back, and `imgnet-limit` had set 9000"),
-        pytest.param(0, None, 7200, id="crashed before the file was on the disk"),
-    ],
-)
+@pytest.mark.parametrize(("seconds_left", "limit", "expected"), [
+    pytest.param(None, None, 7200, id="first boot"),
+    pytest.param(500, 7200, 500, id="rebooted"),
+    pytest.param(-500, 7200, 1, id="its time is over"),
+    pytest.param(10**9, 9000, 9000, id="the clock jumped back, and `imgnet-limit` had set 9000"),
+    pytest.param(0, None, 7200, id="crashed before the file was on the disk"),
+])  # fmt: skip
 def test_arm_script_gives_a_rebooted_machine_what_is_left(
     machine: Machine, seconds_left: int | None, limit: int | None, expected: int
 ) -> None:
@@ -204,25 +201,20 @@ def run_setup(
     return home / ".imgnet", completed
 
 
-@pytest.mark.parametrize(
-    ("disks", "commands"),
-    [
-        ("", []),
-        (
-            "/dev/nvme1n1 Amazon EC2 NVMe Instance Storage\\n",
-            ["mkfs.ext4 -q -E nodiscard /dev/nvme1n1", "mount -o noatime /dev/nvme1n1 "],
-        ),
-        (
-            "/dev/nvme0n1 Amazon Elastic Block Store\\n/dev/nvme1n1 NVMe Instance Storage\\n"
-            "/dev/nvme2n1 Instance Storage\\n",
-            [
-                "mdadm --create /dev/md0 --run --force --level=0 --raid-devices=2 /dev/nvme1n1 /dev/nvme2n1",
-                "mkfs.ext4 -q -E nodiscard /dev/md0",
-                "mount -o noatime /dev/md0 ",
-            ],
-        ),
-    ],
-)
+@pytest.mark.parametrize(("disks", "commands"), [
+    ("", []),
+    ("/dev/nvme1n1 Amazon EC2 NVMe Instance Storage\\n",
+     ["mkfs.ext4 -q -E nodiscard /dev/nvme1n1", "mount -o noatime /dev/nvme1n1 "]),
+    (
+        "/dev/nvme0n1 Amazon Elastic Block Store\\n/dev/nvme1n1 NVMe Instance Storage\\n"
+        "/dev/nvme2n1 Instance Storage\\n",
+        [
+            "mdadm --create /dev/md0 --run --force --level=0 --raid-devices=2 /dev/nvme1n1 /dev/nvme2n1",
+            "mkfs.ext4 -q -E nodiscard /dev/md0",
+            "mount -o noatime /dev/md0 ",
+        ],
+    ),
+])  # fmt: skip
 def test_setup_script_joins_disks_and_mounts_efs_with_tls(machine: Machine, disks: str, commands: list[str]) -> None:
     machine.fake("mountpoint", "exit 1")
     machine.fake("lsblk", f'printf "{disks}"')
@@ -253,13 +245,10 @@ def test_setup_script_uses_a_mounted_disk_and_waits_for_a_late_public_address(ma
     assert subprocess.run([folder / "python"], text=True, capture_output=True).stdout == "torch\n"
 
 
-@pytest.mark.parametrize(
-    ("program", "script", "reason"),
-    [
-        ("curl", "pass_time; exit 28", "no way to the internet: https://example.org/ cannot be fetched"),
-        ("mount", '[ "$1" = --bind ]', "the file system fs-1 cannot be mounted; see /var/log/amazon/efs/mount.log"),
-    ],
-)
+@pytest.mark.parametrize(("program", "script", "reason"), [
+    ("curl", "pass_time; exit 28", "no way to the internet: https://example.org/ cannot be fetched"),
+    ("mount", '[ "$1" = --bind ]', "the file system fs-1 cannot be mounted; see /var/log/amazon/efs/mount.log"),
+])  # fmt: skip
 def test_setup_script_fails_in_a_minute_and_says_why(machine: Machine, program: str, script: str, reason: str) -> None:
     machine.fake(program, script.replace("pass_time", machine.pass_time("5")))
     folder, completed = run_setup(machine)
@@ -272,16 +261,12 @@ def test_setup_script_fails_in_a_minute_and_says_why(machine: Machine, program: 
     assert machine.calls[-1] == f"chown me {folder} {folder}/failed"
 
 
-@pytest.mark.parametrize(
-    ("installer", "reason"),
-    [
-        (None, f"{EFS_UTILS_URL} cannot be fetched"),
-        ("exit 1", "amazon-efs-utils cannot be installed; take an image that has it: --ami"),
-        ("exit 0", "amazon-efs-utils cannot be installed; take an image that has it: --ami"),
-        ('[ "$1" = --install ] && mv "$PREPARED" "$TARGET"', ""),
-    ],
-    ids=["not fetched", "fails", "installs nothing", "installs"],
-)
+@pytest.mark.parametrize(("installer", "reason"), [
+    (None, f"{EFS_UTILS_URL} cannot be fetched"),
+    ("exit 1", "amazon-efs-utils cannot be installed; take an image that has it: --ami"),
+    ("exit 0", "amazon-efs-utils cannot be installed; take an image that has it: --ami"),
+    ('[ "$1" = --install ] && mv "$PREPARED" "$TARGET"', ""),
+], ids=["not fetched", "fails", "installs nothing", "installs"])  # fmt: skip
 def test_setup_script_installs_efs_utils_from_a_file(machine: Machine, installer: str | None, reason: str) -> None:
     """`curl | sh` ended with 0 when curl failed."""
     fetched = f'cp "{machine.path}/installer" "$8"' if installer else "exit 22"

@@ -44,16 +44,13 @@ def test_builtin_types_equal_ec2s_descriptions() -> None:
     assert not offers._parse_instance_type(INSTANCE_TYPES["t3.micro"]).takes_placement_group
 
 
-@pytest.mark.parametrize(
-    ("family", "names"),
-    [
-        ("P", "p3dn.24xlarge p4de.24xlarge p2.xlarge"),
-        ("P5", "p5en.48xlarge p6-b200.48xlarge"),
-        ("G", "g4dn.xlarge gr6.4xlarge vt1.3xlarge"),
-        ("Standard", "c7i.4xlarge t3.micro m8gd.large"),
-        ("", "inf2.xlarge trn1.2xlarge x1.16xlarge u-6tb1.112xlarge hpc7g.4xlarge mac1.metal dl1.24xlarge"),
-    ],
-)
+@pytest.mark.parametrize(("family", "names"), [
+    ("P", "p3dn.24xlarge p4de.24xlarge p2.xlarge"),
+    ("P5", "p5en.48xlarge p6-b200.48xlarge"),
+    ("G", "g4dn.xlarge gr6.4xlarge vt1.3xlarge"),
+    ("Standard", "c7i.4xlarge t3.micro m8gd.large"),
+    ("", "inf2.xlarge trn1.2xlarge x1.16xlarge u-6tb1.112xlarge hpc7g.4xlarge mac1.metal dl1.24xlarge"),
+])  # fmt: skip
 def test_get_quota_family(family: str, names: str) -> None:
     assert {get_quota_family(name) for name in names.split()} == {family}
 
@@ -91,14 +88,11 @@ def product(price: str, unit: str = "Hrs") -> str:
     return json.dumps({"terms": {"OnDemand": {"x": {"priceDimensions": {"y": dimension}}}}})
 
 
-@pytest.mark.parametrize(
-    ("products", "price"),
-    [
-        ([product("21.9"), product("0.0"), product("21.9"), product("700", "Quantity")], 21.9),
-        ([product("21.9"), product("22.9")], None),
-        *(([text], None) for text in ("[]", '{"terms": 3}', product("?"))),
-    ],
-)
+@pytest.mark.parametrize(("products", "price"), [
+    ([product("21.9"), product("0.0"), product("21.9"), product("700", "Quantity")], 21.9),
+    ([product("21.9"), product("22.9")], None),
+    *(([text], None) for text in ("[]", '{"terms": 3}', product("?"))),
+])  # fmt: skip
 def test_list_price_of_malformed_products_or_of_several_prices_is_unknown(
     front: AwsFrontend, products: list[str], price: float | None
 ) -> None:
@@ -124,40 +118,29 @@ Q9_IS_NOT_OFFERED = "EC2 offers no q9.large with x86_64 in"
 NEWER = ("q9.large", "p5.48xlarge", "p3.16xlarge", "p4d.24xlarge", "p5.48xlarge")
 
 
-@pytest.mark.parametrize(
-    ("region", "preferred", "requested", "types", "notes"),
-    [
-        ("us-east-1", [], [], [*DEFAULT_TYPES], []),
-        ("us-east-1", PREFERRED, ["g5.xlarge"], ["g5.xlarge"], []),
-        (
-            "eu-west-1",
-            ["p3.16xlarge", "q9.large", "p3dn.24xlarge", "p3.8xlarge"],
-            [],
-            ["p3dn.24xlarge"],
-            [f"{text}: p3dn.24xlarge is used instead" for text in (P3_IS_GONE, f"{Q9_IS_NOT_OFFERED} eu-west-1")],
-        ),
-        (
-            "us-east-1",
-            PREFERRED,  # p3dn.24xlarge among them is not requested
-            NEWER,
-            ["p5.48xlarge", "p4d.24xlarge"],
-            [f"{Q9_IS_NOT_OFFERED} us-east-1: p5.48xlarge is used instead", f"{P3_IS_GONE}: not requested"],
-        ),
-    ],
-)
+@pytest.mark.parametrize(("region", "preferred", "requested", "types", "notes"), [
+    ("us-east-1", [], [], [*DEFAULT_TYPES], []),
+    ("us-east-1", PREFERRED, ["g5.xlarge"], ["g5.xlarge"], []),
+    ("eu-west-1", ["p3.16xlarge", "q9.large", "p3dn.24xlarge", "p3.8xlarge"], [], ["p3dn.24xlarge"],
+     [f"{text}: p3dn.24xlarge is used instead" for text in (P3_IS_GONE, f"{Q9_IS_NOT_OFFERED} eu-west-1")]),
+    (
+        "us-east-1",
+        PREFERRED,  # p3dn.24xlarge among them is not requested
+        NEWER,
+        ["p5.48xlarge", "p4d.24xlarge"],
+        [f"{Q9_IS_NOT_OFFERED} us-east-1: p5.48xlarge is used instead", f"{P3_IS_GONE}: not requested"],
+    ),
+])  # fmt: skip
 def test_choose_types_takes_what_is_offered_and_notes_the_others(
     front: AwsFrontend, region: str, preferred: list[str], requested: list[str], types: list[str], notes: list[str]
 ) -> None:
     assert offers.choose_types(shared_account(region), preferred, requested) == (types, notes)
 
 
-@pytest.mark.parametrize(
-    ("region", "preferred", "requested", "next_step"),
-    [
-        ("us-east-1", PREFERRED, ["q9.large", "p3.16xlarge"], "take another: --type p4d.24xlarge"),
-        ("eu-north-1", ["p3.16xlarge", "q9.large"], [], "imgnet-cluster offers, and take one: --type"),
-    ],
-)
+@pytest.mark.parametrize(("region", "preferred", "requested", "next_step"), [
+    ("us-east-1", PREFERRED, ["q9.large", "p3.16xlarge"], "take another: --type p4d.24xlarge"),
+    ("eu-north-1", ["p3.16xlarge", "q9.large"], [], "imgnet-cluster offers, and take one: --type"),
+])  # fmt: skip
 def test_choose_types_with_nothing_offered(
     front: AwsFrontend, region: str, preferred: list[str], requested: list[str], next_step: str
 ) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import botocore.session
 import pytest
 from botocore.validate import ParamValidator
+from support.error_lines import error_line
 from support.simcloud.http_server import AwsFrontend
 from support.simcloud.in_process import shared_account
 
@@ -32,10 +33,8 @@ def find(id: str, *regions: str, now: float = START, **wishes: Any) -> Reservati
 
 def refusal(id: str, *regions: str, **wishes: Any) -> str:
     """Return why no machine can be launched in a reservation: one line that begins with its ID."""
-    with pytest.raises(NoMachines) as caught:
-        find(id, *regions, **wishes)
-    text = str(caught.value)
-    assert text.startswith(f"{id}: ") and "\n" not in text
+    text = error_line(NoMachines, find, id, *regions, **wishes)
+    assert text.startswith(f"{id}: ")
     return text.removeprefix(f"{id}: ")
 
 
@@ -59,22 +58,17 @@ def test_lookup_that_is_not_permitted_is_no_unknown_reservation(front: AwsFronte
 NEXT_STEP = "; list what can be bought: imgnet-cluster offers --capacity-blocks"
 
 
-@pytest.mark.parametrize(
-    ("details", "reason"),
-    [
-        ({"interruptible": True}, "EC2 may interrupt its machines (an interruptible reservation)"),
-        ({"tenancy": "dedicated"}, "its tenancy is dedicated"),
-        ({"platform": "Windows"}, "its platform is Windows"),
-        ({"state": "payment-pending"}, "it is not active yet (payment-pending)"),
-        (
-            {"start": START + 15.5 * HOUR, "hours": 39.5},
-            "it is not active yet (scheduled), it starts at 2026-11-22 11:30 UTC; launch then",
-        ),
-        ({"state": "cancelled"}, f"it is cancelled{NEXT_STEP}"),
-        ({"start": START - 25 * HOUR, "hours": -1.0}, f"it ended at 2026-11-21 19:00 UTC{NEXT_STEP}"),
-        ({"hours": 0.4}, "EC2 ended its machines at 2026-11-21 19:54 UTC, 30 minutes before the end of the block"),
-    ],
-)
+@pytest.mark.parametrize(("details", "reason"), [
+    ({"interruptible": True}, "EC2 may interrupt its machines (an interruptible reservation)"),
+    ({"tenancy": "dedicated"}, "its tenancy is dedicated"),
+    ({"platform": "Windows"}, "its platform is Windows"),
+    ({"state": "payment-pending"}, "it is not active yet (payment-pending)"),
+    ({"start": START + 15.5 * HOUR, "hours": 39.5},
+     "it is not active yet (scheduled), it starts at 2026-11-22 11:30 UTC; launch then"),
+    ({"state": "cancelled"}, f"it is cancelled{NEXT_STEP}"),
+    ({"start": START - 25 * HOUR, "hours": -1.0}, f"it ended at 2026-11-21 19:00 UTC{NEXT_STEP}"),
+    ({"hours": 0.4}, "EC2 ended its machines at 2026-11-21 19:54 UTC, 30 minutes before the end of the block"),
+])  # fmt: skip
 def test_reservation_that_is_of_no_use_now_is_refused(front: AwsFrontend, details: dict[str, Any], reason: str) -> None:
     assert refusal(reserve_block(front, **details)).startswith(reason)
 

@@ -77,18 +77,15 @@ def remove_part(account: RecordingAccount, created: stack.Stack, part: str) -> N
             account.efs.delete_mount_target(MountTargetId=target["MountTargetId"])
 
 
-@pytest.mark.parametrize(
-    ("part", "label"),
-    [
-        ("route", "route table"),
-        ("association", "route table"),
-        ("endpoint", "S3 gateway endpoint (free)"),
-        ("attachment", "internet gateway"),
-        ("gateway", "internet gateway"),
-        ("rule", "security group imgnet"),
-        ("mount target", "mount target in us-west-1"),
-    ],
-)
+@pytest.mark.parametrize(("part", "label"), [
+    ("route", "route table"),
+    ("association", "route table"),
+    ("endpoint", "S3 gateway endpoint (free)"),
+    ("attachment", "internet gateway"),
+    ("gateway", "internet gateway"),
+    ("rule", "security group imgnet"),
+    ("mount target", "mount target in us-west-1"),
+])  # fmt: skip
 def test_ensure_restores_a_removed_part(account: RecordingAccount, part: str, label: str) -> None:
     created = stack.ensure(account, OWN_CIDR)
     remove_part(account, created, part)

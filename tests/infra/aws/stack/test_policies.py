@@ -115,25 +115,22 @@ OURS = {f"aws:ResourceTag/{tags.STACK}": tags.STACK_VALUE}
 LAUNCH = {**STACK_REQUEST_TAG, "ec2:MetadataHttpTokens": "required"}
 
 
-@pytest.mark.parametrize(
-    ("action", "resource", "needed_context"),
-    [
-        ("ec2:CreateVpc", f"{EC2}vpc/*", STACK_REQUEST_TAG),
-        ("ec2:CreateSubnet", f"{EC2}vpc/vpc-1", OURS),
-        ("ec2:RunInstances", f"{EC2}instance/*", LAUNCH),
-        ("ec2:RunInstances", f"{EC2}volume/*", STACK_REQUEST_TAG),
-        ("ec2:RunInstances", f"{EC2}spot-instances-request/*", STACK_REQUEST_TAG),
-        ("ec2:RunInstances", f"{EC2}security-group/sg-1", OURS),
-        ("ec2:RunInstances", f"{EC2}placement-group/pg-1", OURS),
-        ("ec2:CreateNatGateway", f"{EC2}elastic-ip/eipalloc-1", OURS),
-        ("ec2:TerminateInstances", f"{EC2}instance/i-1", OURS),
-        ("iam:PassRole", f"{IAM}role/imgnet-machine", {"iam:PassedToService": "ec2.amazonaws.com"}),
-        # Reservations and images of others
-        ("ec2:RunInstances", f"{EC2}capacity-reservation/cr-1", {}),
-        ("ec2:RunInstances", "arn:aws:resource-groups:us-east-1:123456789012:group/mine", {}),
-        ("ec2:RunInstances", "arn:aws:ec2:us-east-1::image/ami-1", {}),
-    ],
-)
+@pytest.mark.parametrize(("action", "resource", "needed_context"), [
+    ("ec2:CreateVpc", f"{EC2}vpc/*", STACK_REQUEST_TAG),
+    ("ec2:CreateSubnet", f"{EC2}vpc/vpc-1", OURS),
+    ("ec2:RunInstances", f"{EC2}instance/*", LAUNCH),
+    ("ec2:RunInstances", f"{EC2}volume/*", STACK_REQUEST_TAG),
+    ("ec2:RunInstances", f"{EC2}spot-instances-request/*", STACK_REQUEST_TAG),
+    ("ec2:RunInstances", f"{EC2}security-group/sg-1", OURS),
+    ("ec2:RunInstances", f"{EC2}placement-group/pg-1", OURS),
+    ("ec2:CreateNatGateway", f"{EC2}elastic-ip/eipalloc-1", OURS),
+    ("ec2:TerminateInstances", f"{EC2}instance/i-1", OURS),
+    ("iam:PassRole", f"{IAM}role/imgnet-machine", {"iam:PassedToService": "ec2.amazonaws.com"}),
+    # Reservations and images of others
+    ("ec2:RunInstances", f"{EC2}capacity-reservation/cr-1", {}),
+    ("ec2:RunInstances", "arn:aws:resource-groups:us-east-1:123456789012:group/mine", {}),
+    ("ec2:RunInstances", "arn:aws:ec2:us-east-1::image/ami-1", {}),
+])  # fmt: skip
 def test_user_policy_allows_a_change_of_what_is_ours_alone(
     action: str, resource: str, needed_context: dict[str, str]
 ) -> None:

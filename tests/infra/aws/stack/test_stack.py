@@ -189,29 +189,17 @@ def create_foreign_key_pair(account: Account) -> None:
     account.ec2.import_key_pair(KeyName=key_pairs.key_pair_name(public), PublicKeyMaterial=public.encode())
 
 
-@pytest.mark.parametrize(
-    ("create", "deletion", "label"),
-    [
-        (
-            lambda account: account.efs.create_file_system(CreationToken=f"imgnet-{REGION}"),
-            "DeleteFileSystem",
-            "file system fs-",
-        ),
-        (
-            lambda account: account.iam.create_role(RoleName="imgnet-machine", AssumeRolePolicyDocument="{}"),
-            "DeleteRole",
-            "role imgnet-machine",
-        ),
-        (
-            lambda account: account.iam.create_instance_profile(InstanceProfileName="imgnet-machine"),
-            "DeleteInstanceProfile",
-            "instance profile imgnet-machine",
-        ),
-        (create_foreign_bucket, "DeleteBucket", "bucket imgnet-data"),
-        (create_foreign_security_group, "DeleteSecurityGroup", "security group imgnet in vpc-"),
-        (create_foreign_key_pair, "DeleteKeyPair", "key pair imgnet-"),
-    ],
-)
+@pytest.mark.parametrize(("create", "deletion", "label"), [
+    (lambda account: account.efs.create_file_system(CreationToken=f"imgnet-{REGION}"), "DeleteFileSystem",
+     "file system fs-"),
+    (lambda account: account.iam.create_role(RoleName="imgnet-machine", AssumeRolePolicyDocument="{}"), "DeleteRole",
+     "role imgnet-machine"),
+    (lambda account: account.iam.create_instance_profile(InstanceProfileName="imgnet-machine"),
+     "DeleteInstanceProfile", "instance profile imgnet-machine"),
+    (create_foreign_bucket, "DeleteBucket", "bucket imgnet-data"),
+    (create_foreign_security_group, "DeleteSecurityGroup", "security group imgnet in vpc-"),
+    (create_foreign_key_pair, "DeleteKeyPair", "key pair imgnet-"),
+])  # fmt: skip
 def test_foreign_resource_of_our_name_is_refused_and_stays(
     account: RecordingAccount, create: Callable[[Account], None], deletion: str, label: str
 ) -> None:

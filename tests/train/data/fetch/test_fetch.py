@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.error_lines import error_line
 from support.packed_sets import content, make_set, make_split
 from support.waiting import DEADLINE_SECONDS
 
@@ -115,10 +116,8 @@ def test_fetch_sets_with_wrong_checksum_raises(tmp_path: Path, source: FaultySou
     shard = source.root / "train/shard-00001.bin"
     intact_bytes = shard.read_bytes()
     shard.write_bytes(intact_bytes[:100] + bytes([intact_bytes[100] ^ 1]) + intact_bytes[101:])
-    with pytest.raises(FetchError) as caught:
-        fetch_one(source, target)
-    message = str(caught.value)
-    assert message.startswith(f"{shard}: its checksum is not that of the manifest") and "\n" not in message
+    message = error_line(FetchError, fetch_one, source, target)
+    assert message.startswith(f"{shard}: its checksum is not that of the manifest")
     assert not list(target.rglob("shard-00001*")) + list(target.rglob("manifest.json"))
 
 
@@ -128,10 +127,8 @@ def test_fetch_sets_after_an_error_names_the_file_and_keeps_complete_ones(
 ) -> None:
     target = tmp_path / "t"
     source.errors["train/shard-00002.bin"] = OSError(code, "some reason")
-    with pytest.raises(FetchError) as caught:
-        fetch_one(source, target, max_parallel=1)
-    line = str(caught.value)
-    assert line.startswith(f"{target}/train/shard-00002.bin: ") and "some reason; " + hint in line and "\n" not in line
+    line = error_line(FetchError, fetch_one, source, target, max_parallel=1)
+    assert line.startswith(f"{target}/train/shard-00002.bin: ") and "some reason; " + hint in line
     assert not (target / "train/manifest.json").exists()
     source.errors.clear()
     source.paths_read.clear()

@@ -7,12 +7,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from support.error_lines import error_line
 from support.run_outputs import damage_pixels
 
 from train.data.index import folder as folder_module
@@ -20,6 +22,8 @@ from train.data.index.base import IntColumn, names_crc32
 from train.data.index.folder import FolderIndex
 from train.data.index.open import DataError, check_layout, load_index
 from train.data.packing.synthetic import draw_image
+
+data_error_of = partial(error_line, DataError)
 
 
 def jpeg(number: int, size: tuple[int, int] = (40, 30)) -> bytes:
@@ -43,15 +47,6 @@ def root(tmp_path: Path) -> Path:
 def write(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
-
-
-def data_error_of(function: Callable[..., object], *args: object, **kwargs: object) -> str:
-    """Return the message of the `DataError` that a call raises; it must be one line."""
-    with pytest.raises(DataError) as caught:
-        function(*args, **kwargs)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 def load_folder_index(*arguments: Any, **options: Any) -> FolderIndex:

@@ -6,11 +6,13 @@ import os
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.error_lines import error_line
 
 from train.data.index import shards
 from train.data.index.open import DataError, Index, check_same_images, class_names, load_index
@@ -19,15 +21,7 @@ from train.data.packing.pack import copy_targets, pack_set
 from train.tools.files import write_atomic
 
 COUNT = 24
-
-
-def data_error_of(function: Callable[..., object], *args: object) -> str:
-    """Return the message of the `DataError` that a call raises; it must be one line."""
-    with pytest.raises(DataError) as caught:
-        function(*args)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
+data_error_of = partial(error_line, DataError)
 
 
 def read_all(index: Index) -> list[bytes]:

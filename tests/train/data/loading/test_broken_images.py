@@ -9,12 +9,9 @@ import pytest
 import torch
 from support.run_outputs import damage_pixels
 
-from train.data.decode import Pixels
 from train.data.index.open import DataError, Index, load_index
-from train.data.loading import crop
 from train.data.loading.broken_images import BrokenImages
 from train.data.loading.loader import Batch, BatchDecoder, stream_batches
-from train.data.order.rng import random_boxes
 from train.data.order.work import BatchRequest
 from train.distributed.process_group import sum_from_cpu
 
@@ -27,36 +24,31 @@ def index(tiny_data: Path, tmp_path: Path) -> Index:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_next_image_of_its_class_takes_the_place_of_a_broken_one(workers: int, index: Index, in_group: Any) -> None:
-    last, next_class = np.flatnonzero(np.asarray(index.labels) == 0)[-1], np.flatnonzero(np.asarray(index.labels) == 1)
-    for number in (1, 2, int(last)):
+def test_next_image_of_its_class_takes_the_place_of_a_broken_one(
+    workers: int, index: Index, tiny_data: Path, tmp_path: Path, in_group: Any
+) -> None:
+    last = int(np.flatnonzero(np.asarray(index.labels) == 0)[-1])
+    places = {1: 3, 2: 3, last: 0}  # the next one may be broken too; behind the last follows the first
+    shutil.copytree(tiny_data, tmp_path / "repaired")
+    for number, other in places.items():
+        (tmp_path / "repaired/train" / index.name(number)).write_bytes(index.read(other))
         damage_pixels(Path(index.location(number)))
-    pairs = {1: 3, 2: 3, int(last): 0, 0: 0}  # the next one may be broken too; behind the last follows the first
+    repaired = BatchDecoder({("train", None): load_index(tmp_path / "repaired", "train")}, 7)
     decoder = BatchDecoder({("train", None): index}, 7, replaces_broken=True)
-    requests = [
-        BatchRequest("train", None, np.array(ids), (32, 32), 5, 0.35) for ids in ([0, *pairs], [2], [int(last)])
-    ]
+    parts = ([0, *places, 0], [2], [last])
+    requests = [BatchRequest("train", None, np.array(ids), (32, 32), 5, 0.35) for ids in parts]
 
     def decode(_: object) -> list[Any]:
         batches = stream_batches(decoder, iter(requests), workers, torch.device("cpu"), 10**6)
-        return [(batch.request.ids.tolist(), batch.images.numpy().copy(), dict(batch.broken)) for batch in batches]
-
-    def expected(number: int) -> Pixels:
-        other = np.array([pairs[number]])
-        boxes, mirrored = random_boxes(7, 5, np.array([number]), index.widths[other], index.heights[other], 0.35)
-        size = int(index.heights[other[0]]), int(index.widths[other[0]])
-        out = torch.empty(1, 32, 32, 3, dtype=torch.uint8)
-        box = tuple(boxes[0].tolist())
-        crop.crop_and_resize(index.read(int(other[0])), size, box, bool(mirrored[0]), crop.image_views(out)[0])
-        return out[0].numpy()
+        return [(batch.images.numpy().copy(), dict(batch.broken)) for batch in batches]
 
     (batches,) = in_group(1, decode)
-    for ids, images, _ in batches:
-        for number, pixels in zip(ids, images, strict=True):
-            assert (pixels == expected(number)).all(), number
-    told = batches[0][2]
-    assert list(told) == [1, 2, int(last)] and all("a part of its pixels is lost" in text for text in told.values())
+    for (images, _), request in zip(batches, requests, strict=True):
+        assert (images == repaired.decode_batch(request).images.numpy()).all(), request.ids
+    told = batches[0][1]
+    assert list(told) == [1, 2, last] and all("a part of its pixels is lost" in text for text in told.values())
     assert told[2].startswith(index.location(2)) and told[2].endswith(f"; {index.name(3)} takes its place")
+    next_class = np.flatnonzero(np.asarray(index.labels) == 1)
     for number in next_class.tolist():
         damage_pixels(Path(index.location(number)))
     with pytest.raises(DataError, match="no other image of its class can be decoded"):
@@ -79,15 +71,12 @@ def test_all_processes_count_each_broken_image_once(index: Index, in_group: Any,
         broken.agree()
         known = sorted(number for _, _, number in broken.known)
         meet(3)
-        broken.agree()
         assert not broken.new
-        if group.rank:
-            meet(4)
-        try:
+        broken.agree()
+        meet(*[4] * group.rank)
+        with pytest.raises(DataError) as caught:
             broken.agree()
-        except DataError as error:
-            return known, str(error)
-        return known, ""
+        return known, str(caught.value)
 
     results = in_group(2, count)
     assert [known for known, _ in results] == [[3, 9]] * 2

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.packed_sets import content
 from support.small_disk import enlarge, fill
 
 from train.data.index.open import DataError, load_index
@@ -28,10 +29,6 @@ def draw(folder: Path) -> list[str]:
     return names
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def split_folder(source: Path, target: Path, progress: Callable[[int, int], object] = lambda *_: None) -> Any:
     return split.split_folder(source, target, 0.2, progress)
 
@@ -42,7 +39,7 @@ def test_split_has_each_image_once_as_a_launch_would_hold_them_out(
     tmp_path: Path, below: str, can_link: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, target = tmp_path / "photos", tmp_path / "sets/own"
-    names, before = draw(source / below), files(source)
+    names, before = draw(source / below), content(source)
     if not can_link:
         monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError(errno.EXDEV, "another disk")))
     note = "1 of 3 classes have no validation images, so the accuracy does not count them: eel"
@@ -51,33 +48,30 @@ def test_split_has_each_image_once_as_a_launch_would_hold_them_out(
     assert {*val} == held_out_names(names, 0.2) and sorted([*train, *val]) == sorted(names)
     placed = (target / "val" / val[0]).stat(), (source / below / val[0]).stat()
     assert os.path.samestat(*placed) == can_link and placed[0].st_mtime_ns == placed[1].st_mtime_ns
-    assert files(source) == before
+    assert content(source) == before
     assert {path.name for path in target.parent.iterdir()} == {"own"}, "no lock and no unfinished folder"
 
 
-@pytest.mark.parametrize(
-    ("spoil", "target", "message"),
-    [
-        (lambda folder: (folder / "val").mkdir(), "new", "val: the data set is split already"),
-        (lambda folder: (folder / "valid").mkdir(), "new", r"valid: the data set is split .* belong into val/"),
-        (lambda folder: (folder.parent / "new").mkdir(), "new", "exists already, or lies among the images"),
-        (lambda folder: None, "photos/train/new", "exists already, or lies among the images; name another"),
-        (lambda folder: (folder / "train/9.png").touch(), "new", "9.png: an image beside the class folders"),
-        (lambda folder: (folder / "train").rename(folder / "a"), "new", "too few|Is a directory"),
-        (lambda folder: folder.rename(folder.parent / "gone"), "new", "photos: there is no such folder"),
-        (lambda folder: (folder / "train/cat/more").mkdir(), "new", "Is a directory: .*cat/more"),
-        (lambda folder: [*map(Path.unlink, folder.rglob("[1-9]*"))], "new", "photos/train: has too few images"),
-        (lambda folder: pack_set(folder, {None: folder.parent / "packed"}, val_fraction=0.2), "new", "split already"),
-    ],
-)
+@pytest.mark.parametrize(("spoil", "target", "message"), [
+    (lambda folder: (folder / "val").mkdir(), "new", "val: the data set is split already"),
+    (lambda folder: (folder / "valid").mkdir(), "new", r"valid: the data set is split .* belong into val/"),
+    (lambda folder: (folder.parent / "new").mkdir(), "new", "exists already, or lies among the images"),
+    (lambda folder: None, "photos/train/new", "exists already, or lies among the images; name another"),
+    (lambda folder: (folder / "train/9.png").touch(), "new", "9.png: an image beside the class folders"),
+    (lambda folder: (folder / "train").rename(folder / "a"), "new", "too few|Is a directory"),
+    (lambda folder: folder.rename(folder.parent / "gone"), "new", "photos: there is no such folder"),
+    (lambda folder: (folder / "train/cat/more").mkdir(), "new", "Is a directory: .*cat/more"),
+    (lambda folder: [*map(Path.unlink, folder.rglob("[1-9]*"))], "new", "photos/train: has too few images"),
+    (lambda folder: pack_set(folder, {None: folder.parent / "packed"}, val_fraction=0.2), "new", "split already"),
+])  # fmt: skip
 def test_split_refuses_what_it_cannot_divide(tmp_path: Path, spoil: Any, target: str, message: str) -> None:
     source, packed = tmp_path / "photos", tmp_path / "packed"
     draw(source / "train")
     spoil(source)
-    before = files(tmp_path)
+    before = content(tmp_path)
     with pytest.raises((DataError, OSError), match=message):
         split_folder(packed if packed.exists() else source, tmp_path / target)
-    assert files(tmp_path) == before
+    assert content(tmp_path) == before
 
 
 def test_killed_split_leaves_no_data_set_and_is_repeated(tmp_path: Path) -> None:
@@ -90,10 +84,10 @@ def test_killed_split_leaves_no_data_set_and_is_repeated(tmp_path: Path) -> None
     if not (child := os.fork()):
         split_folder(tmp_path / "photos", tmp_path / "new", die)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    assert len(files(tmp_path / ".new.part")) == 7 and not (tmp_path / "new").exists()
+    assert len(content(tmp_path / ".new.part")) == 7 and not (tmp_path / "new").exists()
     (tmp_path / ".new.part/train/cat/stale.JPEG").touch()
     split_folder(tmp_path / "photos", tmp_path / "new")
-    assert len(files(tmp_path / "new")) == len(files(tmp_path / "photos")) == len(names)
+    assert len(content(tmp_path / "new")) == len(content(tmp_path / "photos")) == len(names)
     assert {path.name for path in tmp_path.iterdir()} == {"photos", "new"}
 
 
