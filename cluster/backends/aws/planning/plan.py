@@ -111,7 +111,7 @@ def plan_rental(
         rental_spec, unpriced = drop_unpriced_places(rental_spec, machine_count)
         notes += [f"{choice}: unknown price, not requested with --max-price-total" for choice in unpriced]
     elif options.max_dollars is not None:
-        notes.append("no price is known without AWS, so this plan does not show what --max-price-total allows")
+        notes.append("spot prices are unknown without AWS, so no place was left out for --max-price-total")
     forecasts = _forecasts(spec, schedule, types_by_name, request)
     steps_done, spent_dollars = (resumed.steps_done, resumed.spent_dollars) if resumed else (0, 0.0)
     rest_forecasts = {name: whole.of_steps(steps_done) for name, whole in forecasts.items()}
