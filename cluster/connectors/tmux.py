@@ -62,7 +62,12 @@ ATTACH_SCRIPT = (
 
 
 def require_tmux() -> None:
-    """Raise `ClusterError` when tmux is not installed."""
+    """Raise `ClusterError` when tmux is not installed, or its server cannot be asked."""
+    _require_program()
+    session_names()
+
+
+def _require_program() -> None:
     if not shutil.which("tmux"):
         raise ClusterError(
             "tmux is missing; install it: sudo apt-get install tmux (Debian, Ubuntu), brew install tmux (macOS)"
@@ -112,7 +117,7 @@ def server_class() -> type["Server"]:
 
 def _server() -> "Server":
     """Return the private tmux server. Its commands raise `ClusterError` if it does not answer."""
-    require_tmux()
+    _require_program()
     return server_class()(socket_name=SOCKET_NAME)
 
 

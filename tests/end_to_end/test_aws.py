@@ -226,7 +226,7 @@ def test_job_saves_and_stops_at_its_limit_of_hours_or_dollars(renter: Renter) ->
     for instance in renter.cloud.instances():
         if instance["tags"]["imgnet:job"] == traffic_job.spec.uid:
             renter.cloud.post("transfer", id=instance["id"], efs_written=20 * 10**9)  # $1.20
-    for job, unit in ((hours_job, "hours"), (dollars_job, "dollars"), (traffic_job, "dollars")):
+    for job, unit in ((hours_job, "hour"), (dollars_job, "$"), (traffic_job, "$")):
         result = wait_for_end(renter, job, "stopped", 300)
         assert unit in result.reason and known(job.status().step) > 0, result.reason
         assert list(renter.cloud.folder.glob(f"efs/*/{job.spec.uid}/checkpoints/*"))
