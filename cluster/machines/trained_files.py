@@ -211,8 +211,11 @@ def is_intact_network_file(path: Path) -> bool:
 
 
 def link_network(shared: Path, run_folder: Path) -> None:
-    """Give the files of a finished run's network a name in the run folder, on whose disk they are. Raises `OSError`."""
-    for name in NETWORK_FILES:
+    """Give the files of a finished run's network a name in the run folder, on whose disk they are. Raises `OSError`.
+
+    Without a result the run has begun anew to train on, and the network is that of before.
+    """
+    for name in NETWORK_FILES if (shared / RESULT_FILE).exists() else ():
         source, target = shared / NETWORK_FOLDER / name, run_folder / NETWORK_FOLDER / name
         with contextlib.suppress(FileNotFoundError, FileExistsError):
             if not stat.S_ISREG(source.lstat().st_mode) or target.exists():

@@ -191,8 +191,10 @@ def test_link_network_takes_files_only_and_copies_where_there_are_no_hard_links(
 ) -> None:
     shared = tmp_path / "shared"
     trained_files.link_network(shared, home)
-    assert not list(home.iterdir())
     write_network(shared)
+    trained_files.link_network(shared, home)
+    assert not list(home.iterdir()), "there is no result, so the network is that of an earlier run"
+    (shared / "result.json").touch()
     secret = tmp_path / "secret"
     secret.write_text("not for the run folder")
     (shared / "network" / "confusion.json").unlink()
@@ -220,6 +222,7 @@ def test_trained_weights_of_a_finished_job_are_those_that_it_left(hand_made: Any
     run = hand_made()
     run.write_checkpoint(1, 8)
     write_network(run.run_folder.shared)
+    (run.run_folder.shared / "result.json").touch()
     write_done(run, 40.0, 60.0, 50.0)
     folder = run.run_folder.path / "network"
     assert checkpoints.trained_weights(run.job) == folder / "model.safetensors"
