@@ -130,7 +130,7 @@ class GpuCheck:
 
     @property
     def is_needed(self) -> bool:
-        """Whether there are GPUs, as far as it is known, so that a failure may be theirs."""
+        """Whether this machine has GPUs, or may have some, so that they may have caused a failure."""
         return self.nvidia_smi.is_installed and (self.expected > 0 or self.is_under_way)
 
     def start(self) -> None:

@@ -140,7 +140,7 @@ REGROUPS = 16
 def test_trainers_that_regroup_again_and_again_stay_the_same_and_do_not_grow(
     sandbox: Sandbox, job: Job, undisturbed_parameters: dict[str, Any]
 ) -> None:
-    """One after the other is asked to leave its group."""
+    """The machines are asked to leave their group, one after the other."""
     (sandbox.path / "pace").write_text("0 0.05")
     used: list[dict[int, int]] = []  # of each trainer: descriptors and threads
     for number in range(1, REGROUPS):

@@ -219,7 +219,7 @@ class TrainingNumbers:
 class TrainerProgress(TrainingNumbers):
     """The content of progress.json. `ticks` changes while there is nothing else to report.
 
-    `not_in_place` is why the trainer would keep no state if another process disappeared now; "": it would keep it.
+    `not_in_place` is why the trainer could not keep its state if another process were lost now; "": it could.
     """
 
     state: TrainerState

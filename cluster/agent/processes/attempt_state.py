@@ -51,7 +51,7 @@ class AttemptState:
 
     @property
     def obstacle(self) -> str:
-        """Why the trainers would keep no state if another process disappeared now, "" when they would."""
+        """Why the trainers could not keep their state if another process were lost now; "" when they could."""
         if self.progress:
             return self.progress.not_in_place
         return "" if self.goes_on_in_place else NOT_TRAINING_YET

@@ -30,7 +30,7 @@ from train.tools.host import unix_time
 
 
 class AwsAdministration:
-    """AWS without a run folder: everything works from tags alone, on a computer that never saw the jobs.
+    """Manages AWS without run folders: it finds all jobs by their tags, also on a computer that did not launch them.
 
     The stack of a region is what its jobs share. A region of None is the one that the user's environment names. Methods
     raise `ClusterError`. Lines are for the user, one for each resource.

@@ -51,7 +51,7 @@ class AwsBackend(RemoteBackend):
 
     @classmethod
     def check(cls, spec: JobSpec, runs_folder: Path) -> None:
-        """Check that all programs are installed here (`ClusterError`). The cloud was asked when the job was planned."""
+        """Check that the programs it needs are installed here. Raises `ClusterError`. The plan has asked AWS before."""
         tmux.require_tmux()
         require_openssh("ssh", "ssh-keygen")
         if not spec.cloud:

@@ -277,9 +277,9 @@ def open_image_file(path: Path) -> BinaryIO:
 
 
 def _probe_image(path: Path, must_decode: bool) -> tuple[tuple[int, int], str, bool]:
-    """Return an image's (width, height), or what is wrong with it, and whether reading it failed.
+    """Return an image's (width, height), what is wrong with it ("" for nothing), and whether it could not be read.
 
-    The header is enough, unless it `must_decode`, or the header is wrong: then decoding tells what is the matter.
+    Only the header is read, unless `must_decode` is set or the header is wrong: then decoding finds the fault.
     """
     try:
         with open_image_file(path) as file:

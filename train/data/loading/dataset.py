@@ -141,12 +141,10 @@ def _take_subsets(indexes: dict[IndexKey, Index], seed: int, scale: float) -> di
 
 def _stems_of_copy(recipe: Recipe, copies: Path, split: str) -> str:
     """Return the digest of the names in a copy of a split, or "" where a phase needs the sizes of full-size images."""
-    digests = [
-        ""
-        if phase.copy is None or phase.rect_train or phase.rect_val
-        else stems_of_packed(copies / f"{phase.copy}/{split}")
-        for phase in recipe.phases
-    ]
+    if any(phase.copy is None or phase.rect_train or phase.rect_val for phase in recipe.phases):
+        return ""
+    sizes = dict.fromkeys(phase.copy for phase in recipe.phases)  # phases share copies; each manifest is read once
+    digests = [stems_of_packed(copies / f"{size}/{split}") for size in sizes]
     return digests[0] if all(digests) else ""
 
 

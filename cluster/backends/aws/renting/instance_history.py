@@ -315,7 +315,7 @@ class InstanceHistory:
 
     @property
     def power_off_time(self) -> float:
-        """When the machines of this launch power themselves off at the latest: after time limit and grace period."""
+        """The latest time at which the machines of this launch power off: the time limit plus the grace period."""
         max_hours, grace_seconds = self.compute_limits(self.dollars_per_hour)
         return (self.first_machine_time or host.unix_time()) + 3600 * max_hours + grace_seconds
 
