@@ -147,7 +147,7 @@ class LocalBackend(SharedFolderBackend):
         """Return the command that shows the job's tmux session, at the machine's trainer or agent if it has one."""
         name, folder = self.run.spec.name, self.run.folder
         if not tmux.is_owned_by(folder.tmux_session, folder.path):
-            raise ClusterError(f"{name} has no tmux session; see: imgnet-cluster status {name}")
+            raise ClusterError(f"{name} has no tmux session; see: imgnet-cluster status {self.run.handle}")
         window_names = tmux.window_names(folder.tmux_session)
         own_windows = [window for window in (f"train-{machine}", f"agent-{machine}") if window in window_names]
         return tmux.attach_argv(folder.tmux_session, own_windows[0] if own_windows else "")

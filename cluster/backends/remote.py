@@ -56,7 +56,7 @@ class RemoteBackend(Backend):
         config = self.run.folder.path / "ssh_config"
         if not config.exists():
             name = self.run.spec.name
-            raise ClusterError(f"{name} has no machines to log in to yet; see: imgnet-cluster status {name}")
+            raise ClusterError(f"{name} has no machines to log in to yet; see: imgnet-cluster status {self.run.handle}")
         return openssh_argv(config, int(machine), argv, tty)
 
     def download_checkpoint(self, progress: Progress) -> Path | None:

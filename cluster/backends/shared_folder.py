@@ -62,7 +62,8 @@ class SharedFolderBackend(Backend):
         """Kill the agent with all processes that it started, or give it notice first."""
         name = self.run.spec.name
         if not self.has_agent(machine):
-            raise ClusterError(f"machine {machine} of {name} has no running agent; see: imgnet-cluster status {name}")
+            hint = f"see: imgnet-cluster status {self.run.handle}"
+            raise ClusterError(f"machine {machine} of {name} has no running agent; {hint}")
         if notice_seconds is None:
             self.kill_agent(machine)
         else:

@@ -159,7 +159,7 @@ def _terminate(job: "Job") -> list[str]:
 
     silent_machines = billing.terminate_job(job)
     if silent_machines:
-        click.echo(describe_silent_machines(job.name, silent_machines))
+        click.echo(describe_silent_machines(job, silent_machines))
     return silent_machines
 
 
@@ -173,7 +173,8 @@ def _confirm_loss(job: "Job") -> None:
     progress = f", at step {status.step} of {status.steps}" if status.step else ""
     click.echo(
         f"{job.name} is {status.state}{progress}. `down` saves nothing: the steps since its last checkpoint are lost "
-        f"(one is saved every {job.spec.train.save_seconds:g} s). To save and end it: imgnet-cluster stop {job.name}",
+        f"(one is saved every {job.spec.train.save_seconds:g} s). To save and end it: "
+        f"imgnet-cluster stop {job.run.handle}",
         err=True,
     )
     confirm_or_abort(f"terminate {job.name} without saving?", assume_yes=False)
@@ -346,7 +347,7 @@ def extend(job: str | None, max_hours: float | None, max_dollars: float | None, 
     limits += [f"take {hours_text(hours)}"] if hours is not None else []
     click.echo(f"{extended_job.name} may {' and '.join(limits)}")
     if hours is None:
-        click.echo(f"  continue     imgnet-cluster resume {extended_job.spec.handle}")
+        click.echo(f"  continue     imgnet-cluster resume {extended_job.run.handle}")
 
 
 @click.command(cls=ConfiguredCommand)

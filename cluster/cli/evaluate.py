@@ -68,7 +68,7 @@ def open_source(job_or_file: str | None, is_best: bool, model: str | None) -> Tr
         with _download_bar(job) as progress:
             path = checkpoints.trained_weights(job, is_best, progress)
         name = job.spec.recipe.model.name
-        return TrainedSource(path, name, job.spec.handle, evaluation.module_folders(job), job.spec.train)
+        return TrainedSource(path, name, job.run.handle, evaluation.module_folders(job), job.spec.train)
     if path.suffix in WEIGHTS_SUFFIXES and not path.exists():
         raise BadInput(f"{job_or_file}: there is no such file")
     if not path.is_file():

@@ -156,9 +156,9 @@ def status(job: str | None, exit_code: bool, parts: bool, output: str) -> None:
             click.echo("whether every image was used exactly once (--log-ids) is checked when the job is done")
         if result and result.against:
             constants_source = result.forecast.source if result.forecast else ""
-            display_forecast.show_forecast_vs_actual(result.against, constants_source, found_job.name)
+            display_forecast.show_forecast_vs_actual(result.against, constants_source, found_job.run.handle)
         elif result and result.constants:
-            display_forecast.show_missing_forecast(found_job.name, found_job.spec.recipe_file)
+            display_forecast.show_missing_forecast(found_job.run.handle, found_job.spec.recipe_file)
     if exit_code:
         sys.exit(STATE_EXIT_CODES.get(job_status.state, EXIT_UNFINISHED))
 
@@ -267,7 +267,7 @@ def _explain_missing_log(job: "Job", kind: str | None) -> str:
     """Return why a job has no log of a kind, and what to type next."""
     from cluster.state import attempts
 
-    hint = f"see: imgnet-cluster status {job.spec.handle}"
+    hint = f"see: imgnet-cluster status {job.run.handle}"
     if kind == "supervisor":
         return f"the supervisor of {job.name} has recorded nothing; {hint}"
     if kind == "setup" and job.spec.is_one_computer:
@@ -333,11 +333,11 @@ def attach(job: str | None, machine: int | None) -> None:
     if found_job.has_ended:
         raise ClusterError(
             f"{found_job.name} is {found_job.state}, so its session has ended; read its log: "
-            f"imgnet-cluster logs {found_job.spec.handle}"
+            f"imgnet-cluster logs {found_job.run.handle}"
         )
     argv = found_job.backend.attach_command(found_job.resolve_machine(machine))
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise ClusterError(f"attach needs a terminal; without one: imgnet-cluster logs -f {found_job.spec.handle}")
+        raise ClusterError(f"attach needs a terminal; without one: imgnet-cluster logs -f {found_job.run.handle}")
     os.environ.pop("TMUX", None)  # tmux refuses to attach from inside another session, such as the user's own
     os.execvp(argv[0], argv)
 

@@ -178,7 +178,7 @@ def carry_out(
 def _tell_of_interruption(jobs: "Sequence[Job]") -> int:
     """Say on stderr which jobs were started before Ctrl-C, and how to stop them. Returns the exit code."""
     names = ", ".join(job.name for job in jobs)
-    stops = "; ".join(f"imgnet-cluster stop {job.spec.handle}" for job in jobs)
+    stops = "; ".join(f"imgnet-cluster stop {job.run.handle}" for job in jobs)
     click.echo(f"interrupted; {f'{names} may go on; to stop: {stops}' if jobs else 'nothing was started'}", err=True)
     return EXIT_INTERRUPTED
 
@@ -193,7 +193,7 @@ def _tell_of_duplicate(plan: "Plan") -> None:
         click.echo(
             f"note: {job.name} runs already, with the same {plan.spec.work_kind} and options; it was launched {age} "
             f"ago and has cost ${job.backend.job_cost().dollars:,.2f}. Follow it instead of a second job: "
-            f"imgnet-cluster logs -f {job.spec.handle}",
+            f"imgnet-cluster logs -f {job.run.handle}",
             err=True,
         )
 
@@ -253,7 +253,7 @@ def _follow_all(launched_jobs: "list[Job]", max_parallel: int, detach: bool) -> 
 
     names = ", ".join(job.name for job in launched_jobs)
     click.echo(f"{names} launched, {max_parallel} at a time\n  list         imgnet-cluster ls")
-    click.echo(f"  curves       imgnet-cluster tensorboard {' '.join(job.name for job in launched_jobs)}")
+    click.echo(f"  curves       imgnet-cluster tensorboard {' '.join(job.run.handle for job in launched_jobs)}")
     code = EXIT_OK
     for number, job in enumerate([] if detach else launched_jobs, 1):
         code = max(code, _follow(job, launched_jobs[number:]))
@@ -273,8 +273,8 @@ def _follow(job: "Job", others: "Sequence[Job]" = ()) -> int:
     except KeyboardInterrupt:
         click.echo(
             f"\ndetached; {job.name} keeps running{_describe_billing(job)}. "
-            f"Follow it: imgnet-cluster logs -f {job.spec.handle}; "
-            f"its session: imgnet-cluster attach {job.spec.handle}; stop it: imgnet-cluster stop {job.spec.handle}",
+            f"Follow it: imgnet-cluster logs -f {job.run.handle}; "
+            f"its session: imgnet-cluster attach {job.run.handle}; stop it: imgnet-cluster stop {job.run.handle}",
             err=True,
         )
         return EXIT_INTERRUPTED
@@ -284,7 +284,7 @@ def _describe_billing(job: "Job") -> str:
     """Return the price of a job that keeps running, its end, and how to end it now; "" if nothing is rented."""
     if not job.backend.is_billed:
         return ""
-    at_once = f"to end it at once, without saving: imgnet-cluster down {job.spec.handle}"
+    at_once = f"to end it at once, without saving: imgnet-cluster down {job.run.handle}"
     rented = job.backend.rented_now()
     if not rented or not rented.machines:
         return f" and rents machines, which are billed; {at_once}"
@@ -347,7 +347,7 @@ def stop(job: str | None) -> None:
     stopped_job = store.find(job)
     stopped_job.stop()
     state = stopped_job.state
-    hint = "" if state == JobState.DONE else f"; continue: imgnet-cluster resume {stopped_job.spec.handle}"
+    hint = "" if state == JobState.DONE else f"; continue: imgnet-cluster resume {stopped_job.run.handle}"
     click.echo(f"{stopped_job.name} {state}{hint}")
 
 
@@ -431,7 +431,7 @@ def rehearse_loss(job: str | None, machine: int, notice: float | None, for_good:
     running_job.kill_machine(str(machine), notice, for_good)
     outcome = "has received the notice" if notice is not None else "was killed"
     click.echo(f"machine {machine} of {running_job.name} {outcome}")
-    click.echo(f"  recovery     imgnet-cluster status {running_job.spec.handle}")
+    click.echo(f"  recovery     imgnet-cluster status {running_job.run.handle}")
 
 
 @click.command()

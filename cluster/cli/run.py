@@ -184,11 +184,11 @@ def join(job_and_hosts: tuple[str, ...]) -> None:
     job = store.find(job_and_hosts[0] if has_job else None)
     joined = joining.begin_join(job, job_and_hosts[has_job:])
     for name, host in joined.items():
-        click.echo(f"{host} is being set up as machine {name}; its log: imgnet-cluster logs {job.spec.handle} --setup")
+        click.echo(f"{host} is being set up as machine {name}; its log: imgnet-cluster logs {job.run.handle} --setup")
     for name, reason in joining.wait_for_join(job, joined).items():
         if reason:
             raise ClusterError(f"{joined[name]} does not join {job.name}, which goes on without it: {reason}")
-        click.echo(f"machine {name} is ready and joins {job.name}; see: imgnet-cluster status {job.spec.handle}")
+        click.echo(f"machine {name} is ready and joins {job.name}; see: imgnet-cluster status {job.run.handle}")
 
 
 COMMANDS = (run, join)

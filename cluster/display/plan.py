@@ -58,12 +58,11 @@ def show_other_jobs(spec: JobSpec, parallel: int = 1) -> None:
     for job in store.jobs_on_machines(hosts):
         if job.spec.uid != spec.uid:
             shared_hosts = [addresses[key] for host in job.spec.host_list if (key := host_address(host)) in addresses]
-            folder = "" if job.path.parent == store.runs_folder() else f"{store.RUNS_ENV_VAR}={job.path.parent} "
             age = describe_age(max(0.0, time.time() - job.spec.created))
             print_wrapped(
                 f"note: {job.name}, launched {age}, is on {', '.join(shared_hosts)} too; two jobs share processors, "
-                f"GPUs and memory. Look at it, or stop it: {folder}imgnet-cluster status {job.name}, "
-                f"{folder}imgnet-cluster stop {job.name}",
+                f"GPUs and memory. Look at it, or stop it: imgnet-cluster status {job.run.handle}, "
+                f"imgnet-cluster stop {job.run.handle}",
                 len("note: "),
             )
 

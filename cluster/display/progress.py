@@ -158,8 +158,8 @@ class CommandOutput:
             data = data[: data.rfind(b"\n") + 1]
         self.printed_bytes += left_out + len(data)
         lines = [line.rstrip("\r").rpartition("\r")[2] for line in data.decode(errors="replace").split("\n")]
-        note = [f"... {left_out:,} bytes are left out; all: imgnet-cluster logs {self.job.name}"] if left_out else []
-        return [*note, *(lines if lines[-1] else lines[:-1])]
+        note = f"... {left_out:,} bytes are left out; all: imgnet-cluster logs {self.job.run.handle}"
+        return [*[note][: bool(left_out)], *(lines if lines[-1] else lines[:-1])]
 
 
 def _describe_other(job: Job) -> str:
@@ -216,7 +216,7 @@ def show_outcome(job: Job) -> None:
     if len(result.timeline) > 1:
         show_timeline(result.timeline)
     if result.did_not_answer:
-        print(describe_silent_machines(job.name, result.did_not_answer))
+        print(describe_silent_machines(job, result.did_not_answer))
     if result.state == JobState.FAILED and job.spec.own_command:
         _print_log_of_failed_rank(job)
     if result.ids_wrong is not None:
@@ -228,11 +228,11 @@ def show_outcome(job: Job) -> None:
     print_commands_after(job, result)
 
 
-def describe_silent_machines(job_name: str, names: Sequence[str]) -> str:
+def describe_silent_machines(job: Job, names: Sequence[str]) -> str:
     """Return which machines did not answer when a job was ended, and what to do about them."""
     return (
-        f"{describe_members(names)} of {job_name} did not answer at the end, so processes may still be running there; "
-        f"to end them when there is an answer again: imgnet-cluster down {job_name}"
+        f"{describe_members(names)} of {job.name} did not answer at the end, so processes may still be running there; "
+        f"to end them when there is an answer again: imgnet-cluster down {job.run.handle}"
     )
 
 
@@ -252,7 +252,7 @@ def _print_checkpoints(job: Job) -> None:
     if version := newest_version(job.run_folder.shared):
         print(f"  checkpoints {version}")
     elif job.backend.is_remote:
-        print(f"  checkpoints those it has saved are on its machines; bring them here: imgnet-cluster pull {job.name}")
+        print(f"  checkpoints on its machines, if it saved any; bring them here: imgnet-cluster pull {job.run.handle}")
 
 
 def _print_network(job: Job, result: JobResult) -> None:
@@ -260,7 +260,7 @@ def _print_network(job: Job, result: JobResult) -> None:
     folder = job.run_folder.network_folder
     if not (folder / MODEL_FILE).exists():
         if job.backend.is_remote:
-            print(f"  network     on its machines; bring it here: imgnet-cluster pull {job.spec.handle}")
+            print(f"  network     on its machines; bring it here: imgnet-cluster pull {job.run.handle}")
         return
     last_epoch = next(reversed(result.epochs), None)
     for title, name, epoch in (
@@ -271,7 +271,7 @@ def _print_network(job: Job, result: JobResult) -> None:
             accuracy = f"  (epoch {epoch.epoch}, top-1 {epoch.top1:.2f} %)" if epoch and epoch.top1 is not None else ""
             print(f"  {title:11} {folder / name}{accuracy}")
     print(f"  classes     {folder / CLASSES_FILE}")
-    name = job.spec.handle
+    name = job.run.handle
     print(f"  use it      imgnet-cluster predict {name} PHOTO.jpg    imgnet-cluster export {name}")
 
 
@@ -279,21 +279,21 @@ def print_next_commands(job: Job) -> None:
     """Print the commands that are useful while a job runs."""
     print_activation()
     keys = job.backend.detach_keys
-    print(f"  session     {PROGRAM} attach {job.spec.handle}        (detach with {keys}, the job continues)")
-    print(f"  follow      {PROGRAM} logs -f {job.spec.handle}")
-    print(f"  curves      {PROGRAM} tensorboard {job.spec.handle}")
-    print(f"  stop        {PROGRAM} stop {job.spec.handle}")
+    print(f"  session     {PROGRAM} attach {job.run.handle}        (detach with {keys}, the job continues)")
+    print(f"  follow      {PROGRAM} logs -f {job.run.handle}")
+    print(f"  curves      {PROGRAM} tensorboard {job.run.handle}")
+    print(f"  stop        {PROGRAM} stop {job.run.handle}")
 
 
 def print_commands_after(job: Job, result: JobResult) -> None:
     """Print the commands that are useful in the state in which a job has ended."""
     if job.status().step or result.epochs:
-        print(f"  curves      {PROGRAM} tensorboard {job.spec.handle}")
+        print(f"  curves      {PROGRAM} tensorboard {job.run.handle}")
     if job.status().step or result.epochs or job.spec.own_command:
-        print(f"  report      {PROGRAM} report {job.spec.handle}")
+        print(f"  report      {PROGRAM} report {job.run.handle}")
     end = job.run_folder.attempts.newest()
     rank = f" --rank {end.failed_rank}" if end and end.failed_rank else ""
-    print(f"  log         {PROGRAM} logs {job.spec.handle}{rank}")
+    print(f"  log         {PROGRAM} logs {job.run.handle}{rank}")
     if result.state != JobState.DONE:
         print(f"  {_describe_continuation(job, result)}")
     print(f"  all results {job.run_folder.result_path}")
@@ -305,7 +305,7 @@ def _describe_continuation(job: Job, result: JobResult) -> str:
 
     A failed job is resumed when it has a checkpoint and the cause was not its input; else it is launched again.
     """
-    resume = f"{PROGRAM} resume {job.spec.handle}"
+    resume = f"{PROGRAM} resume {job.run.handle}"
     has_saved = job.spec.own_command is not None or checkpoints.has_saved(job)
     if result.state == JobState.STOPPED:
         return f"continue    {resume}" if has_saved else f"start again {resume}  (nothing was saved yet)"
@@ -346,5 +346,5 @@ def show_sweep(jobs: Sequence[Job]) -> None:
         for job, values, status in zip(jobs, settings, statuses, strict=True)
     ]
     print_table(rows, optional=(work,))
-    print(f"  compare     imgnet-cluster report {' '.join(job.name for job in jobs)}")
-    print(f"  curves      imgnet-cluster tensorboard {' '.join(job.name for job in jobs)}")
+    print(f"  compare     imgnet-cluster report {' '.join(job.run.handle for job in jobs)}")
+    print(f"  curves      imgnet-cluster tensorboard {' '.join(job.run.handle for job in jobs)}")

@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from cluster.machines.setup_progress import fold_by_machine
 from cluster.report.tables import attempts_table, format_cell, format_known
 from cluster.state.states import JobState, SetupStep, work_title
 from cluster.state.status import JobStatus, MachineRow
@@ -90,18 +91,20 @@ def show_status(
 
 
 def show_machines(machines: Mapping[str, MachineRow]) -> None:
-    """Print a row for each machine, with the seconds until its first training step."""
+    """Print a row for each machine, with the seconds until its first training step; then each reason and note once."""
     rows = [
         {
             "machine": name,
             "host": machine.host,
             "state": machine.state,
             "set-up s": f"{sum(machine.seconds.values()):.1f}" if machine.seconds else "",
-            "note": machine.reason or "; ".join(machine.notes),
         }
         for name, machine in machines.items()
     ]
     print_table(rows, optional=("host",))
+    lines = [(name, line) for name, row in machines.items() for line in ([row.reason] if row.reason else row.notes)]
+    for text in fold_by_machine(lines, {name: row.host for name, row in machines.items()}):
+        print_wrapped(text, indent=2)
 
 
 def show_setup_steps(machines: Mapping[str, MachineRow]) -> None:

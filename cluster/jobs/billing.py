@@ -108,7 +108,7 @@ def cost_report(job: Job, target_top5: float | None = None) -> CostReport:
             to_target=None if target_time is None else dollars_until(target_time),
             wasted=lost_dollars if first_step else None,
             wasted_seconds=history.lost_seconds,
-            rented_now=rented.describe(job.name) if rented else "",
+            rented_now=rented.describe(job.run.handle) if rented else "",
             warning=f"{adoption.error}; its cost since then: imgnet-cluster cost, on that computer" if adoption else "",
         )
 
@@ -133,10 +133,11 @@ def extend(job: Job, hours: float | None = None, dollars: float | None = None) -
     if not job.backend.is_billed:
         raise ClusterError(
             f"{job.name} has no rented machines: it runs on {job.backend.description}; to change its time limit: "
-            f"imgnet-cluster stop {job.name}, then imgnet-cluster resume {job.name} --max-hours HOURS"
+            f"imgnet-cluster stop {job.run.handle}, then imgnet-cluster resume {job.run.handle} --max-hours HOURS"
         )
     if job.has_ended and (hours is not None or job.state == JobState.DONE):
-        raise ClusterError(f"{job.name} is {job.state}: no machines are running; see: imgnet-cluster status {job.name}")
+        hint = f"see: imgnet-cluster status {job.run.handle}"
+        raise ClusterError(f"{job.name} is {job.state}: no machines are running; {hint}")
     if job.is_waiting:
         raise ClusterError(f"{job.name} waits in its queue; it has no machines yet")
     return job.backend.extend_limits(hours, dollars)

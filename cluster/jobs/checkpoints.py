@@ -92,7 +92,7 @@ def newest_checkpoint(job: Job, progress: Progress = no_progress) -> Path:
     if failure:
         raise ClusterError(f"{job.name}: its checkpoints are on its machines, and no machine sent one: {failure}")
     state = job.state.phrase
-    raise ClusterError(f"{job.name} is {state} and has saved nothing yet; see: imgnet-cluster status {job.name}")
+    raise ClusterError(f"{job.name} is {state} and has saved nothing yet; see: imgnet-cluster status {job.run.handle}")
 
 
 def has_saved(job: Job) -> bool:

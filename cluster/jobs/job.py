@@ -150,7 +150,7 @@ class Job:
         if not self.has_ended:
             if is_ending := self._is_ending(job_status.state):
                 rented = self.backend.rented_now()
-                doing = rented.describe(self.name) if rented else ""
+                doing = rented.describe(self.run.handle) if rented else ""
                 job_status = replace(job_status, state=JobState.ENDING, doing=doing)
             trouble = self.supervision.describe_trouble(self.backend, is_ending)
             left_out = state_result.LEFT_OUT if self.run_folder.is_history_cut else ""
@@ -332,9 +332,8 @@ class Job:
                 return self.state
             self.supervision.require()
             if deadline is not None and time.monotonic() > deadline:
-                raise ClusterError(
-                    f"{self.name}: not finished after {timeout_seconds:g} s; see: imgnet-cluster status {self.name}"
-                )
+                hint = f"see: imgnet-cluster status {self.run.handle}"
+                raise ClusterError(f"{self.name}: not finished after {timeout_seconds:g} s; {hint}")
             time.sleep(WAIT_POLL_SECONDS)
 
     def start(self) -> None:
@@ -359,7 +358,7 @@ class Job:
 
     def _refuse_if(self, is_running: bool) -> None:
         if is_running:
-            raise ClusterError(f"{self.name} is running; to watch it: imgnet-cluster attach {self.spec.handle}")
+            raise ClusterError(f"{self.name} is running; to watch it: imgnet-cluster attach {self.run.handle}")
 
     def start_locked(self) -> None:
         """Start the job. The caller holds its lock. Raises `ClusterError`."""
@@ -493,7 +492,8 @@ class Job:
             raise BadInput(f"--epochs: {self.name} is {self.state.phrase}; it can get more of them when it has ended")
         self._refuse_if(not self.has_ended)
         if self.state == JobState.DONE and not adds_epochs:
-            longer = "" if self.spec.own_command else f"To train it on: imgnet-cluster resume {self.name} --epochs +N. "
+            train_on = f"To train it on: imgnet-cluster resume {self.run.handle} --epochs +N. "
+            longer = "" if self.spec.own_command else train_on
             again = "again with another --name" if self.spec.given_name else "again"
             raise ClusterError(
                 f"{self.name} is done; there is nothing to resume. {longer}Run it {again}: {self.launch_command}"

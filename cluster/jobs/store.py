@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import os
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -10,18 +9,14 @@ from pathlib import Path
 from cluster.connectors import tmux
 from cluster.connectors.hosts_file import Host
 from cluster.errors import BadInput, ClusterError, NoSuchJob
+from cluster.state.run_folder import RUNS_ENV_VAR as RUNS_ENV_VAR
 from cluster.state.run_folder import run_folders
+from cluster.state.run_folder import runs_folder as runs_folder
 
 from .job import Job
 from .queue_state import host_address
 
-RUNS_ENV_VAR = "IMGNET_RUNS"
 MAX_JOBS_LISTED = 5  # in an error message
-
-
-def runs_folder() -> Path:
-    """Return the folder of all run folders: $IMGNET_RUNS, else ./runs."""
-    return Path(os.environ.get(RUNS_ENV_VAR) or "runs").absolute()
 
 
 def busy_runs_folders() -> list[Path]:

@@ -67,7 +67,7 @@ def terminate_machines(backend: Backend) -> list[str]:
         name = backend.run.spec.name
         raise ClusterError(
             f"{error}; {name} is ending: {backend.rented_now() or 'its machines are not known'}; to end it, in a "
-            f"shell with credentials for the job's machines: imgnet-cluster down {name}"
+            f"shell with credentials for the job's machines: imgnet-cluster down {backend.run.handle}"
         ) from error
 
 
@@ -106,7 +106,7 @@ class Supervision:
         heartbeat = self._heartbeat()
         return heartbeat is not None and heartbeat.silent_seconds >= FROZEN_SECONDS
 
-    def _describe_silence(self) -> str:
+    def _describe_silence(self, backend: Backend) -> str:
         """Return a warning that the supervisor does not answer, with what to type; "" if it answers."""
         heartbeat = self._heartbeat()
         if heartbeat is None or heartbeat.silent_seconds < SILENCE_SECONDS:
@@ -116,7 +116,7 @@ class Supervision:
         return (
             f"the supervisor (process {pid}) does not answer since {since}; lost machines are not replaced. If it was "
             f"suspended, type: kill -CONT {pid}. After {FROZEN_SECONDS / 60:.0f} minutes of silence this replaces it: "
-            f"imgnet-cluster status {self.path.name}"
+            f"imgnet-cluster status {backend.run.handle}"
         )
 
     def _describe_clock(self) -> str:
@@ -132,7 +132,7 @@ class Supervision:
 
         `is_ending`: the job needs no other machines, only the end of those that it has.
         """
-        return self._describe_silence() or self._describe_absence(backend, is_ending) or self._describe_clock()
+        return self._describe_silence(backend) or self._describe_absence(backend, is_ending) or self._describe_clock()
 
     def _describe_absence(self, backend: Backend, is_ending: bool) -> str:
         trouble = self._trouble()
@@ -150,8 +150,8 @@ class Supervision:
             error, lacks_access = "no supervisor is running", False
         place = ", in a shell with credentials for the job's machines" if lacks_access else ""
         if is_ending:
-            return f"{error}; to end its machines now, type: imgnet-cluster down {self.path.name}{place}"
-        remedy = f"imgnet-cluster status {self.path.name}{place}"
+            return f"{error}; to end its machines now, type: imgnet-cluster down {backend.run.handle}{place}"
+        remedy = f"imgnet-cluster status {backend.run.handle}{place}"
         are_rented = backend.is_billed
         consequence = "nothing is rented, so lost and broken machines" if are_rented else "lost machines"
         return f"{error}; {consequence} are not replaced until you type: {remedy}"

@@ -41,11 +41,10 @@ class SharedFolder(Mount):
 
 @dataclass(frozen=True, kw_only=True)
 class OtherJob:
-    """Another job that is at work on the machine: its uid, the user of its agent, and how long that has run."""
+    """Another job that is at work on the machine: its uid, and the user of its agent."""
 
     uid: str
     user: str
-    seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,11 +142,12 @@ def _check_machine(facts: MachineFacts) -> Iterator[Finding]:
     if facts.data_error:
         remedy = "put the images there, or name another folder on the machine: --data DIR"
         yield Finding("error", f"{facts.data_error}; {remedy}")
-    for job in facts.other_jobs:
+    for user in dict.fromkeys(job.user for job in facts.other_jobs):
+        uids = sorted(job.uid for job in facts.other_jobs if job.user == user)
         yield Finding(
             "warning",
-            f"{job.uid} of the user {job.user} began {describe_age(job.seconds)} and is at work here; two jobs share "
-            "processors, GPUs and memory: wait for its end, stop it, or use other machines",
+            f"at work here too, of the user {user}: {', '.join(uids)}; jobs on one machine share processors, GPUs and "
+            "memory: wait for the end, stop what is yours, or use other machines",
         )
 
 

@@ -448,7 +448,8 @@ class Fleet:
         """Kill a machine's agent, whose trainers end with it, or leave it a spot notice. Raises `ClusterError`."""
         row, connector = self.setup_progress.rows[name], self.connectors[name]
         if not self._has_agent(name):
-            raise ClusterError(f"{connector.name} has no running agent; see: imgnet-cluster status {self.spec.name}")
+            job = Run(self.spec, self.folders).handle
+            raise ClusterError(f"{connector.name} has no running agent; see: imgnet-cluster status {job}")
         if notice_seconds is not None:
             notice = json.dumps({"reason": REHEARSED_NOTICE, "seconds": notice_seconds})
             connector.write(f"{row.work}/notice", notice.encode())

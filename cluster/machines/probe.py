@@ -105,17 +105,14 @@ def find_other_jobs(own_uid: str, proc: Path = Path("/proc")) -> tuple[OtherJob,
 
     Where other users' processes are hidden (hidepid), it is only this user's jobs.
     """
-    uptime = float((proc / "uptime").read_text().split()[0])
     jobs: dict[str, OtherJob] = {}
     for folder in proc.glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError):  # the process has ended, or is no agent
             words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
             job_folder = PurePath(words[words.index(AGENT_MODULE, 1) + 1])
             uid = next((name for name in reversed(job_folder.parts) if name.startswith("job-")), str(job_folder))
-            start_ticks = int((folder / "stat").read_text().rpartition(")")[2].split()[19])
-            seconds = max(0.0, uptime - start_ticks / os.sysconf("SC_CLK_TCK"))
             if words[words.index(AGENT_MODULE, 1) - 1] == "-m" and uid != own_uid:
-                jobs[uid] = OtherJob(uid=uid, user=_user_name(folder.stat().st_uid), seconds=seconds)
+                jobs[uid] = OtherJob(uid=uid, user=_user_name(folder.stat().st_uid))
     return tuple(jobs.values())[:MAX_OTHER_JOBS]
 
 

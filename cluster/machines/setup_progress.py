@@ -30,7 +30,8 @@ def fold_by_machine(lines: Iterable[tuple[str, str]], hosts: Mapping[str, str]) 
 
 def _name_machines(machines: Sequence[str], hosts: Mapping[str, str]) -> str:
     if len(machines) == 1:
-        return f"machine {machines[0]} ({hosts[machines[0]]})"
+        host = hosts[machines[0]]
+        return f"machine {machines[0]} ({host})" if host else f"machine {machines[0]}"
     more = f" and {len(machines) - MAX_NAMED_MACHINES} more" if len(machines) > MAX_NAMED_MACHINES else ""
     return f"machines {', '.join(machines[:MAX_NAMED_MACHINES])}{more}"
 

@@ -31,6 +31,7 @@ AGENT_LOCK = "agent.lock"  # in an agent's work folder; while the agent lives, i
 AGENT_OUTPUT = "agent.out"  # in an agent's work folder: what it prints
 SUPERVISOR_LOCK = ".supervisor.lock"  # in the run folder
 JOB_LOCK = ".lock"  # in the run folder; held by whoever changes the job
+RUNS_ENV_VAR = "IMGNET_RUNS"
 MAX_LAUNCH_ID_BYTES = 1000
 MAX_STATE_LOG_BYTES = 2_000_000  # of one machine: 20,000 changes of state
 SHARED_FOLDER = ("machine", "shared")  # in the run folder
@@ -56,6 +57,11 @@ def lock_holder(path: Path) -> int | None:
     with contextlib.suppress(OSError, ValueError):
         return int(path.read_text()) if is_locked(path) else None
     return None
+
+
+def runs_folder() -> Path:
+    """Return the folder of all run folders: $IMGNET_RUNS, else ./runs."""
+    return Path(os.environ.get(RUNS_ENV_VAR) or "runs").absolute()
 
 
 def run_folders(runs_folder: Path) -> "list[RunFolder]":
@@ -286,3 +292,12 @@ class Run:
         spec = JobSpec.parse(read_file(folder.spec_path), folder.spec_path)
         notify = read_record(folder.notify_path, tuple[str, ...])
         return cls(replace(spec, notify=notify) if notify else spec, folder)
+
+    @property
+    def handle(self) -> str:
+        """What a hint calls the job: the name from its user, else its ID; outside of its runs folder, its path."""
+        path = self.folder.path
+        if path.parent == runs_folder():
+            return self.spec.given_name or self.spec.name
+        is_below = path.parent.is_relative_to(Path.cwd()) and path.parent != Path.cwd()
+        return str(path.relative_to(Path.cwd()) if is_below else path)

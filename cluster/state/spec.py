@@ -150,11 +150,6 @@ class JobSpec:
         return self.workload if isinstance(self.workload, Command) else None
 
     @property
-    def handle(self) -> str:
-        """The name by which hints call the job: that of its user, else its ID."""
-        return self.given_name or self.name
-
-    @property
     def title(self) -> str:
         """The job's ID and the name that its user gave it."""
         return f"{self.name} {self.given_name}".rstrip()

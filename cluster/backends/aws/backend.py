@@ -113,7 +113,7 @@ class AwsBackend(RemoteBackend):
                 machines = provider.list_machines()
                 if machine not in machines:
                     raise CloudError(
-                        f"machine {machine} is not rented at present; see: imgnet-cluster status {self.run.spec.name}"
+                        f"machine {machine} is not rented at present; see: imgnet-cluster status {self.run.handle}"
                     )
                 provider.terminate([machines[machine].id], "lost in a rehearsal")
         else:
@@ -124,7 +124,7 @@ class AwsBackend(RemoteBackend):
         spec, folder = self.run.spec, self.run.folder
         hosts = read_record(folder.path / HOSTS_FILE, Hosts)
         if not hosts:
-            raise ClusterError(f"{spec.name} has no machines yet; see: imgnet-cluster status {spec.name}")
+            raise ClusterError(f"{spec.name} has no machines yet; see: imgnet-cluster status {self.run.handle}")
         return Fleet(replace_fields(spec, hosts=hosts), folder)
 
     def terminate(self) -> list[str]:
@@ -136,7 +136,7 @@ class AwsBackend(RemoteBackend):
             if leftovers:
                 raise ClusterError(
                     f"{name} is not completely terminated: {'; '.join(leftovers)}; "
-                    f"run again: imgnet-cluster down {name}"
+                    f"run again: imgnet-cluster down {self.run.handle}"
                 )
         tmux.kill_session(folder.tmux_session, folder.path)
         return []
@@ -215,7 +215,7 @@ class AwsBackend(RemoteBackend):
             cause = f", all that {limited_spec.limit_name} allows" if limited_spec.limit_name else ""
             raise BadInput(
                 f"{spec.name} has been running for more than {hours_text(max_hours)}{cause}; to stop it: "
-                f"imgnet-cluster stop {spec.name}"
+                f"imgnet-cluster stop {self.run.handle}"
             )
         problems = []
         for name, connector in fleet.connectors.items():

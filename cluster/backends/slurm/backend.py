@@ -313,7 +313,7 @@ class SlurmBackend(SharedFolderBackend):
         steps = self.queue(0).steps_of(machine)
         if not steps:
             reason = self.waits_for() or "it has no running agent"
-            raise ClusterError(f"machine {machine} of {name}: {reason}; see: imgnet-cluster status {name}")
+            raise ClusterError(f"machine {machine} of {name}: {reason}; see: imgnet-cluster status {self.run.handle}")
         return steps[0]
 
     def attach_command(self, machine: str) -> list[str]:

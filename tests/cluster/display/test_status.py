@@ -1,8 +1,10 @@
 """Terminal output: numbers, tables, a plan and a job's status."""
 
 import time
+from dataclasses import replace
 from typing import Any
 
+import pictured_jobs
 from support.train_records import EPOCH_FIELDS, make_epoch
 
 from cluster.display import progress, status
@@ -54,6 +56,13 @@ def test_command_is_not_called_a_recipe(hand_made: Any, capsys: Any) -> None:
     for jobs, title in (([own], "command"), ([trained], "recipe"), ([own, trained], "recipe/command")):
         status.show_jobs({job.job: job for job in jobs})
         assert capsys.readouterr().out.split()[1] == title
+
+
+def test_a_note_of_several_machines_is_shown_once_below_them(capsys: Any) -> None:
+    machines = {f"{number}": replace(pictured_jobs.machine_row(number), notes=("no GPU",)) for number in range(3)}
+    status.show_machines(machines)
+    *table, notes, reason = capsys.readouterr().out.splitlines()
+    assert len(table) == 5 and notes == "machines 0, 1: no GPU" and reason.startswith("machine 2 (203.0.113.23): no h")
 
 
 def test_names_that_users_gave_their_jobs_are_shown(hand_made: Any, capsys: Any) -> None:

@@ -53,7 +53,9 @@ def test_sweep_ends_with_a_table_that_marks_the_best(hand_made: Any, capsys: pyt
     assert "imgnet-cluster report job-1 job-2 job-3" in shown
 
     stopped: list[Any] = [
-        SimpleNamespace(name=str(number), hparams={"state": number}, result=None, status=jobs[0].status)
+        SimpleNamespace(
+            name=str(number), hparams={"state": number}, result=None, status=jobs[0].status, run=jobs[0].run
+        )
         for number in (1, 2)
     ]
     progress.show_sweep(stopped)

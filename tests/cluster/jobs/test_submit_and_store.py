@@ -74,6 +74,16 @@ def test_job_is_found_by_the_name_that_its_user_gave_it(sandbox: Any, hand_made:
     assert sandbox.cli("status", "wide.2").out.startswith("job                job-2\nname               wide.2\n")
 
 
+def test_hint_names_the_job_so_that_it_works_where_the_user_is(sandbox: Any, hand_made: Any, tmp_path: Path) -> None:
+    hand_made("job-1", given_name="base").write_status("failed", reason="why", ended=True)
+    place, other = sandbox.path, tmp_path / "other"
+    other.mkdir()
+    path, below = f"{place}/runs/job-1", f"{place.name}/runs/job-1"
+    for folder, typed, handle in ((place, "1", "base"), (place.parent, path, below), (other, path, path)):
+        refused = sandbox.cli("pull", typed, cwd=folder)
+        assert refused.err.endswith(f"see: imgnet-cluster status {handle}\n"), refused
+
+
 def test_name_belongs_to_one_job(sandbox: Any, spec: Any, hand_made: Any) -> None:
     hand_made("job-1", given_name="base").job.fail("")
     with pytest.raises(BadInput, match=r"^--name base: job-1 has this name already; choose another$"):

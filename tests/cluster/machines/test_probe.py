@@ -245,29 +245,24 @@ def test_check_clock_warns_only_beyond_uncertainty() -> None:
 
 
 def test_find_other_jobs_names_each_job_once(tmp_path: Path) -> None:
-    ticks = os.sysconf("SC_CLK_TCK")
-
-    def write_process(pid: int, start_seconds: int, *words: str) -> None:
+    def write_process(pid: int, *words: str) -> None:
         folder = tmp_path / str(pid)
         folder.mkdir()
         (folder / "cmdline").write_text("\0".join(words) + "\0")
-        (folder / "stat").write_text(f"{pid} (a) b) S {' '.join(['0'] * 18)} {start_seconds * ticks} 0\n")
 
-    (tmp_path / "uptime").write_text("1000.0 1.0\n")
     agent = ("python", "-m", "cluster.agent")
-    write_process(1, 0, "init")
-    write_process(2, 400, "sh", "-c", "$@", "log", *agent, "/shared/job-1-00000001", "/work", "0")
-    write_process(3, 400, *agent, "/shared/job-1-00000001", "/work", "0")
-    write_process(4, 900, *agent, "/shared/job-2-00000002", "/work", "0")
-    write_process(5, 900, *agent, "/home/me/runs/job-3/machine/shared", "/work", "0")
-    write_process(6, 900, "grep", "cluster.agent")
+    write_process(1, "init")
+    write_process(2, "sh", "-c", "$@", "log", *agent, "/shared/job-1-00000001", "/work", "0")
+    write_process(3, *agent, "/shared/job-1-00000001", "/work", "0")
+    write_process(4, *agent, "/shared/job-2-00000002", "/work", "0")
+    write_process(5, *agent, "/home/me/runs/job-3/machine/shared", "/work", "0")
+    write_process(6, "grep", "cluster.agent")
     (tmp_path / "7").mkdir()
     jobs = {job.uid: job for job in probe.find_other_jobs("job-2-00000002", tmp_path)}
-    assert {uid: job.seconds for uid, job in jobs.items()} == {"job-1-00000001": 600.0, "job-3": 100.0}
-    assert jobs["job-3"].user == pwd.getpwuid(os.geteuid()).pw_name
-    facts = replace(FACTS, other_jobs=(jobs["job-1-00000001"],))
+    assert jobs.keys() == {"job-1-00000001", "job-3"} and jobs["job-3"].user == pwd.getpwuid(os.geteuid()).pw_name
+    facts = replace(FACTS, other_jobs=tuple(jobs.values()))
     (warning,) = (finding for finding in checks.find_problems(facts, 0, 1.0) if "job-1" in finding.what)
-    assert warning.level == "warning" and "began 10 minutes ago and is at work here" in warning.what
+    assert warning.level == "warning" and ": job-1-00000001, job-3; jobs on one machine share" in warning.what
 
 
 # --- the record of the set-up, which many threads write ---------------------------------------------------------------
