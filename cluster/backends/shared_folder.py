@@ -35,7 +35,7 @@ class SharedFolderBackend(Backend):
         spec, folder = self.run.spec, self.run.folder
         is_running = self.agents_alive()  # before the copy: everything that a dead agent wrote is then copied
         log_sync.pull_logs(folder.shared, folder.path)
-        if not is_running:
+        if not is_running and trained_files.has_final_files(spec, folder):
             self.fetch_network()
         # Without a supervisor, lost machines of a job with several would never be replaced, and nobody would be told.
         needs_supervisor = len(spec.machine_names) > 1 or bool(spec.notify)

@@ -329,6 +329,8 @@ def predict(job_or_file_and_images: tuple[str, ...], best: bool, model: str | No
         raise BadInput(f"{first}: is neither a job nor a file; to list the jobs: imgnet-cluster ls")
     if not images:
         raise BadInput(f"{job_or_file}: name the images after it: imgnet-cluster predict {job_or_file} IMAGE...")
+    if missing := next((image for image in images if not Path(image).exists()), None):  # before a network is downloaded
+        raise BadInput(f"{missing}: there is no such file")
     source = open_source(job_or_file, best, model)
     predictions: list[Prediction] = []
     options = PredictOptions(source=str(source.path), images=images, model=source.model)

@@ -74,7 +74,8 @@ def longest_terms_by_epochs(candidate: Candidate) -> str:
 
 def show_phases(candidate: Candidate) -> None:
     """Print a forecast: minutes and price of the whole run in one line, then the seconds of each phase by term."""
-    machines = f"{candidate.machines} x {candidate.machine_type.name}"
+    name, count = candidate.machine_type.name, candidate.machines
+    machines = name if count == 1 else f"{count} x {name}"
     run_forecast = candidate.forecast
     if run_forecast is None:
         gpu = candidate.machine_type.gpu or "an unknown GPU"

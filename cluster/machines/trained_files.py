@@ -54,7 +54,7 @@ def newest_local_checkpoint(shared: Path) -> Path | None:
 def has_final_files(spec: JobSpec, folder: RunFolder) -> bool:
     """Whether the machines have what the job has made in the end: a network, or the last checkpoints of a command.
 
-    A command that was stopped goes on with `resume`; its checkpoints stay on the machines.
+    Without a result, a run has perhaps begun anew to train on; its network is then that of before. A command that was stopped goes on with `resume`; its checkpoints stay on the machines.
     """
     if spec.own_command is None:
         return (folder.shared / RESULT_FILE).exists()
@@ -211,11 +211,8 @@ def is_intact_network_file(path: Path) -> bool:
 
 
 def link_network(shared: Path, run_folder: Path) -> None:
-    """Give the files of a finished run's network a name in the run folder, on whose disk they are. Raises `OSError`.
-
-    Without a result the run has begun anew to train on, and the network is that of before.
-    """
-    for name in NETWORK_FILES if (shared / RESULT_FILE).exists() else ():
+    """Give the files of a finished run's network a name in the run folder, on whose disk they are. Raises `OSError`."""
+    for name in NETWORK_FILES:
         source, target = shared / NETWORK_FOLDER / name, run_folder / NETWORK_FOLDER / name
         with contextlib.suppress(FileNotFoundError, FileExistsError):
             if not stat.S_ISREG(source.lstat().st_mode) or target.exists():

@@ -34,7 +34,8 @@ def export_network(options: ExportOptions) -> None:
     classes_json = to_json_bytes(encode(description))
     if classes_file.exists() and classes_file.read_bytes() != classes_json:
         raise TrainingError(
-            f"{classes_file}: exists already, and describes another network; remove it, or name another file: -o FILE"
+            f"{classes_file}: exists already, and describes another network, or this one after another step; remove it "
+            "with its network, or name another file: -o FILE"
         )
     if options.format is FileFormat.ONNX:
         write_onnx(trained, file)

@@ -53,6 +53,8 @@ def test_predict_answers_for_each_image(finished: Any, tmp_path: Path) -> None:
     ran = finished.cli("predict", "job-1", images[0], tmp_path / "bad.jpg")
     assert ran.code == 1 and ran.out.splitlines()[0] == str(images[0]) and len(ran.out.splitlines()) == 6
     assert ran.err == f"warning: {tmp_path}/bad.jpg: {NOT_AN_IMAGE}\nerror: 1 of 2 images could not be read\n"
+    ran = finished.cli("predict", "job-1", images[0], tmp_path / "none.jpg")
+    assert (ran.code, ran.out, ran.err) == (2, "", f"error: {tmp_path}/none.jpg: there is no such file\n")
 
 
 def test_pull_says_where_the_files_are(finished: Any) -> None:

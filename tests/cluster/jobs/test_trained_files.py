@@ -191,10 +191,8 @@ def test_link_network_takes_files_only_and_copies_where_there_are_no_hard_links(
 ) -> None:
     shared = tmp_path / "shared"
     trained_files.link_network(shared, home)
+    assert not list(home.iterdir())
     write_network(shared)
-    trained_files.link_network(shared, home)
-    assert not list(home.iterdir()), "there is no result, so the network is that of an earlier run"
-    (shared / "result.json").touch()
     secret = tmp_path / "secret"
     secret.write_text("not for the run folder")
     (shared / "network" / "confusion.json").unlink()
@@ -209,6 +207,16 @@ def test_link_network_takes_files_only_and_copies_where_there_are_no_hard_links(
     (tmp_path / "copy").mkdir()
     trained_files.link_network(shared, tmp_path / "copy")
     assert files_below(tmp_path / "copy") == files_below(home)
+
+
+def test_network_is_taken_for_a_jobs_only_beside_a_result(hand_made: Any) -> None:
+    run = hand_made()
+    write_network(run.run_folder.shared)
+    for is_done in (False, True):
+        if is_done:
+            (run.run_folder.shared / "result.json").touch()
+        run.job.backend.poll()
+        assert (run.run_folder.network_folder / "model.safetensors").exists() == is_done, "it may be that of before"
 
 
 def write_done(run: Any, *top1: float) -> None:
