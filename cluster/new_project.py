@@ -85,6 +85,8 @@ data/
 runs/
 *.pt
 *.safetensors
+*.onnx
+*.classes.json
 """
 
 FILES = {"recipe.py": RECIPE, "nets.py": NETS, "losses.py": LOSSES, "README.md": README, ".gitignore": GITIGNORE}

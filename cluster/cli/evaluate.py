@@ -68,6 +68,8 @@ def open_source(job_or_file: str | None, is_best: bool, model: str | None) -> Tr
         with _download_bar(job) as progress:
             path = checkpoints.trained_weights(job, is_best, progress)
         name = job.spec.recipe.model.name
+        if job_or_file is None:
+            click.echo(f"network of {job.spec.title}: {path}", err=True)
         return TrainedSource(path, name, job.run.handle, evaluation.module_folders(job), job.spec.train)
     if path.suffix in WEIGHTS_SUFFIXES and not path.exists():
         raise BadInput(f"{job_or_file}: there is no such file")
@@ -361,6 +363,7 @@ def pull(job: str | None) -> None:
     """
     from cluster.jobs import checkpoints, store
     from cluster.state.states import JobState
+    from train.data.fetch.fetch import format_bytes
 
     found_job = store.find(job)
     refresh(found_job)
@@ -370,7 +373,7 @@ def pull(job: str | None) -> None:
             paths = [checkpoints.newest_checkpoint(found_job, progress)]
     for path in paths:
         files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
-        click.echo(f"{path}  {sum(file.stat().st_size for file in files) / 1e6:.1f} MB")
+        click.echo(f"{path}  {format_bytes(sum(file.stat().st_size for file in files))}")
 
 
 COMMANDS = (evaluate, export, predict, pull)

@@ -267,15 +267,17 @@ def _follow_all(launched_jobs: "list[Job]", max_parallel: int, detach: bool) -> 
 def _follow(job: "Job", others: "Sequence[Job]" = ()) -> int:
     """Follow a job until it ends, beside others of its sweep. Returns its exit code; Ctrl-C only detaches."""
     from cluster.display import progress
+    from cluster.display.tables import print_wrapped
 
     try:
         return progress.follow(job, others)
     except KeyboardInterrupt:
-        click.echo(
-            f"\ndetached; {job.name} keeps running{_describe_billing(job)}. "
+        click.echo(err=True)  # after the "^C"
+        print_wrapped(
+            f"detached; {job.name} keeps running{_describe_billing(job)}. "
             f"Follow it: imgnet-cluster logs -f {job.run.handle}; "
             f"its session: imgnet-cluster attach {job.run.handle}; stop it: imgnet-cluster stop {job.run.handle}",
-            err=True,
+            to_stderr=True,
         )
         return EXIT_INTERRUPTED
 

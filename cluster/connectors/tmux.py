@@ -42,8 +42,8 @@ SESSION_OPTIONS = {
     "status-right": "leave: #{prefix} d (in your own tmux: #{prefix} #{prefix} d)",
     "status-right-length": "60",
 }
-# Shows a file that grows. Ctrl-C, by which people try to leave a session, has no effect on it.
-TAIL_SCRIPT = 'trap "" INT QUIT TSTP; exec tail -n +1 -F "$@" 2>/dev/null'
+# Shows a file that grows, and no keys. Ctrl-C, by which people try to leave a session, has no effect on it.
+TAIL_SCRIPT = 'stty -echo 2>/dev/null; trap "" INT QUIT TSTP; exec tail -n +1 -F "$@" 2>/dev/null'
 # The places of windows in the status line: those of many machines in the order of their numbers, the trainers first.
 FIRST_TRAIN_WINDOW = 1
 FIRST_AGENT_WINDOW = 100

@@ -29,7 +29,7 @@ from train.tools.process_log import log_end
 
 from .cloud import format_dollars
 from .status import progress_parts, show_machines, show_timeline
-from .tables import STATE_EXIT_CODES, console, print_state, print_table
+from .tables import STATE_EXIT_CODES, console, print_state, print_table, print_wrapped
 
 PROGRAM = "imgnet-cluster"
 BEST_MARK = "*"  # of the best accuracy in a sweep
@@ -247,12 +247,17 @@ def _print_log_of_failed_rank(job: Job) -> None:
         print(f"the last lines of rank {end.failed_rank} ({path}):", *(f"  {line}" for line in lines), sep="\n")
 
 
+def _print_hint(line: str) -> None:
+    """Print a title and a text, on a narrow terminal on several lines."""
+    print_wrapped(line, len("  all results "))
+
+
 def _print_checkpoints(job: Job) -> None:
     """Print where the newest copy of a command's checkpoint folder is."""
     if version := newest_version(job.run_folder.shared):
-        print(f"  checkpoints {version}")
+        _print_hint(f"  checkpoints {version}")
     elif job.backend.is_remote:
-        print(f"  checkpoints on its machines, if it saved any; bring them here: imgnet-cluster pull {job.run.handle}")
+        _print_hint(f"  checkpoints on its machines, if any; bring them here: imgnet-cluster pull {job.run.handle}")
 
 
 def _print_network(job: Job, result: JobResult) -> None:
@@ -260,7 +265,7 @@ def _print_network(job: Job, result: JobResult) -> None:
     folder = job.run_folder.network_folder
     if not (folder / MODEL_FILE).exists():
         if job.backend.is_remote:
-            print(f"  network     on its machines; bring it here: imgnet-cluster pull {job.run.handle}")
+            _print_hint(f"  network     on its machines; bring it here: imgnet-cluster pull {job.run.handle}")
         return
     last_epoch = next(reversed(result.epochs), None)
     for title, name, epoch in (
@@ -269,34 +274,34 @@ def _print_network(job: Job, result: JobResult) -> None:
     ):
         if (folder / name).exists():
             accuracy = f"  (epoch {epoch.epoch}, top-1 {epoch.top1:.2f} %)" if epoch and epoch.top1 is not None else ""
-            print(f"  {title:11} {folder / name}{accuracy}")
-    print(f"  classes     {folder / CLASSES_FILE}")
+            _print_hint(f"  {title:11} {folder / name}{accuracy}")
+    _print_hint(f"  classes     {folder / CLASSES_FILE}")
     name = job.run.handle
-    print(f"  use it      imgnet-cluster predict {name} PHOTO.jpg    imgnet-cluster export {name}")
+    _print_hint(f"  use it      imgnet-cluster predict {name} PHOTO.jpg    imgnet-cluster export {name}")
 
 
 def print_next_commands(job: Job) -> None:
     """Print the commands that are useful while a job runs."""
     print_activation()
     keys = job.backend.detach_keys
-    print(f"  session     {PROGRAM} attach {job.run.handle}        (detach with {keys}, the job continues)")
-    print(f"  follow      {PROGRAM} logs -f {job.run.handle}")
-    print(f"  curves      {PROGRAM} tensorboard {job.run.handle}")
-    print(f"  stop        {PROGRAM} stop {job.run.handle}")
+    _print_hint(f"  session     {PROGRAM} attach {job.run.handle}        (detach with {keys}, the job continues)")
+    _print_hint(f"  follow      {PROGRAM} logs -f {job.run.handle}")
+    _print_hint(f"  curves      {PROGRAM} tensorboard {job.run.handle}")
+    _print_hint(f"  stop        {PROGRAM} stop {job.run.handle}")
 
 
 def print_commands_after(job: Job, result: JobResult) -> None:
     """Print the commands that are useful in the state in which a job has ended."""
     if job.status().step or result.epochs:
-        print(f"  curves      {PROGRAM} tensorboard {job.run.handle}")
+        _print_hint(f"  curves      {PROGRAM} tensorboard {job.run.handle}")
     if job.status().step or result.epochs or job.spec.own_command:
-        print(f"  report      {PROGRAM} report {job.run.handle}")
+        _print_hint(f"  report      {PROGRAM} report {job.run.handle}")
     end = job.run_folder.attempts.newest()
     rank = f" --rank {end.failed_rank}" if end and end.failed_rank else ""
-    print(f"  log         {PROGRAM} logs {job.run.handle}{rank}")
+    _print_hint(f"  log         {PROGRAM} logs {job.run.handle}{rank}")
     if result.state != JobState.DONE:
-        print(f"  {_describe_continuation(job, result)}")
-    print(f"  all results {job.run_folder.result_path}")
+        _print_hint(f"  {_describe_continuation(job, result)}")
+    _print_hint(f"  all results {job.run_folder.result_path}")
     print_activation()
 
 
@@ -320,7 +325,7 @@ def print_activation() -> None:
     if shutil.which(PROGRAM) or not activate.exists():
         return
     shown_path = os.path.relpath(activate) if activate.is_relative_to(Path.cwd()) else activate
-    print(f"  first       . {shown_path}        (so that this shell finds {PROGRAM})")
+    _print_hint(f"  first       . {shown_path}        (so that this shell finds {PROGRAM})")
 
 
 def show_sweep(jobs: Sequence[Job]) -> None:
@@ -346,5 +351,5 @@ def show_sweep(jobs: Sequence[Job]) -> None:
         for job, values, status in zip(jobs, settings, statuses, strict=True)
     ]
     print_table(rows, optional=(work,))
-    print(f"  compare     imgnet-cluster report {' '.join(job.run.handle for job in jobs)}")
-    print(f"  curves      imgnet-cluster tensorboard {' '.join(job.run.handle for job in jobs)}")
+    _print_hint(f"  compare     imgnet-cluster report {' '.join(job.run.handle for job in jobs)}")
+    _print_hint(f"  curves      imgnet-cluster tensorboard {' '.join(job.run.handle for job in jobs)}")

@@ -87,7 +87,9 @@ def show_status(
         print()
         show_timeline(attempts)
     if status.where:
-        print("\n" + "\n".join(time_table_lines(status.where, status.goodput)))
+        print()
+        for line in time_table_lines(status.where, status.goodput):
+            print_wrapped(line, indent=4)
 
 
 def show_machines(machines: Mapping[str, MachineRow]) -> None:

@@ -175,14 +175,15 @@ def print_state(before: str, state: str, after: str = "") -> None:
     console().print(Text.assemble(before, (state, STATE_COLORS.get(state, "")), after))
 
 
-def print_wrapped(line: str, indent: int = 0) -> None:
+def print_wrapped(line: str, indent: int = 0, to_stderr: bool = False) -> None:
     """Print a line. On a narrower terminal it is wrapped between words, and the lines after the first are indented."""
-    if not sys.stdout.isatty():
-        return print(line)
+    stream = sys.stderr if to_stderr else sys.stdout
+    if not stream.isatty():
+        return print(line, file=stream)
     width = shutil.get_terminal_size().columns
     indentation = " " * indent
     lines = textwrap.wrap(line, width, subsequent_indent=indentation, break_long_words=False, break_on_hyphens=False)
-    print("\n".join(lines))
+    print("\n".join(lines), file=stream)
 
 
 class ProgressBar:

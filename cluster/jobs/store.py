@@ -99,10 +99,10 @@ def find(name: str | None = None) -> Job:
 
 def _describe_existing(jobs: Sequence[Job]) -> str:
     """Return which jobs exist, in a few words."""
-    if len(jobs) == 1:
-        return f"there is {jobs[0].name}"
     if len(jobs) <= MAX_JOBS_LISTED:
-        return f"there are {', '.join(job.name for job in jobs)}"
+        titles = {job.name: job.spec.title for job in intact_jobs()}
+        verb = "is" if len(jobs) == 1 else "are"
+        return f"there {verb} {', '.join(titles.get(job.name, job.name) for job in jobs)}"
     return f"there are {jobs[0].name} to {jobs[-1].name}"
 
 

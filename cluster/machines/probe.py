@@ -27,6 +27,7 @@ from typing import Any
 from uuid import uuid4
 
 from cluster.connectors.mounts import mount_of
+from cluster.state.run_folder import SHARED_FOLDER
 from train.tools import host
 from train.tools.errors import one_line_error
 from train.tools.files import open_below
@@ -110,7 +111,9 @@ def find_other_jobs(own_uid: str, proc: Path = Path("/proc")) -> tuple[OtherJob,
         with contextlib.suppress(OSError, ValueError):  # the process has ended, or is no agent
             words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
             job_folder = PurePath(words[words.index(AGENT_MODULE, 1) + 1])
-            uid = next((name for name in reversed(job_folder.parts) if name.startswith("job-")), str(job_folder))
+            uid = job_folder.name
+            if job_folder.parts[-2:] == SHARED_FOLDER:  # of a job that was launched on this machine: its run folder
+                uid = str(job_folder.parents[1])
             if words[words.index(AGENT_MODULE, 1) - 1] == "-m" and uid != own_uid:
                 jobs[uid] = OtherJob(uid=uid, user=_user_name(folder.stat().st_uid))
     return tuple(jobs.values())[:MAX_OTHER_JOBS]

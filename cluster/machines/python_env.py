@@ -130,7 +130,7 @@ def parse_output(text: str, machine_name: str) -> tuple[Environment, str]:
     last_line = lines[-1] if lines else "the command printed nothing"
     raise ClusterError(
         f"{machine_name}: no Python environment was found or made: {last_line}; "
-        "check that the machine's Python runs: python3 --version"
+        "check that the machine's Python runs: python3 --version; if hosts.toml names another: python = PROGRAM"
     )
 
 

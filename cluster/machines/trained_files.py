@@ -54,7 +54,8 @@ def newest_local_checkpoint(shared: Path) -> Path | None:
 def has_final_files(spec: JobSpec, folder: RunFolder) -> bool:
     """Whether the machines have what the job has made in the end: a network, or the last checkpoints of a command.
 
-    Without a result, a run has perhaps begun anew to train on; its network is then that of before. A command that was stopped goes on with `resume`; its checkpoints stay on the machines.
+    Without a result, a run has perhaps begun anew to train on; its network is then that of before. A command that was
+    stopped goes on with `resume`; its checkpoints stay on the machines.
     """
     if spec.own_command is None:
         return (folder.shared / RESULT_FILE).exists()

@@ -190,7 +190,7 @@ def time_table_lines(table: TimeTable, goodput: float | None = None) -> list[str
         f"  {'first step to last':20}{wall:10.2f}" + ("" if goodput is None else f"   goodput {100 * goodput:.1f} %")
     )
     if table.slower is not None:
-        lines.append(_part_line("in slow steps", table.slower, wall) + "   of it: steps slower than usual")
+        lines.append(_part_line("in slow steps", table.slower, wall) + "   beyond the usual seconds of a step")
     if table.gap:
         lines.append(f"  {'longest gap':20}{'':22}{table.gap.steps:.2f} steps, before epoch {table.gap.epoch}")
     if table.start:

@@ -97,11 +97,11 @@ def _find_file(name: str) -> Path:
 
 
 def _files_of_similar_name(path: Path) -> list[str]:
-    """Return Python files in the folder of a path, or else in this project's recipes, of almost the same name."""
+    """Return Python files of almost the same name in the folder of a path, or else names of this project's recipes."""
     for folder in (path.parent, PROJECT_RECIPES):
         names = [file.stem for file in folder.glob("[!_]*.py")]
         if near_names := difflib.get_close_matches(path.name.removesuffix(".py"), names):
-            return [str(folder / f"{name}.py") for name in near_names]
+            return near_names if folder == PROJECT_RECIPES else [str(folder / f"{name}.py") for name in near_names]
     return []
 
 

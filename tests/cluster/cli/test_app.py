@@ -88,7 +88,7 @@ RECIPES = {
     (["status"], 102, ["there is no job in", "IMGNET_RUNS"]),
     (["report", "--open=xx"], 2, ["does not take a value", "report --help"]),
     (["export", "nowhere.pt"], 2, ["nowhere.pt: there is no such file"]),
-    (["predict", "job-1", "a.jpg", "--model", "a:b"], 2, ["--model is for a file; the network of a job is known"]),
+    (["predict", "job-1", __file__, "--model", "a:b"], 2, ["--model is for a file; the network of a job is known"]),
 ])  # fmt: skip
 def test_bad_input_is_one_line_with_an_exit_code(
     sandbox: Any, refused: Any, argv: list[str], code: int, messages: list[str]
@@ -126,7 +126,7 @@ def test_commands_take_the_newest_job_but_for_the_one_that_destroys(hand_made: A
     refused(["export"], 1, "job-2 is failed and has saved nothing")
     refused(["pull"], 1, "job-2 is failed and has saved nothing")
     refused(["predict", "photo.jpg", "job-1"], 2, "photo.jpg: is neither a job nor a file")
-    refused(["predict", "job-1", "photo.jpg"], 1, "job-1 is failed and has saved nothing")
+    refused(["predict", "job-1", __file__], 1, "job-1 is failed and has saved nothing")
     refused(["predict", "1"], 2, "name the images")
     refused(["ssh", "--", "df", "-h"], 1, "job-2 runs on this computer")
     refused(["ssh", "1", "df"], 1, "job-1 runs on this computer")

@@ -61,6 +61,8 @@ def test_find_unknown_name_lists_existing_jobs(hand_made: Any, name: str) -> Non
 def test_job_is_found_by_the_name_that_its_user_gave_it(sandbox: Any, hand_made: Any) -> None:
     for number, name in ((1, "base"), (2, "wide.2"), (3, ""), (4, "base")):
         hand_made(f"job-{number}", given_name=name).write_shared("logs/000001/rank-0.log", "")
+    with pytest.raises(NoSuchJob, match=r"there are job-1 base, job-2 wide\.2, job-3, job-4 base\)"):
+        store.find("wide")
     assert store.find("wide.2").name == "job-2" and store.is_job("wide.2") and not store.is_job("wide")
     (sandbox.path / "link").symlink_to("runs")
     assert store.find("link/job-3").path == sandbox.path / "runs/job-3" and not store.is_job("runs/job-9")

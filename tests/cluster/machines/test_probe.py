@@ -259,10 +259,11 @@ def test_find_other_jobs_names_each_job_once(tmp_path: Path) -> None:
     write_process(6, "grep", "cluster.agent")
     (tmp_path / "7").mkdir()
     jobs = {job.uid: job for job in probe.find_other_jobs("job-2-00000002", tmp_path)}
-    assert jobs.keys() == {"job-1-00000001", "job-3"} and jobs["job-3"].user == pwd.getpwuid(os.geteuid()).pw_name
+    assert jobs.keys() == {"job-1-00000001", local := "/home/me/runs/job-3"}
+    assert jobs[local].user == pwd.getpwuid(os.geteuid()).pw_name
     facts = replace(FACTS, other_jobs=tuple(jobs.values()))
     (warning,) = (finding for finding in checks.find_problems(facts, 0, 1.0) if "job-1" in finding.what)
-    assert warning.level == "warning" and ": job-1-00000001, job-3; jobs on one machine share" in warning.what
+    assert warning.level == "warning" and ": /home/me/runs/job-3, job-1-00000001; jobs on one" in warning.what
 
 
 # --- the record of the set-up, which many threads write ---------------------------------------------------------------

@@ -73,8 +73,8 @@ def test_read_recipes_by_path_and_by_dotted_name(text: str, head: str, names: li
 
 @pytest.mark.parametrize(("name", "expected"), [
     ("own/frist.py", "there is no such recipe file; did you mean own/first.py?"),
-    ("recipes/quickstrat.py", "there is no such recipe file; did you mean {recipes}/quickstart.py?"),
-    ("quickstrat", "there is no such recipe file; did you mean {recipes}/quickstart.py?"),
+    ("recipes/quickstrat.py", "there is no such recipe file; did you mean quickstart?"),
+    ("quickstrat", "there is no such recipe file; did you mean quickstart?"),
     ("no.thing", "there is no such recipe file; those of this project are in {recipes}"),
     ("own", "is a folder; name one recipe in it, such as own/quickstart.py"),
     ("nothing.json", "No such file or directory"),
