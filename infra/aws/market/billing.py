@@ -29,6 +29,7 @@ from infra.aws.journal_events import (
     SpotCostKnown,
     TerminationFinished,
 )
+from infra.aws.launch_request import Internet
 from infra.costs import NO_TRAFFIC, JobCost, MachineCost, Traffic
 
 from .offers import list_spot_prices
@@ -121,17 +122,19 @@ def job_cost(journal: Journal, now: float, traffic: Traffic = NO_TRAFFIC) -> Job
     """Return what a job has cost until `now`, with its traffic until then. The cost limit is compared with its dollars.
 
     A NAT gateway is billed by the begun hour (AWS, "Amazon VPC pricing"). Where one was needed once, all traffic over
-    the internet counts as having passed it.
+    the internet counts as having passed it. So does that of a network of the user's, whose gateway's hours are not the
+    job's.
     """
     address_hours = sum(_hours_of_lives(journal, AddressRequested, now))
     nat_hours = _hours_of_lives(journal, NatGatewayRequested, now)
+    is_private = any(request.internet is Internet.PRIVATE for request in journal.events(LaunchRequest))
     return JobCost(
         machines=tuple(machine_costs(journal, now)),
         shared_address_dollars=prices.ADDRESS_PER_HOUR * address_hours,
         nat_dollars=sum(
             prices.NAT_PER_HOUR * math.ceil(hours) + prices.ADDRESS_PER_HOUR * hours for hours in nat_hours
         ),
-        traffic=prices.price_traffic(traffic, uses_nat=bool(journal.events(NatGatewayRequested))),
+        traffic=prices.price_traffic(traffic, uses_nat=bool(nat_hours) or is_private),
         earlier_dollars=sum(event.dollars for event in journal.events(JobAdopted)),
         requested=sum(len(each.request.names) for each in journal.launch_requests() if each.outcome is None),
     )

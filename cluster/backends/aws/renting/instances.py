@@ -187,6 +187,11 @@ class JobInstances(InstanceHistory):
                 if _may_succeed_later(error) or error.code in (*DENIED_CODES, *AUTHENTICATION_CODES):
                     raise
                 self.journal.write(PublicAddressRefused(id=instance.id, message=str(error)))
+                if self.rental_spec.network_ids:
+                    raise NoMachines(
+                        f"{error}; no NAT gateway is made in your network: name a subnet behind one, with "
+                        "--internet private"
+                    ) from error
         logger.info(
             "EC2 refuses machines with several network cards public addresses; renting them again behind a NAT gateway "
             f"({prices.NAT_PER_HOUR + prices.ADDRESS_PER_HOUR:g} $/h and {prices.NAT_PER_GB:g} $/GB)"
@@ -206,7 +211,8 @@ class JobInstances(InstanceHistory):
         raise CloudError(f"EC2 does not show the public address that was given to {ids}")
 
     def _ensure_jump_host(self, instances_by_name: dict[str, Instance]) -> dict[str, Instance]:
-        if not instances_by_name or any(instance.public_ip for instance in instances_by_name.values()):
+        is_private = self.internet is Internet.PRIVATE
+        if is_private or not instances_by_name or any(instance.public_ip for instance in instances_by_name.values()):
             return instances_by_name
         jump_host = instances_by_name[min(instances_by_name, key=int)]
         self.journal.write(AddressRequested(id=jump_host.id))
@@ -292,7 +298,13 @@ class JobInstances(InstanceHistory):
 
     def _ensure_stack(self, account: Account) -> stack.Stack:
         if self.stack is None or self.stack.region != account.region:
-            self.stack = stack.ensure(account, self.resolve_ssh_address(), user_tags=self.rental_spec.user_tags)
+            self.stack = stack.ensure(
+                account,
+                self.resolve_ssh_address(),
+                user_tags=self.rental_spec.user_tags,
+                network_ids=self.rental_spec.network_ids,
+                internet=self.internet,
+            )
         return self.stack
 
     def resolve_ssh_address(self) -> str:
@@ -480,8 +492,8 @@ class JobInstances(InstanceHistory):
 
     def access_warning(self) -> str:
         """Return a warning when ssh is open to an address that this computer no longer has, else ""."""
-        public_address = get_public_address()
-        if public_address == self.allowed_address:
+        public_address = "" if self.internet is Internet.PRIVATE else get_public_address()
+        if public_address in ("", self.allowed_address):
             return ""
         return (
             f"the address of this computer is now {public_address}, but ssh is open to {self.allowed_address}; "

@@ -98,7 +98,7 @@ def test_user_policy_allows_tags_in_a_creating_call_alone(service: str) -> None:
 def test_aws_knows_the_condition_keys_of_each_statement() -> None:
     """AWS ignores a statement for a resource whose action does not take the condition's key, and says nothing."""
     unknown = set()
-    for statement in policies.user_policy()["Statement"]:
+    for statement in policies.user_policy(vpc="vpc-1")["Statement"]:
         keys = [key for conditions in statement.get("Condition", {}).values() for key in conditions]
         for action in statement["Action"]:
             resource_types = iam.aws_action(action)["resource_types"] if "*" not in action else {}
@@ -171,7 +171,7 @@ def test_machine_policy_is_one_file_system_and_two_prefixes() -> None:
     [("ap-southeast-2", "aws"), ("cn-northwest-1", "aws-cn"), ("us-gov-west-1", "aws-us-gov")],  # long names
 )
 def test_policies_name_the_partition_of_their_region_and_are_short_enough_for_iam(region: str, partition: str) -> None:
-    longest = policies.user_policy("123456789012", region, "a" * 63)
+    longest = policies.user_policy("123456789012", region, "a" * 63, f"vpc-{17 * '0'}")
     assert len(json.dumps(longest, separators=(",", ":"))) <= MAX_POLICY_CHARACTERS
     others = (policies.machine_policy, policies.file_system_policy)
     documents = [longest, *(make("1", region, "fs-1") for make in others)]
