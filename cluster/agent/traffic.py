@@ -77,7 +77,7 @@ def _folder_bytes(folder: Path) -> int:
     for parent, _, names in os.walk(folder):
         for name in names:
             with contextlib.suppress(OSError):
-                size += os.lstat(os.path.join(parent, name)).st_size
+                size += (Path(parent) / name).lstat().st_size
     return size
 
 

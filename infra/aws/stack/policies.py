@@ -84,8 +84,8 @@ class Policy(TypedDict):
     Statement: list[Statement]
 
 
-def user_policy(account: str = "*", region: str = "*", bucket: str = BUCKET_PATTERN, vpc: str | None = None) -> Policy:
-    """Return the smallest policy that lets a person launch, also in a network (`vpc`) that is not the stack's.
+def user_policy(account: str = "*", region: str = "*", bucket: str = BUCKET_PATTERN) -> Policy:
+    """Return the smallest policy that lets a person launch.
 
     `account` (its number), `region` and `bucket` (a name or pattern) limit the policy; "*" allows all.
     """
