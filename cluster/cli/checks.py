@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     machines="Number of machines.  [default: as the recipe says; with --ssh: all of the file]",
     types="EC2 instance type. Can be given several times.  [default: the types of the recipe]",
     reservation="Check for these reserved machines: a reservation (cr-...), or the ARN of a resource group of them.",
+    vpc="Check this network of your own (vpc-...). With --iam: also print the permission to use it.",
+    subnets="Check this subnet of your own (subnet-...). Can be given several times.",
 )
 @grouped_option("AWS", "--on-demand", is_flag=True, help="Check for on-demand instances.  [default: spot instances]")
 @tag_option
@@ -69,6 +71,8 @@ def check(
     machines: int | None,
     types: tuple[str, ...],
     reservation: str | None,
+    vpc: str | None,
+    subnets: tuple[str, ...],
     on_demand: bool,
     tags: tuple[str, ...],
     iam: bool,
@@ -90,8 +94,9 @@ def check(
         for label in send_tests(notify_targets):
             click.echo(f"sent to {label}")
         return
+    network_ids = (*([vpc] if vpc else []), *subnets)
     aws_options = {"types": types, "reservation": reservation, "on_demand": on_demand, "tags": tags, "region": region}
-    typed = typed_options({"hosts": hosts, **aws_options})
+    typed = typed_options({"hosts": hosts, "vpc": vpc, "subnets": subnets, **aws_options})
     is_about_aws = bool(typed.keys() - {"hosts"} or iam)
     if "hosts" in typed and is_about_aws:
         raise BadInput("--ssh checks your own machines; leave out the options for AWS")
@@ -102,7 +107,7 @@ def check(
 
     cloud = open_cloud()
     if iam:
-        return print_json(cloud.iam_policies(region, data))
+        return print_json(cloud.iam_policies(region, data, vpc))
     if data:
         raise BadInput(
             "--data needs --ssh, or --iam: there it adds the permission to read that data set to the policies"
@@ -111,7 +116,8 @@ def check(
     if checked_recipe and not reservation:  # which has machines of one type
         types = types or checked_recipe.types
     machine_count = machines or (checked_recipe.machines if checked_recipe else 1)
-    findings = cloud.check_launch(region, types, machine_count, "on-demand" if on_demand else "spot", tags, reservation)
+    market = "on-demand" if on_demand else "spot"
+    findings = cloud.check_launch(region, types, machine_count, market, tags, reservation, network_ids)
     print_rows(findings, output, display_cloud.show_findings)
     if any(finding.level == "error" for finding in findings):
         sys.exit(EXIT_ERROR)

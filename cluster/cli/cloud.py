@@ -68,11 +68,20 @@ def fail_if_resources_remain(descriptions: list[str]) -> None:
 @click.option(
     "--from", "address", metavar="CIDR", help="Address range that may connect by ssh.  [default: this computer]"
 )
+@click.option("--vpc", metavar="ID", help="Put it into this network of your own, which is not changed.")
+@click.option("--subnet", "subnets", metavar="ID", multiple=True, help="Use these subnets only, one in each zone.")
 @tag_option
 @region_option
 @dry_run_option
 def up(
-    stack: bool, bucket: str | None, address: str | None, tags: tuple[str, ...], region: str | None, dry_run: bool
+    stack: bool,
+    bucket: str | None,
+    address: str | None,
+    vpc: str | None,
+    subnets: tuple[str, ...],
+    tags: tuple[str, ...],
+    region: str | None,
+    dry_run: bool,
 ) -> None:
     """Create the AWS resources that jobs of a region share.
 
@@ -82,11 +91,12 @@ def up(
     if not stack:
         raise BadInput("nothing to create; run: imgnet-cluster up --stack")
     cloud = open_cloud()
+    network_ids = (*([vpc] if vpc else []), *subnets)
     if dry_run:
-        for description in cloud.missing_stack_parts(region) or ["nothing is missing"]:
+        for description in cloud.missing_stack_parts(region, network_ids) or ["nothing is missing"]:
             click.echo(description)
         return
-    click.echo(cloud.ensure_stack(region, address, bucket, tags))
+    click.echo(cloud.ensure_stack(region, address, bucket, tags, network_ids))
 
 
 @click.command(cls=FaultTolerantCommand)
@@ -127,7 +137,11 @@ def down(
         if typed_options({"regions": regions}) and len(regions) > 1:
             raise BadInput("--stack: give one --region at a time")
         region = cloud.resolve_regions(regions)[0]
-        extent = "its file system, its bucket and all data" if delete_data else "all but its file system and bucket"
+        extent = (
+            "its file system, its bucket and all data"
+            if delete_data
+            else "all but the data in its file system and bucket"
+        )
         target = f"the stack of {region}, {extent}"
         if dry_run:
             return click.echo(f"would remove {target}")

@@ -12,6 +12,7 @@ class Internet(StrEnum):
 
     PUBLIC = "public"  # a public address each
     NAT = "nat"  # a NAT gateway for the time of the job
+    PRIVATE = "private"  # that of the user's network; the machines have private addresses only
     NONE = "none"  # none; the machine image has everything
 
 
@@ -22,6 +23,13 @@ def parse_reservation_id(text: str) -> str:
             f"{text!r} is neither a reservation (cr-0123456789abcdef0) nor a resource group of reservations "
             "(arn:aws:resource-groups:us-east-1:123456789012:group/NAME)."
         )
+    return text
+
+
+def parse_network_id(text: str) -> str:
+    """Return the ID of a network (VPC) or a subnet. Raises `ValueError` for any other text."""
+    if not re.fullmatch(r"(vpc|subnet)-[0-9a-f]+", text, re.ASCII):
+        raise ValueError(f"{text!r} is no ID such as vpc-0123456789abcdef0 or subnet-0123456789abcdef0.")
     return text
 
 

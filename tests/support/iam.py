@@ -39,7 +39,7 @@ def _holds(operator: str, value: str | None, expected: list[str]) -> bool:
         return value not in expected
     if operator in ("StringEquals", "Bool"):
         return value in expected
-    if operator == "StringLike":
+    if operator in ("StringLike", "ArnLike"):
         return value is not None and any(fnmatch.fnmatchcase(value, pattern) for pattern in expected)
     raise NotImplementedError(f"condition operator {operator}")
 

@@ -47,19 +47,26 @@ class AwsAdministration:
         return {place.region for place in RentalSpec.from_json(spec.cloud).places}
 
     def ensure_stack(
-        self, region: str | None, address: str | None, bucket: str | None, tag_texts: Sequence[str] = ()
+        self,
+        region: str | None,
+        address: str | None,
+        bucket: str | None,
+        tag_texts: Sequence[str] = (),
+        network_ids: Sequence[str] = (),
     ) -> str:
         """Create the missing parts of a region's stack, and return a line about it.
 
-        `address` is the CIDR range that may connect over ssh, None for this computer; each tag has the form KEY=VALUE.
+        `address` is the CIDR range that may connect over ssh, None for this computer; each tag has the form KEY=VALUE;
+        `network_ids` name a network of the user's.
         """
         user_tags = _parse_tags(tag_texts)
-        own_stack = stack.ensure(Account(region), address or get_public_address(), bucket, user_tags)
+        address = address or get_public_address()
+        own_stack = stack.ensure(Account(region), address, bucket, user_tags, network_ids)
         return f"the stack of {own_stack.region} is ready: {own_stack.vpc}, file system {own_stack.file_system}"
 
-    def missing_stack_parts(self, region: str | None) -> list[str]:
+    def missing_stack_parts(self, region: str | None, network_ids: Sequence[str] = ()) -> list[str]:
         """Return what `ensure_stack` would create."""
-        return stack.inspect(Account(region))[0]
+        return stack.inspect(Account(region), network_ids).missing_parts
 
     def has_stack(self, region: str) -> bool:
         """Return whether the network or the file system of a region's stack exists."""
@@ -195,31 +202,42 @@ class AwsAdministration:
         market: str,
         tag_texts: Sequence[str] = (),
         reservation: str | None = None,
+        network_ids: Sequence[str] = (),
     ) -> list[LaunchFinding]:
-        """Check everything that a launch needs of AWS."""
+        """Check everything that a launch needs of AWS, in the stack's network or in one of the user's."""
         user_tags = _parse_tags(tag_texts)
         account = Account(region or get_group_region(reservation or "") or None)
+        inspection, error = None, None
         try:
-            missing_parts, own_stack = stack.inspect(account)
-        except CloudError:  # the preflight check meets the same error and reports it as a finding
-            missing_parts, own_stack = [], None
-        return preflight.run_preflight(
+            inspection = stack.inspect(account, network_ids)
+        except CloudError as caught:
+            error = caught
+        findings = preflight.run_preflight(
             account,
             types=types,
             machines=machine_count,
             market=market,
             reservation_id=reservation,
-            stack_missing=missing_parts,
-            own_stack=own_stack,
+            inspection=inspection,
             user_tags=user_tags,
         )
+        if error and not any(finding.level == preflight.ERROR for finding in findings):  # else it has the same error
+            findings.append(preflight.finding_from_error(error))
+        return findings
 
-    def iam_policies(self, region: str | None = None, data: str | None = None) -> dict[str, stack_policies.Policy]:
-        """Return the least permissions of user and machines, for a region or all, with `data` also to read there."""
+    def iam_policies(
+        self, region: str | None = None, data: str | None = None, vpc: str | None = None
+    ) -> dict[str, stack_policies.Policy]:
+        """Return the least permissions of user and machines, for a region or all.
+
+        With `data` also to read there, with `vpc` also to rent in this network of the user's.
+        """
         policies = {
             "user": stack_policies.user_policy(region=region or "*"),
             "machines": stack_policies.machine_policy(region=region or "*"),
         }
+        if vpc:
+            policies["network"] = stack_policies.network_policy(vpc, region=region or "*")
         if data:
             policies["data"] = stack_policies.dataset_policy(*s3.parse_s3_url(data), region or "*")
         return policies

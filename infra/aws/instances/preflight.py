@@ -19,7 +19,7 @@ from infra.aws.market import offers, quotas
 from infra.aws.market.instance_types import InstanceType
 from infra.aws.market.reservations import Reservation, find_reservation
 from infra.aws.stack.network import VPC_CIDR
-from infra.aws.stack.stack import Stack
+from infra.aws.stack.stack import Inspection, Stack
 from infra.errors import CloudError
 from infra.offers import LaunchFinding
 
@@ -41,16 +41,14 @@ def run_preflight(
     machines: int,
     market: str,
     reservation_id: str | None = None,
-    stack_missing: Sequence[str] = (),
-    own_stack: Stack | None = None,
+    inspection: Inspection | None = None,
     user_tags: tags.Tags = MappingProxyType({}),
 ) -> list[LaunchFinding]:
     """Check everything that a launch of `machines` machines needs. Errors of AWS become findings.
 
     `types` are the instance types in order of preference; `market` is "spot", "on-demand" or "spot-then-on-demand";
-    a reservation decides on both, and no quota counts then; `stack_missing` are the parts of the stack that the launch
-    would create; `own_stack` is the complete stack; `user_tags` are tags of the user that the launch would set, as an
-    organization may demand.
+    a reservation decides on both, and no quota counts then; `inspection` is what the stack has and lacks; `user_tags`
+    are tags of the user that the launch would set, as an organization may demand.
     """
     findings = _check_identity(account)
     reservation = None
@@ -58,7 +56,7 @@ def run_preflight(
         try:
             reservation = find_reservation(account, [account.region], reservation_id, time.time(), types)
         except CloudError as error:
-            return [*findings, _finding_from_error(error), *check_tools()]
+            return [*findings, finding_from_error(error), *check_tools()]
         findings.append(_check_reservation(reservation, machines))
         types, market = [reservation.type], reservation.market
     if findings[0].level == OK:
@@ -66,15 +64,21 @@ def run_preflight(
         image, image_findings = _check_image(account, instance_types)
         quota_findings = [] if reservation else _check_quotas(account, instance_types, machines, market)
         findings += type_findings + image_findings + quota_findings
-        if stack_missing:
-            findings.append(LaunchFinding(OK, f"the first launch creates {', '.join(stack_missing)}"))
+        given_vpc = inspection.network.vpc if inspection and inspection.network.is_given else None
+        if inspection and given_vpc:
+            findings.append(LaunchFinding(OK, f"network {inspection.network.describe()}"))
+        if inspection and inspection.missing_parts:
+            findings.append(LaunchFinding(OK, f"the first launch creates {', '.join(inspection.missing_parts)}"))
+        own_stack = inspection.stack if inspection else None
         if image and instance_types:
             findings += _check_launch_permission(
                 account, instance_types, market, reservation, image, own_stack, user_tags
             )
         findings += [
             _check_permission(action, dry_run)
-            for action, dry_run in _dry_run_calls(account, bool(stack_missing), user_tags)
+            for action, dry_run in _dry_run_calls(
+                account, bool(inspection and inspection.missing_parts), given_vpc, user_tags
+            )
         ]
     return findings + check_tools()
 
@@ -89,7 +93,7 @@ def check_tools() -> list[LaunchFinding]:
     ]
 
 
-def _finding_from_error(error: CloudError, level: str = ERROR) -> LaunchFinding:
+def finding_from_error(error: CloudError, level: str = ERROR) -> LaunchFinding:
     """Return an error as a finding. A `CloudError` says what to type next after its last semicolon."""
     message, _, next_step = str(error).rpartition("; ")
     return LaunchFinding(level, message or next_step, next_step.removeprefix("type: ") if message else "")
@@ -114,7 +118,7 @@ def _check_identity(account: Account) -> list[LaunchFinding]:
         check_region(account.region)
         number, arn = account.identity
     except CloudError as error:
-        return [_finding_from_error(error)]
+        return [finding_from_error(error)]
     return [LaunchFinding(OK, f"credentials: {arn} in account {number}"), LaunchFinding(OK, f"region {account.region}")]
 
 
@@ -139,7 +143,7 @@ def _check_types(account: Account, types: Sequence[str]) -> tuple[list[InstanceT
         zones_by_type = offers.list_zones_by_type(account, names)
         instance_types = list(offers.list_instance_types(account, names).values())
     except CloudError as error:
-        return [], [_finding_from_error(error)]
+        return [], [finding_from_error(error)]
     findings = [LaunchFinding(WARNING, note) for note in notes]
     for instance_type in instance_types:
         zones = ", ".join(zones_by_type.get(instance_type.name, []))
@@ -165,7 +169,7 @@ def _check_image(
         label = arch or "machines without GPUs"
         findings.append(LaunchFinding(OK, f"image {image.id} for {label}: {image.name or 'no name'}"))
     level = WARNING if first_image else ERROR
-    findings += [_finding_from_error(error, level) for error in errors]
+    findings += [finding_from_error(error, level) for error in errors]
     return first_image, list(dict.fromkeys(findings))
 
 
@@ -235,7 +239,7 @@ def _check_launch_permission(
         zones_by_type = offers.list_zones_by_type(account, [instance_type.name for instance_type in instance_types])
         owner = account.owner
     except CloudError as error:
-        return [_finding_from_error(error, WARNING)]
+        return [finding_from_error(error, WARNING)]
     candidates = [
         (instance_type, zone)
         for instance_type in instance_types
@@ -273,13 +277,16 @@ def _check_launch_permission(
 
 
 def _dry_run_calls(
-    account: Account, creates_stack: bool, user_tags: tags.Tags
+    account: Account, creates_stack: bool, given_vpc: str | None, user_tags: tags.Tags
 ) -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield the other calls of a launch that support DryRun, with the tag that `policies.user_policy` requires."""
     ec2 = account.ec2
     group = {"GroupName": DRY_RUN_GROUP_NAME, "Strategy": "cluster"}
     calls = [("CreatePlacementGroup", ec2.create_placement_group, "placement-group", group)]
-    if creates_stack:
+    if creates_stack and given_vpc:
+        own_group = {"GroupName": DRY_RUN_GROUP_NAME, "Description": DRY_RUN_GROUP_NAME, "VpcId": given_vpc}
+        calls += [("CreateSecurityGroup", ec2.create_security_group, "security-group", own_group)]
+    elif creates_stack:
         calls += [
             ("CreateVpc", ec2.create_vpc, "vpc", {"CidrBlock": str(VPC_CIDR)}),
             ("CreateInternetGateway", ec2.create_internet_gateway, "internet-gateway", {}),
@@ -299,6 +306,6 @@ def _check_permission(action: str, dry_run: Callable[[], object]) -> LaunchFindi
         if error.code in DENIED_CODES and POLICY_COMMAND in str(error):
             return LaunchFinding(ERROR, f"ec2:{action} is not permitted", POLICY_COMMAND)
         if error.code in (*DENIED_CODES, TAG_POLICY_CODE):  # of the organization, which the user's policy cannot change
-            return _finding_from_error(error)
+            return finding_from_error(error)
         return LaunchFinding(WARNING, f"cannot find out whether ec2:{action} is permitted ({error})", POLICY_COMMAND)
     return LaunchFinding(WARNING, f"cannot find out whether ec2:{action} is permitted: DryRun was ignored", "")

@@ -145,6 +145,6 @@ def _network_interfaces(
         }
         for card in instance_type.interface_cards
     ]
-    if is_public and len(interfaces) == 1:
-        interfaces[0]["AssociatePublicIpAddress"] = True
+    if len(interfaces) == 1:
+        interfaces[0]["AssociatePublicIpAddress"] = is_public  # a subnet of the user's may give addresses by itself
     return interfaces

@@ -24,6 +24,7 @@ from .resources import RESOURCE_NAME, StackContext, find, require_ours, wait_for
 logger = logging.getLogger(__name__)
 
 BUCKET_TAG = "imgnet:bucket"  # the tag of the file system that names the stack's bucket
+NETWORK_TAG = "imgnet:network"  # the tag that names a network of the user's in which the stack is, by its IDs
 EFS_READY_TIMEOUT_SECONDS = 600.0
 EFS_USER_ID = 1000  # the first user of Ubuntu and of Amazon Linux
 EFS_ROOT_FOLDER = "/imgnet"
@@ -40,6 +41,7 @@ class FileSystem:
     mount_target_states: dict[str, str]  # by subnet
     access_point: str
     has_policy: bool
+    network_ids: tuple[str, ...] = ()  # of the user's network, () in the stack's own
 
     def missing_parts(self, subnets: Mapping[str, str]) -> list[str]:
         """Return one short line for each missing part. `subnets` are the stack's, by zone."""
@@ -78,16 +80,23 @@ def find_file_system(context: StackContext) -> FileSystem | None:
         mount_target_states={target["SubnetId"]: target["LifeCycleState"] for target in targets},
         access_point=access_points[0]["AccessPointId"] if access_points else "",
         has_policy=all(f'"{statement}"' in policy for statement in (policies.ONLY_TLS, policies.BY_MOUNT_TARGET)),
+        network_ids=tuple(tags.read_tags(description).get(NETWORK_TAG, "").split()),
     )
 
 
-def ensure(context: StackContext, subnets: Mapping[str, str], security_group: str) -> tuple[FileSystem, dict[str, str]]:
+def ensure(
+    context: StackContext, stack_network: network.StackNetwork, security_group: str
+) -> tuple[FileSystem, dict[str, str]]:
     """Create what is missing, wait until it is ready, and return the file system with the subnets that it serves.
 
     Raises `CloudError`.
     """
-    account, efs = context.account, context.account.efs
-    file_system = find_file_system(context) or _create(context)
+    account, efs, subnets = context.account, context.account.efs, stack_network.subnets
+    network_tags = {NETWORK_TAG: " ".join(stack_network.given_ids)} if stack_network.is_given else {}
+    file_system = find_file_system(context) or _create(context, network_tags)
+    if network_tags and not file_system.network_ids:
+        aws_tags = tags.to_aws_tags(network_tags)
+        context.create("network tag of the file system", efs.tag_resource, ResourceId=file_system.id, Tags=aws_tags)
     if file_system.state != "available":
         file_system = wait_for(
             lambda: _find_if(context, lambda found: found.state == "available"),
@@ -116,7 +125,7 @@ def ensure(context: StackContext, subnets: Mapping[str, str], security_group: st
         zone: subnet
         for zone, subnet in subnets.items()
         if subnet in file_system.mount_target_states
-        or _create_mount_target(context, file_system, zone, subnet, security_group)
+        or _create_mount_target(context, file_system, zone, subnet, security_group, stack_network.is_given)
     }
     file_system = wait_for(
         lambda: _find_if(context, lambda found: not found.missing_parts(served_subnets)),
@@ -139,6 +148,9 @@ def remove(context: StackContext, delete_data: bool) -> None:
         target_id = target["MountTargetId"]
         context.delete(f"mount target {target_id}", efs.delete_mount_target, MountTargetId=target_id)
     wait_for(lambda: not _mount_targets(context, file_system.id), f"file system {file_system.id} has mount targets")
+    if file_system.network_ids:
+        label = "network tag of the file system"
+        context.delete(label, efs.untag_resource, ResourceId=file_system.id, TagKeys=[NETWORK_TAG])
     if not delete_data:
         dollars = file_system.size_gb * prices.EFS_PER_GB_MONTH
         logger.info(
@@ -198,7 +210,7 @@ def _access_points(context: StackContext, file_system_id: str) -> list[Resource]
     return sorted(own_points, key=lambda point: str(point["AccessPointId"]))
 
 
-def _create(context: StackContext) -> FileSystem:
+def _create(context: StackContext, network_tags: tags.Tags) -> FileSystem:
     """Create the file system, after a former one has been deleted. Its token allows one only."""
     wait_for(lambda: not _is_deleting(describe_own(context)), "the former file system is still being deleted")
     logger.info("creating a file system (EFS, encrypted)")
@@ -210,15 +222,18 @@ def _create(context: StackContext) -> FileSystem:
         Backup=False,
         PerformanceMode="generalPurpose",
         ThroughputMode="elastic",
-        Tags=tags.to_aws_tags(context.resource_tags()),
+        Tags=tags.to_aws_tags({**context.resource_tags(), **network_tags}),
     )
     return wait_for(lambda: find_file_system(context), "the file system was created, but AWS does not show it")
 
 
 def _create_mount_target(
-    context: StackContext, file_system: FileSystem, zone: str, subnet: str, security_group: str
+    context: StackContext, file_system: FileSystem, zone: str, subnet: str, security_group: str, is_given: bool
 ) -> bool:
-    """Create a mount target in a subnet. Return False, and mark the subnet, when EFS does not serve its zone."""
+    """Create a mount target in a subnet. Return False, and mark the subnet, when EFS does not serve its zone.
+
+    Raises `CloudError` for such a subnet of the user's, which must not be marked.
+    """
     try:
         logger.info(f"creating a mount target in {zone}")
         context.create(
@@ -231,6 +246,8 @@ def _create_mount_target(
     except CloudError as error:
         if error.code != "UnsupportedAvailabilityZone":
             raise
+        if is_given:
+            raise CloudError(f"EFS does not serve {zone}; name other subnets than {subnet}: --subnet") from error
         logger.info(f"EFS does not serve {zone}: no machines will be launched there")
         no_efs_tag = tags.to_aws_tags({network.NO_EFS_TAG: "yes"})
         create_tags = context.account.ec2.create_tags

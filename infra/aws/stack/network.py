@@ -28,11 +28,26 @@ RAISE_VPC_QUOTA_COMMAND = "aws service-quotas request-service-quota-increase --s
 
 @dataclass(frozen=True)
 class StackNetwork:
-    """The existing network: VPC, usable subnets by zone, and one short line for each missing part."""
+    """The existing network: VPC, usable subnets by zone, and one short line for each missing part.
+
+    `is_given`: it is the user's, and never changed. Then `notes` are what the user should know of it.
+    """
 
     vpc: str | None
     subnets: dict[str, str]
     missing_parts: tuple[str, ...]
+    is_given: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def given_ids(self) -> tuple[str, ...]:
+        """The IDs by which a network of the user's is found again, () for the stack's own."""
+        return (str(self.vpc), *self.subnets.values()) if self.is_given else ()
+
+    def describe(self) -> str:
+        """Return a line about a network of the user's."""
+        subnets = ", ".join(f"{subnet} in {zone}" for zone, subnet in self.subnets.items())
+        return "; ".join([f"{self.vpc}, which is yours and stays as it is: {subnets}", *self.notes])
 
 
 def inspect_network(context: StackContext) -> StackNetwork:
@@ -114,16 +129,20 @@ def list_vpc_ids(context: StackContext) -> list[str]:
 
 
 def list_machines(context: StackContext) -> list[Resource]:
-    """Return the instances in the stack's VPCs that are not terminating, as EC2 describes them."""
-    vpc_ids = list_vpc_ids(context)
-    if not vpc_ids:
-        return []
+    """Return the instances that are not terminating: all in the stack's VPCs, and those with its tag anywhere."""
     states = ["pending", "running", "stopping", "stopped"]
-    filters = tags.make_filters({}, vpc_id=vpc_ids, instance_state_name=states)
-    reservations = paginate(
-        "machines in the network", context.account.ec2, "describe_instances", "Reservations", Filters=filters
-    )
-    return [machine for reservation in reservations for machine in reservation["Instances"]]
+    vpc_ids = list_vpc_ids(context)
+    selections = [tags.make_filters({tags.STACK: tags.STACK_VALUE}, instance_state_name=states)]
+    selections += [tags.make_filters({}, vpc_id=vpc_ids, instance_state_name=states)] if vpc_ids else []
+    reservations = [
+        reservation
+        for filters in selections
+        for reservation in paginate(
+            "machines in the network", context.account.ec2, "describe_instances", "Reservations", Filters=filters
+        )
+    ]
+    machines = [machine for reservation in reservations for machine in reservation["Instances"]]
+    return [*{machine["InstanceId"]: machine for machine in machines}.values()]
 
 
 # --- the parts of a job's network ----------------------------------------------------------------------------------

@@ -69,10 +69,9 @@ def ensure_security_group(context: StackContext, vpc: str) -> str:
     return str(group["GroupId"])
 
 
-def remove_security_groups(context: StackContext, vpc: str) -> None:
-    """Delete the stack's security groups of a VPC."""
-    own_tags = {tags.STACK: tags.STACK_VALUE}
-    for group in list_tagged(context.account, "describe_security_groups", own_tags, vpc_id=[vpc]):
+def remove_security_groups(context: StackContext) -> None:
+    """Delete the stack's security groups of all networks."""
+    for group in list_tagged(context.account, "describe_security_groups", {tags.STACK: tags.STACK_VALUE}):
         context.delete("security group", context.account.ec2.delete_security_group, GroupId=group["GroupId"])
 
 

@@ -4,16 +4,19 @@ The stack is found by its tags and created by the first launch that needs it. A 
 without the stack tag is never touched.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 from infra.aws import tags
 from infra.aws.client import Account
 from infra.aws.journal import Journal
+from infra.aws.launch_request import Internet
 from infra.errors import CloudError
 
-from . import buckets, efs, key_pairs, network, role
+from . import buckets, efs, given_network, key_pairs, network, role
 from . import security_group as stack_security_group
 from .resources import StackContext
 
@@ -30,6 +33,15 @@ class Stack:
     key_name: str
     bucket: str | None = None
     access_point: str = ""  # of the file system
+    network_ids: tuple[str, ...] = ()  # of the user's network in which the stack is, () for its own
+
+
+class Inspection(NamedTuple):
+    """What `inspect` has found: a line for each part that `ensure` would create; the stack, None unless complete."""
+
+    missing_parts: list[str]
+    stack: Stack | None
+    network: network.StackNetwork
 
 
 def stack_journal(region: str) -> Journal:
@@ -44,32 +56,45 @@ def exists(account: Account) -> bool:
 
 
 def ensure(
-    account: Account, address: str, bucket: str | None = None, user_tags: tags.Tags = MappingProxyType({})
+    account: Account,
+    address: str,
+    bucket: str | None = None,
+    user_tags: tags.Tags = MappingProxyType({}),
+    network_ids: Sequence[str] = (),
+    internet: Internet | None = None,
 ) -> Stack:
     """Create what is missing, allow ssh from `address`, and return the stack.
 
-    Only what is created gets the user's tags. Idempotent: safe to call again after a crash, and by two processes at
+    `network_ids` name a network of the user's, which must have the way to the internet. Only what is created gets the
+    user's tags. Idempotent: safe to call again after a crash, and by two processes at
     once. Raises `CloudError` when a resource has the stack's name but not its tag, or when you may not create it;
     `OSError` when the journal cannot be written.
     """
     stack_security_group.parse_single_address(address)
     context = StackContext(account, stack_journal(account.region), user_tags)
+    stack_network = _find_given_network(context, efs.find_file_system(context), network_ids, internet)
     key_file = key_pairs.ensure_own_key()
     public_key = key_pairs.read_public_key(key_file)
     key_name = key_pairs.key_pair_name(public_key)
     role.ensure(context)
-    stack_network = network.ensure(context)
+    stack_network = stack_network or network.ensure(context)
     vpc = str(stack_network.vpc)
     group = stack_security_group.ensure_security_group(context, vpc)
     stack_security_group.allow_ssh_from(account, group, address, account.owner, journal=context.journal)
     network.route_jobs_to(context, vpc, address)
     key_pairs.ensure_key_pair(context, key_name, public_key)
-    file_system, subnets = efs.ensure(context, stack_network.subnets, group)
+    file_system, subnets = efs.ensure(context, stack_network, group)
+    if bucket and file_system.bucket not in (None, bucket):
+        raise CloudError(
+            f"--bucket {bucket}: the stack has the bucket {file_system.bucket} already; leave --bucket out, or remove "
+            "that one first, with all data: imgnet-cluster down --stack --delete-data"
+        )
     bucket = bucket or file_system.bucket
     if bucket:
         buckets.ensure(context, bucket, file_system.id)
     role.grant_access(context, file_system.id, bucket)
-    return _make_stack(account.region, vpc, subnets, group, replace(file_system, bucket=bucket), key_name)
+    file_system = replace(file_system, bucket=bucket, network_ids=stack_network.given_ids)
+    return _make_stack(account.region, vpc, subnets, group, file_system, key_name)
 
 
 def remove(account: Account, delete_data: bool) -> list[str]:
@@ -91,21 +116,21 @@ def remove(account: Account, delete_data: bool) -> list[str]:
     efs.remove(context, delete_data)
     role.remove(context)
     key_pairs.remove_key_pairs(context)
-    for vpc in network.list_vpc_ids(context):
-        stack_security_group.remove_security_groups(context, vpc)
+    stack_security_group.remove_security_groups(context)
     network.remove(context)
     return context.leftovers
 
 
-def inspect(account: Account) -> tuple[list[str], Stack | None]:
-    """Return one short line for each part that `ensure` would create, and the stack when all parts exist.
+def inspect(account: Account, network_ids: Sequence[str] = (), internet: Internet | None = None) -> Inspection:
+    """Look at the stack, in its own network or in the user's, which must have this way to the internet.
 
     Changes nothing. Raises `CloudError`.
     """
     context = StackContext(account)
     key_file = key_pairs.KEY_PATH.expanduser()
-    stack_network = network.inspect_network(context)
     file_system = efs.find_file_system(context)
+    given = _find_given_network(context, file_system, network_ids, internet)
+    stack_network = given or network.inspect_network(context)
     vpc = stack_network.vpc
     group = stack_security_group.find_security_group(context, vpc) if vpc else None
     lines = list(stack_network.missing_parts)
@@ -123,8 +148,27 @@ def inspect(account: Account) -> tuple[list[str], Stack | None]:
     file_system_id = file_system.id if file_system else None
     lines += role.missing_parts(context, file_system_id, file_system.bucket if file_system else None)
     if not vpc or not group or not file_system or lines:
-        return lines, None
-    return lines, _make_stack(account.region, vpc, stack_network.subnets, str(group["GroupId"]), file_system, key_name)
+        return Inspection(lines, None, stack_network)
+    file_system = replace(file_system, network_ids=stack_network.given_ids)
+    own_stack = _make_stack(account.region, vpc, stack_network.subnets, str(group["GroupId"]), file_system, key_name)
+    return Inspection(lines, own_stack, stack_network)
+
+
+def _find_given_network(
+    context: StackContext, file_system: efs.FileSystem | None, network_ids: Sequence[str], internet: Internet | None
+) -> network.StackNetwork | None:
+    """Return the user's network, which the caller names or the stack is in; None: its own. Raises `CloudError`."""
+    known_ids = file_system.network_ids if file_system else ()
+    is_elsewhere = bool(file_system and file_system.mount_target_states) and not {*network_ids} <= {*known_ids}
+    if network_ids and is_elsewhere:
+        place = " ".join(known_ids) or "a network of its own"
+        raise CloudError(
+            f"{' '.join(network_ids)}: the stack of {context.account.region} is in {place}, and its file system can be "
+            "mounted in one network at a time; leave --vpc and --subnet out, or move it (its data stay): "
+            "imgnet-cluster down --stack"
+        )
+    ids = known_ids if {*network_ids} <= {*known_ids} else network_ids
+    return given_network.look_up(context, ids, internet) if ids else None
 
 
 def _make_stack(
@@ -139,4 +183,5 @@ def _make_stack(
         key_name=key_name,
         bucket=file_system.bucket,
         access_point=file_system.access_point,
+        network_ids=file_system.network_ids,
     )

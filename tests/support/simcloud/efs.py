@@ -44,12 +44,16 @@ def delete_file_system(self: Any, file_system_id: str) -> None:
 
 
 def create_mount_target(self: Any, file_system_id: str, *arguments: Any, **options: Any) -> Any:
-    """Begin to create a mount target of a file system, which must be available."""
+    """Begin to create a mount target of a file system, which must be available, in the VPC of its others."""
     file_system = self.file_systems_by_id.get(file_system_id)
     if file_system is not None and file_system.life_cycle_state != "available":
         error = EFSError("IncorrectFileSystemLifeCycleState", f"It is {file_system.life_cycle_state}, not available.")
         error.code = 409  # the HTTP status
         raise error
+    vpcs = {target.vpc_id for target in file_system.iter_mount_targets()} if file_system else set()
+    subnet_id = arguments[0] if arguments else options["subnet_id"]
+    if vpcs and self.ec2_backend.get_subnet(subnet_id).vpc_id not in vpcs:
+        raise EFSError("MountTargetConflict", "A file system can be mounted in one VPC at a time.")
     mount_target = call_moto("create_mount_target", self, file_system_id, *arguments, **options)
     interface = self.ec2_backend.enis[mount_target.network_interface_id]
     interface.description = f"EFS mount target for {file_system_id} ({mount_target.mount_target_id})"

@@ -39,7 +39,7 @@ def expect_traffic(
     sum in the lines is that of the rest after `steps_done` steps.
     """
     machines = len(spec.machine_names)
-    uses_nat = internet is Internet.NAT
+    uses_nat = internet in (Internet.NAT, Internet.PRIVATE)
     hours = run_forecast.minutes / 60 if run_forecast else None
     save_bytes = checkpoint_bytes(schedule.recipe) if schedule else None
     per_hour = _heartbeat_traffic(machines).scaled(3600 / NETWORK_HEARTBEAT_SECONDS)
@@ -69,7 +69,7 @@ def expect_traffic(
     lines.append(image_line)
     forecast = TrafficForecast(
         # The last, begun hour of a NAT gateway costs as much as a whole one.
-        dollars_once=prices.traffic_dollars(once, uses_nat) + uses_nat * prices.NAT_PER_HOUR,
+        dollars_once=prices.traffic_dollars(once, uses_nat) + (internet is Internet.NAT) * prices.NAT_PER_HOUR,
         dollars_per_hour=prices.traffic_dollars(per_hour, uses_nat),
     )
     rest_hours = run_forecast.of_steps(steps_done).minutes / 60 if run_forecast else None

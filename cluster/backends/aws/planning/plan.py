@@ -31,6 +31,7 @@ from infra.aws.market import offers
 from infra.aws.market.instance_types import ON_DEMAND_PRICES, InstanceType
 from infra.aws.s3 import S3_SCHEME
 from infra.aws.stack import efs, security_group, stack
+from infra.aws.stack.network import StackNetwork
 from infra.aws.stack.resources import StackContext
 from infra.aws.stack.stack import Stack
 from infra.aws.tags import job_tags, parse_user_tags
@@ -74,7 +75,7 @@ def plan_rental(
     machine_count = len(spec.machine_names)
     image = None
     account = request.account
-    places, on_demand_places, missing_parts, spot_scores = _find_places(request, types, machine_count)
+    places, on_demand_places, missing_parts, spot_scores, network = _find_places(request, types, machine_count)
     if account:  # report now when the image does not exist or does not support the GPUs, not during the launch
         image = amis.resolve_image(account.in_region(places[0].region), first_type.gpu_arch, options.ami)
     if options.ssh_address:
@@ -101,6 +102,7 @@ def plan_rental(
         max_dollars=max_dollars,
         ami=options.ami,
         internet=options.internet,
+        network_ids=network.given_ids if network else (),
         use_placement_group=machine_count > 1 and not no_group_reasons,
         gpus_per_machine=first_type.gpus,
         torch_index_url=amis.get_torch_index_url(first_type.gpu_arch),
@@ -177,6 +179,7 @@ def plan_rental(
             *plan_page.describe_spot_price(rental_spec, machine_count, on_demand_places),
             *plan_page.describe_places(rental_spec, machine_count, rest_forecasts, spot_scores),
             *plan_page.describe_machines(rental_spec, instance_type, image, machine_count, placement),
+            *([("VPC", network.describe())] if network else []),
             *(("creates", part) for part in missing_parts),
         ),
         requests=preview_requests(spec, rental_spec, instance_type, power_off_hours),
@@ -193,10 +196,11 @@ def plan_rental(
 
 def _find_places(
     request: RentalRequest, types: Sequence[str], machine_count: int
-) -> tuple[list[Place], list[Place], list[str], Mapping[str, int]]:
+) -> tuple[list[Place], list[Place], list[str], Mapping[str, int], StackNetwork | None]:
     """Return the places to try, in order, and those that sell on demand.
 
-    Also what the stacks of their regions lack, and the scores that the order of spot places follows.
+    Also what the stacks of their regions lack, the scores that the order of spot places follows, and the network of
+    the user's that has the stack, None for another one.
     """
     options, account, reservation = request.options, request.account, request.reservation
     markets = (reservation.market,) if reservation else MARKETS[options.market]
@@ -206,6 +210,7 @@ def _find_places(
     places: list[Place] = []
     on_demand_places: list[Place] = []
     missing_parts: list[str] = []
+    network: StackNetwork | None = None
     for region in regions:
         regional_account = None if account is None else account.in_region(region)
         if reservation and regional_account:
@@ -216,14 +221,21 @@ def _find_places(
             places += [place for place in regional_places if place.market in markets]
             on_demand_places += [place for place in regional_places if place.market == "on-demand"]
         if regional_account is not None:
-            missing_parts += [f"{region}: {part}" for part in stack.inspect(regional_account)[0]]
+            inspection = stack.inspect(regional_account, options.network_ids, options.internet)
+            missing_parts += [f"{region}: {part}" for part in inspection.missing_parts]
+            if inspection.network.is_given:
+                network = inspection.network
+                usable = network.subnets.items()
+                zones = {zone for zone, subnet in usable if subnet in (options.subnets or network.subnets.values())}
+                places = [place for place in places if place.region != region or place.zone in zones]
     if not places:
-        searched = ", ".join(options.zones or regions)
+        searched = f"the zones of {network.describe()}" if network else ", ".join(options.zones or regions)
         raise ClusterError(f"{', '.join(types)}: not offered in {searched}; to list what is: imgnet-cluster offers")
     spot_scores: dict[str, int] = {}
     if account and "spot" in markets:
         spot_scores = offers.look_up_spot_scores(account, types, regions, machine_count)
-    return sort_places(places, regions, types, markets, spot_scores), on_demand_places, missing_parts, spot_scores
+    places = sort_places(places, regions, types, markets, spot_scores)
+    return places, on_demand_places, missing_parts, spot_scores, network
 
 
 def _limit_notes(

@@ -73,7 +73,7 @@ def describe_machines(
     user_tags = ", ".join(f"{key}={value}" for key, value in rental_spec.user_tags.items())
     return [
         ("image", image_line),
-        ("internet", describe_internet(rental_spec.internet, instance_type, machine_count)),
+        ("internet", describe_internet(rental_spec, instance_type, machine_count)),
         ("network", describe_network(instance_type)),
         ("placement", placement),
         ("shared folder", "~/.imgnet/shared, the stack's file system (EFS): checkpoints and logs"),
@@ -119,18 +119,21 @@ def torch_install_note(ami: str | None, dollars_per_hour: float | None) -> str:
     return f"each machine will install torch, about {minutes:.0f} minutes{cost}{condition}"
 
 
-def describe_internet(internet: Internet, instance_type: InstanceType, machine_count: int) -> str:
+def describe_internet(rental_spec: RentalSpec, instance_type: InstanceType, machine_count: int) -> str:
     """Return the line of the plan about the machines' way to the internet and its price."""
+    internet = rental_spec.internet
     price = f"${internet_dollars(internet, machine_count):.3g} an hour"
     nat_traffic = f"${prices.NAT_PER_GB:g} per GB (S3 is free)"
     match internet:
         case Internet.NONE:
             return f"none, the machine image has to have everything; one machine has an address for ssh, {price}"
+        case Internet.PRIVATE:
+            return f"that of your subnet; your NAT gateway costs {nat_traffic}, beside its hours"
         case Internet.NAT:
             return f"a NAT gateway for the time of the job, {price} and {nat_traffic}"
         case Internet.PUBLIC:
             line = f"a public address for each machine, {price}"
-            if len(instance_type.interface_cards) == 1:
+            if len(instance_type.interface_cards) == 1 or rental_spec.network_ids:
                 return line
             nat_price = f"${internet_dollars(Internet.NAT, machine_count):.3g} an hour"
             return f"{line}; if EC2 refuses them, a NAT gateway, {nat_price} and {nat_traffic}"

@@ -66,6 +66,11 @@ class AwsAdoption:
         found_instances = instances.describe(self.account, {tags.JOB: uid})
         self.instances = instances.live_by_name(found_instances)
         self.terms = self._read_terms(found_instances)
+        if self.terms.internet is Internet.PRIVATE:
+            raise CloudError(
+                f"{uid} is reached at private addresses, which no other computer takes over; to end it: "
+                f"imgnet-cluster down {uid}"
+            )
         self.address = get_public_address()
         user_tags = tags.select_user_tags(self.first_machine.tags)
         self.stack = stack.ensure(self.account, self.address, user_tags=user_tags)
@@ -127,6 +132,7 @@ class AwsAdoption:
             user_tags=tags.select_user_tags(first.tags),
             ami=first.image,
             internet=terms.internet,
+            network_ids=self.stack.network_ids,
             use_placement_group=bool(first.placement_group),
             account_id=self.account.identity[0],
             traffic=terms.expected_traffic,

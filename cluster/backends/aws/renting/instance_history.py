@@ -94,7 +94,7 @@ class InstanceHistory:
         """The machines' way to the internet: the requested one, a NAT gateway once EC2 has refused public addresses."""
         requested = self.rental_spec.internet
         is_refused = requested is Internet.PUBLIC and self.journal.events(PublicAddressRefused)
-        return Internet.NAT if is_refused else requested
+        return Internet.NAT if is_refused and not self.rental_spec.network_ids else requested
 
     @property
     def claim(self) -> str:

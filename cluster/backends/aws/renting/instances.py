@@ -6,6 +6,7 @@ command may terminate. This module never connects to the machines themselves.
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -48,6 +49,7 @@ from train.tools import host
 from .instance_history import NO_MACHINES_IN_TIME, InstanceHistory, own_host_keys, ssh_hosts
 
 ACQUIRE_TIMEOUT_SECONDS = 1200.0
+GATEWAY_LOOK_SECONDS = 60.0  # between two looks at what NAT gateways have processed
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +75,8 @@ class JobInstances(InstanceHistory):
         self.stack: stack.Stack | None = None
         self.instance_types: dict[str, InstanceType] = {}
         self.nat_subnets: dict[str, str] = {}  # by zone
+        self.gateway_bytes: dict[str, int] = {}  # that the job's NAT gateways had processed at the last look
+        self._last_gateway_look = -math.inf  # monotonic seconds
         self.resolved_images: dict[tuple[str, str], amis.Image] = {}  # by region and GPU architecture
 
     def _make_gang(self, account: Account) -> Gang:
@@ -134,6 +138,11 @@ class JobInstances(InstanceHistory):
         """Return the live instances by machine name. Raises `CloudError` when AWS does not answer."""
         self.check_account()
         self.require_ownership()
+        if time.monotonic() - self._last_gateway_look > GATEWAY_LOOK_SECONDS:
+            self._last_gateway_look = time.monotonic()
+            with contextlib.suppress(CloudError):  # the machines' own counts remain
+                is_nat = self.internet is Internet.NAT
+                self.gateway_bytes |= internet.read_nat_bytes(self.account, self.spec.uid) if is_nat else {}
         return instances.live_by_name(self._without_strays(self.gang.list_instances()))
 
     def _without_strays(self, found_instances: list[Instance]) -> list[Instance]:
@@ -187,6 +196,11 @@ class JobInstances(InstanceHistory):
                 if _may_succeed_later(error) or error.code in (*DENIED_CODES, *AUTHENTICATION_CODES):
                     raise
                 self.journal.write(PublicAddressRefused(id=instance.id, message=str(error)))
+                if self.rental_spec.network_ids:
+                    raise NoMachines(
+                        f"{error}; no NAT gateway is made in your network: name a subnet behind one, with "
+                        "--internet private"
+                    ) from error
         logger.info(
             "EC2 refuses machines with several network cards public addresses; renting them again behind a NAT gateway "
             f"({prices.NAT_PER_HOUR + prices.ADDRESS_PER_HOUR:g} $/h and {prices.NAT_PER_GB:g} $/GB)"
@@ -206,7 +220,8 @@ class JobInstances(InstanceHistory):
         raise CloudError(f"EC2 does not show the public address that was given to {ids}")
 
     def _ensure_jump_host(self, instances_by_name: dict[str, Instance]) -> dict[str, Instance]:
-        if not instances_by_name or any(instance.public_ip for instance in instances_by_name.values()):
+        is_private = self.internet is Internet.PRIVATE
+        if is_private or not instances_by_name or any(instance.public_ip for instance in instances_by_name.values()):
             return instances_by_name
         jump_host = instances_by_name[min(instances_by_name, key=int)]
         self.journal.write(AddressRequested(id=jump_host.id))
@@ -292,7 +307,13 @@ class JobInstances(InstanceHistory):
 
     def _ensure_stack(self, account: Account) -> stack.Stack:
         if self.stack is None or self.stack.region != account.region:
-            self.stack = stack.ensure(account, self.resolve_ssh_address(), user_tags=self.rental_spec.user_tags)
+            self.stack = stack.ensure(
+                account,
+                self.resolve_ssh_address(),
+                user_tags=self.rental_spec.user_tags,
+                network_ids=self.rental_spec.network_ids,
+                internet=self.internet,
+            )
         return self.stack
 
     def resolve_ssh_address(self) -> str:
@@ -480,8 +501,8 @@ class JobInstances(InstanceHistory):
 
     def access_warning(self) -> str:
         """Return a warning when ssh is open to an address that this computer no longer has, else ""."""
-        public_address = get_public_address()
-        if public_address == self.allowed_address:
+        public_address = "" if self.internet is Internet.PRIVATE else get_public_address()
+        if public_address in ("", self.allowed_address):
             return ""
         return (
             f"the address of this computer is now {public_address}, but ssh is open to {self.allowed_address}; "

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from cluster.backends.backend_options import BackendOptions
-from infra.aws.launch_request import Internet, parse_reservation_id
+from infra.aws.launch_request import Internet, parse_network_id, parse_reservation_id
 from infra.aws.tags import parse_user_tags
 from train.tools.option_fields import OptionError, option_field
 
@@ -63,6 +63,21 @@ class AwsOptions(BackendOptions):
     zones: tuple[str, ...] = option_field(
         (), "--zone", metavar="ZONE", group="AWS", help="Use only this availability zone. Can be given several times."
     )
+    vpc: str | None = option_field(
+        None,
+        metavar="ID",
+        parse=parse_network_id,
+        group="AWS",
+        help="Network of your own (vpc-...), which is not changed. Its subnets that suit are used, one in each zone.",
+        default_text="the stack's",
+    )
+    subnets: tuple[str, ...] = option_field(
+        (),
+        "--subnet",
+        metavar="ID",
+        group="AWS",
+        help="Subnet of your own (subnet-...); its network is used. Can be given several times, once for each zone.",
+    )
     ssh_address: str | None = option_field(
         None,
         "--from",
@@ -80,11 +95,12 @@ class AwsOptions(BackendOptions):
     )
     internet: Internet = option_field(
         Internet.PUBLIC,
-        metavar="public|nat|none",
+        metavar="public|nat|private|none",
         parse=parse_internet,
         group="AWS",
-        help="The machines' way to the internet: a public address each, a NAT gateway for the time of the job, or "
-        "none, for an AMI that downloads nothing.",
+        help="The machines' way to the internet: a public address each; a NAT gateway for the time of the job; that of "
+        "your own network (--subnet), where this computer reaches their private addresses; or none, for an AMI that "
+        "downloads nothing.",
         default_text="public; nat if EC2 refuses the addresses",
     )
     on_demand_spares: bool = option_field(
@@ -114,12 +130,32 @@ class AwsOptions(BackendOptions):
     )
 
     def __post_init__(self) -> None:
-        """Raises `OptionError` also for tags that AWS would refuse."""
+        """Raises `OptionError` also for tags that AWS would refuse, and for options that a network does not allow."""
         super().__post_init__()
         try:
             parse_user_tags(self.tags)
         except ValueError as error:
             raise OptionError(f"Invalid value for '--tag': {error}") from error
+        try:
+            for id in self.network_ids:
+                parse_network_id(id)
+        except ValueError as error:
+            raise OptionError(f"Invalid value for '--subnet': {error}") from error
+        if self.network_ids and len(self.regions) > 1:
+            raise OptionError("A network (--vpc, --subnet) is in one region; give one --region.")
+        if self.network_ids and self.internet is Internet.NAT:
+            raise OptionError("--internet nat makes no NAT gateway in a network of yours; give --internet private.")
+        if self.internet is Internet.PRIVATE and not self.network_ids:
+            raise OptionError("--internet private needs a network of yours: --subnet.")
+        if self.internet is Internet.PRIVATE and not self.ssh_address:
+            raise OptionError(
+                "--internet private: say where ssh comes from in your network, such as --from 10.0.0.5/32."
+            )
+
+    @property
+    def network_ids(self) -> tuple[str, ...]:
+        """The IDs of the user's network and subnets, () for the network of the stack."""
+        return (*([self.vpc] if self.vpc else []), *self.subnets)
 
     def changed(self, values: Mapping[str, object]) -> Self:
         """Return a copy with some values changed. Options that contradict the new values are reset to their defaults.

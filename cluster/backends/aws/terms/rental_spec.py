@@ -37,7 +37,8 @@ class RentalSpec(RentalFacts):
     owner: str  # who pays: the value of the owner tag
     user_tags: dict[str, str] = field(default_factory=dict)  # of everything that is created, beside our own
     ami: str | None = None
-    internet: Internet = Internet.PUBLIC  # NAT also when EC2 refuses the public addresses
+    internet: Internet = Internet.PUBLIC  # NAT also when EC2 refuses the public addresses in a network of ours
+    network_ids: tuple[str, ...] = ()  # of the user's network and its subnets, () for the stack's own
     use_placement_group: bool = True
     # The AWS account of the machines. Credentials of another account would find none of them, and the supervisor
     # would take them for terminated.
@@ -180,6 +181,8 @@ def internet_dollars(internet: Internet, machine_count: int) -> float:
             return machine_count * prices.ADDRESS_PER_HOUR
         case Internet.NAT:
             return prices.NAT_PER_HOUR + 2 * prices.ADDRESS_PER_HOUR  # its own address, and that for ssh
+        case Internet.PRIVATE:
+            return 0.0
         case Internet.NONE:
             return prices.ADDRESS_PER_HOUR
 

@@ -241,6 +241,30 @@ def test_refused_public_addresses_release_the_machines_also_after_a_crash(
     assert job_instances.dollars_per_hour == pytest.approx(2 * (10 + DISK_DOLLARS_PER_HOUR) + nat_dollars)
 
 
+def test_no_nat_gateway_is_made_in_a_network_of_the_user(refused_addresses: Any) -> None:
+    job_instances = refused_addresses(CloudError("not for several interfaces", "UnsupportedOperation"))
+    job_instances.rental_spec = replace(job_instances.rental_spec, network_ids=("vpc-1",))
+    with pytest.raises(NoMachines, match="no NAT gateway is made in your network: name a subnet behind one"):
+        job_instances.ensure_reachable(job_instances.machines)
+    assert job_instances.internet is Internet.PUBLIC
+
+
+def test_private_machines_are_reached_without_a_jump_host(make_instances: Any) -> None:
+    request = replace(launch_request(1, place(), ["0", "1"], NOW), internet=Internet.PRIVATE)
+    events = request, request_granted(1, ("i-0", "0", NOW), ("i-1", "1", NOW), time=NOW)
+    private = make_instances(2, *events, rental={"internet": Internet.PRIVATE, "network_ids": ("vpc-1",)})
+    machines = {
+        name: SimpleNamespace(name=name, public_ip="", private_ip=f"10.9.3.{name}", launch_token=request.token, id=name)
+        for name in "01"
+    }
+    assert private.ensure_reachable(machines) is machines, "no address is asked for"
+    assert [(host.host, host.jump) for host in private.hosts(machines).values()] == [
+        ("10.9.3.0", None),
+        ("10.9.3.1", None),
+    ]
+    assert private.access_warning() == "", "this computer's public address does not matter"
+
+
 def test_missing_right_to_give_addresses_is_no_refusal(refused_addresses: Any) -> None:
     job_instances = refused_addresses(CloudError("ec2:ModifyNetworkInterface: not permitted", "UnauthorizedOperation"))
     with pytest.raises(NoMachines, match="not permitted"):
