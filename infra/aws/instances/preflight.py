@@ -135,17 +135,16 @@ def _list_known_regions() -> list[str]:
 def _check_types(account: Account, types: Sequence[str]) -> tuple[list[InstanceType], list[LaunchFinding]]:
     """Check which types the region offers. Return them, and findings with their zones."""
     try:
-        names, notes = offers.choose_types(account, types)
-        zones_by_type = offers.list_zones_by_type(account, names)
-        instance_types = list(offers.list_instance_types(account, names).values())
+        types_by_name, notes = offers.choose_types(account, types)
+        zones_by_type = offers.list_zones_by_type(account, list(types_by_name))
     except CloudError as error:
         return [], [_finding_from_error(error)]
     findings = [LaunchFinding(WARNING, note) for note in notes]
-    for instance_type in instance_types:
+    for instance_type in types_by_name.values():
         zones = ", ".join(zones_by_type.get(instance_type.name, []))
         gpus = f"{instance_type.gpus} {instance_type.gpu}" if instance_type.gpus else "no GPU"
         findings.append(LaunchFinding(OK, f"{instance_type.name} ({gpus}): {zones}"))
-    return instance_types, findings
+    return [*types_by_name.values()], findings
 
 
 def _check_image(

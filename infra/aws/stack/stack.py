@@ -4,6 +4,7 @@ The stack is found by its tags and created by the first launch that needs it. A 
 without the stack tag is never touched.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -40,20 +41,28 @@ def stack_journal(region: str) -> Journal:
 def exists(account: Account) -> bool:
     """Return whether the stack's network or its file system exists, complete or not. Raises `CloudError`."""
     context = StackContext(account)
-    return bool(network.list_vpc_ids(context) or efs.find_file_system(context))
+    return bool(network.list_vpc_ids(context) or efs.exists(context))
 
 
 def ensure(
-    account: Account, address: str, bucket: str | None = None, user_tags: tags.Tags = MappingProxyType({})
+    account: Account,
+    address: str,
+    bucket: str | None = None,
+    user_tags: tags.Tags = MappingProxyType({}),
+    complete: Stack | None = None,
 ) -> Stack:
     """Create what is missing, allow ssh from `address`, and return the stack.
 
+    Of a stack that was found `complete` a moment ago only ssh is looked at, unless its group is not there any more.
     Only what is created gets the user's tags. Idempotent: safe to call again after a crash, and by two processes at
     once. Raises `CloudError` when a resource has the stack's name but not its tag, or when you may not create it;
     `OSError` when the journal cannot be written.
     """
     stack_security_group.parse_single_address(address)
     context = StackContext(account, stack_journal(account.region), user_tags)
+    if complete and stack_security_group.find_security_group(context, complete.vpc):
+        _allow_ssh_from(context, complete.vpc, complete.security_group, address)
+        return complete
     key_file = key_pairs.ensure_own_key()
     public_key = key_pairs.read_public_key(key_file)
     key_name = key_pairs.key_pair_name(public_key)
@@ -61,8 +70,7 @@ def ensure(
     stack_network = network.ensure(context)
     vpc = str(stack_network.vpc)
     group = stack_security_group.ensure_security_group(context, vpc)
-    stack_security_group.allow_ssh_from(account, group, address, account.owner, journal=context.journal)
-    network.route_jobs_to(context, vpc, address)
+    _allow_ssh_from(context, vpc, group, address)
     key_pairs.ensure_key_pair(context, key_name, public_key)
     file_system, subnets = efs.ensure(context, stack_network.subnets, group)
     bucket = bucket or file_system.bucket
@@ -70,6 +78,12 @@ def ensure(
         buckets.ensure(context, bucket, file_system.id)
     role.grant_access(context, file_system.id, bucket)
     return _make_stack(account.region, vpc, subnets, group, replace(file_system, bucket=bucket), key_name)
+
+
+def _allow_ssh_from(context: StackContext, vpc: str, group: str, address: str) -> None:
+    owner = context.account.owner
+    stack_security_group.allow_ssh_from(context.account, group, address, owner, journal=context.journal)
+    network.route_jobs_to(context, vpc, address)
 
 
 def remove(account: Account, delete_data: bool) -> list[str]:
@@ -104,21 +118,24 @@ def inspect(account: Account) -> tuple[list[str], Stack | None]:
     """
     context = StackContext(account)
     key_file = key_pairs.KEY_PATH.expanduser()
-    stack_network = network.inspect_network(context)
-    file_system = efs.find_file_system(context)
+    key_name = key_pairs.key_pair_name(key_pairs.read_public_key(key_file)) if key_file.exists() else ""
+    with ThreadPoolExecutor() as pool:
+        network_answer = pool.submit(network.inspect_network, context)
+        file_system_answer = pool.submit(efs.find_file_system, context)
+        has_key_pair = pool.submit(lambda: bool(key_name) and key_pairs.has_key_pair(context, key_name))
+    stack_network, file_system = network_answer.result(), file_system_answer.result()
     vpc = stack_network.vpc
     group = stack_security_group.find_security_group(context, vpc) if vpc else None
     lines = list(stack_network.missing_parts)
     if not group or not stack_security_group.is_complete(group):
-        lines.append("security group imgnet: ssh from your address only")
+        lines.append("security group imgnet")
     if file_system:
         lines += file_system.missing_parts(stack_network.subnets)
     else:
-        lines.append("file system (EFS, encrypted; costs nothing while it is empty)")
-    key_name = key_pairs.key_pair_name(key_pairs.read_public_key(key_file)) if key_file.exists() else ""
+        lines.append("file system (EFS, encrypted, free while empty)")
     if not key_name:
         lines.append("key pair (generated on this computer)")
-    elif not key_pairs.has_key_pair(context, key_name):
+    elif not has_key_pair.result():
         lines.append(f"key pair {key_name}")
     file_system_id = file_system.id if file_system else None
     lines += role.missing_parts(context, file_system_id, file_system.bucket if file_system else None)
