@@ -51,7 +51,7 @@ def show_rental_plan(rental: RentalPlan) -> None:
             cost = f", on demand {format_dollars(on_demand_rate * minutes / 60)}"
         source = rental.forecast_source
         measured = source if source == "presets" else f"what {source} has measured; boot and set-up from presets"
-        run = f"about {format_hours(minutes / 60)}{cost}, with boot and set-up (a forecast from {measured})"
+        run = f"about {format_hours(minutes / 60)} with set-up{cost} (from {measured})"
     print_field("the run" if rental.spent_dollars is None else "the rest", run)
     if rental.spent_dollars is not None:
         print_field("spent before", format_dollars(rental.spent_dollars))

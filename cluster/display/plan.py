@@ -21,7 +21,7 @@ from . import cloud
 from .tables import print_table, print_wrapped
 
 LEVEL_CHARACTERS = 8  # of "error" and "warning" before a line
-UNKNOWN_WITHOUT_CLOUD = "what is on offer, spot prices, the image, quotas, and which shared resources are missing"
+UNKNOWN_WITHOUT_CLOUD = "offers, spot prices, image, quotas, missing shared resources"
 
 
 def show_plan(plan: Plan, unasked_reason: str = "") -> None:
@@ -32,7 +32,7 @@ def show_plan(plan: Plan, unasked_reason: str = "") -> None:
     if plan.rental_plan:
         if unasked_reason:
             print_wrapped(f"the cloud could not be asked: {unasked_reason}")
-            print_wrapped(f"so this plan does not know {UNKNOWN_WITHOUT_CLOUD}")
+            print_wrapped(f"so unknown are: {UNKNOWN_WITHOUT_CLOUD}")
         cloud.show_rental_plan(plan.rental_plan)
     print_wrapped(_summary_line(plan))
     if plan.schedule:
@@ -112,7 +112,7 @@ def _summary_line(plan: Plan) -> str:
         machines = f"{machines} on this computer" if has_several_machines else "this computer"
     processes = f"processes{' of each' if has_several_machines else ''}: {spec.procs}"
     own_price = "" if spec.backend == UNKNOWN_MACHINES else ", $0.00"
-    price = ", price above" if plan.rental_plan else own_price
+    price = "" if plan.rental_plan else own_price
     if command := spec.own_command:
         training = f"{command.name}: {command.short_text}"
     else:

@@ -19,7 +19,7 @@ from infra.aws.market import offers, quotas
 from infra.aws.market.instance_types import InstanceType
 from infra.aws.market.reservations import Reservation, find_reservation
 from infra.aws.stack.network import VPC_CIDR
-from infra.aws.stack.stack import Inspection, Stack
+from infra.aws.stack.stack import StackInspection, Stack
 from infra.errors import CloudError
 from infra.offers import LaunchFinding
 
@@ -41,7 +41,7 @@ def run_preflight(
     machines: int,
     market: str,
     reservation_id: str | None = None,
-    inspection: Inspection | None = None,
+    inspection: StackInspection | None = None,
     user_tags: tags.Tags = MappingProxyType({}),
 ) -> list[LaunchFinding]:
     """Check everything that a launch of `machines` machines needs. Errors of AWS become findings.
@@ -139,17 +139,16 @@ def _list_known_regions() -> list[str]:
 def _check_types(account: Account, types: Sequence[str]) -> tuple[list[InstanceType], list[LaunchFinding]]:
     """Check which types the region offers. Return them, and findings with their zones."""
     try:
-        names, notes = offers.choose_types(account, types)
-        zones_by_type = offers.list_zones_by_type(account, names)
-        instance_types = list(offers.list_instance_types(account, names).values())
+        types_by_name, notes = offers.choose_types(account, types)
+        zones_by_type = offers.list_zones_by_type(account, list(types_by_name))
     except CloudError as error:
         return [], [finding_from_error(error)]
     findings = [LaunchFinding(WARNING, note) for note in notes]
-    for instance_type in instance_types:
+    for instance_type in types_by_name.values():
         zones = ", ".join(zones_by_type.get(instance_type.name, []))
         gpus = f"{instance_type.gpus} {instance_type.gpu}" if instance_type.gpus else "no GPU"
         findings.append(LaunchFinding(OK, f"{instance_type.name} ({gpus}): {zones}"))
-    return instance_types, findings
+    return [*types_by_name.values()], findings
 
 
 def _check_image(

@@ -105,24 +105,32 @@ def list_offers(account: Account | None, gpu: str | None = None, names: Sequence
             for instance_type in list_instance_types(None, names).values()
             if matches_gpu(instance_type, gpu)
         ]
-    zones_by_type = list_zones_by_type(account, names)
-    types = {
-        name: instance_type
-        for name, instance_type in list_instance_types(account, list(zones_by_type)).items()
-        if matches_gpu(instance_type, gpu)
-    }
-    spot_prices = _spot_prices(account, list(types))
-    on_demand_prices = _on_demand_prices(account, list(types))
+    types = list_instance_types(account, names).values()
+    return list_offers_of(account, [instance_type for instance_type in types if matches_gpu(instance_type, gpu)])
+
+
+def list_offers_of(account: Account, types: Sequence[InstanceType]) -> list[Offer]:
+    """Return the offers of known types in this region, by type and zone. Raises `CloudError`."""
+    names = [instance_type.name for instance_type in types]
+    with ThreadPoolExecutor() as pool:
+        zones_answer = pool.submit(list_zones_by_type, account, names)
+        spot_answer = pool.submit(_spot_prices, account, names)
+        on_demand_answer = pool.submit(_on_demand_prices, account, names)
+    zones_by_type, spot_prices, on_demand_prices = (
+        zones_answer.result(),
+        spot_answer.result(),
+        on_demand_answer.result(),
+    )
     return [
-        _build_offer(instance_type, account.region, zone, spot_prices.get((name, zone)), on_demand_prices.get(name))
-        for name, instance_type in types.items()
-        for zone in zones_by_type[name]
+        _build_offer(each, account.region, zone, spot_prices.get((each.name, zone)), on_demand_prices.get(each.name))
+        for each in types
+        for zone in zones_by_type.get(each.name, [])
     ]
 
 
 def choose_types(
     account: Account | None, preferred_types: Sequence[str], requested_types: Sequence[str] = ()
-) -> tuple[list[str], list[str]]:
+) -> tuple[dict[str, InstanceType], list[str]]:
     """Return the types to launch that this region offers, most preferred first, and notes on types that it lacks.
 
     Only `requested_types` are taken if there are any; without `preferred_types`, `DEFAULT_TYPES`. Raises `CloudError`,
@@ -148,10 +156,10 @@ def choose_types(
     notes = []
     for name, reason in reasons.items():
         if wanted_types.index(name) < wanted_types.index(first_type):
-            notes.append(f"{reason}: {first_type} is used instead")
+            notes.append(f"{reason}: {first_type} instead")
         elif requested_types:
             notes.append(f"{reason}: not requested")
-    return available_types, notes
+    return {name: offered_types[name] for name in available_types}, notes
 
 
 def _unavailable_reason(name: str, account: Account | None) -> str:

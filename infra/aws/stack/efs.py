@@ -11,6 +11,7 @@ Sources: AWS, "Using IAM to control access to file systems", "Working with acces
 import json
 import logging
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from infra.aws import prices, tags
@@ -66,22 +67,29 @@ def find_file_system(context: StackContext) -> FileSystem | None:
     if not description or _is_deleting(description):
         return None
     file_system_id = str(description["FileSystemId"])
-    response = find(
-        "policy of the file system", context.account.efs.describe_file_system_policy, FileSystemId=file_system_id
-    )
+    ask_policy = context.account.efs.describe_file_system_policy
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(find, "policy of the file system", ask_policy, FileSystemId=file_system_id)
+        targets = pool.submit(_mount_targets, context, file_system_id)
+        points = pool.submit(_access_points, context, file_system_id)
+    response, access_points = answer.result(), points.result()
     policy = str(response["Policy"]) if response else ""
-    targets = _mount_targets(context, file_system_id)
-    access_points = _access_points(context, file_system_id)
     return FileSystem(
         id=file_system_id,
         state=description["LifeCycleState"],
         size_gb=description["SizeInBytes"]["Value"] / 1e9,
         bucket=tags.read_tags(description).get(BUCKET_TAG),
-        mount_target_states={target["SubnetId"]: target["LifeCycleState"] for target in targets},
+        mount_target_states={target["SubnetId"]: target["LifeCycleState"] for target in targets.result()},
         access_point=access_points[0]["AccessPointId"] if access_points else "",
         has_policy=all(f'"{statement}"' in policy for statement in (policies.ONLY_TLS, policies.BY_MOUNT_TARGET)),
         network_ids=tuple(tags.read_tags(description).get(NETWORK_TAG, "").split()),
     )
+
+
+def exists(context: StackContext) -> bool:
+    """Return whether the stack has a file system that is not being deleted. Raises `CloudError` as above."""
+    description = describe_own(context)
+    return description is not None and not _is_deleting(description)
 
 
 def ensure(

@@ -5,6 +5,7 @@ Source: AWS, "VPC with public subnets", "Gateway endpoints for Amazon S3".
 """
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 
@@ -52,21 +53,27 @@ class StackNetwork:
 
 def inspect_network(context: StackContext) -> StackNetwork:
     """Return the network as it is, without a change. Raises `CloudError`."""
-    vpc_ids = sorted(list_vpc_ids(context), key=lambda vpc_id: (not _list_subnets(context, vpc_id), vpc_id))
+    vpc_ids = sorted(list_vpc_ids(context))
     if not vpc_ids:
         return StackNetwork(None, {}, (f"network {VPC_CIDR} with a public subnet in each zone (VPC)",))
-    vpc = vpc_ids[0]
-    subnets = _list_subnets(context, vpc)
-    gateway_ids = [gateway["InternetGatewayId"] for gateway in _list_gateways(context, vpc) if gateway["Attachments"]]
-    tables = _list_route_tables(context, vpc)
+    vpc = next((vpc_id for vpc_id in vpc_ids if len(vpc_ids) > 1 and _list_subnets(context, vpc_id)), vpc_ids[0])
+    with ThreadPoolExecutor() as pool:
+        subnets_answer = pool.submit(_list_subnets, context, vpc)
+        gateways = pool.submit(_list_gateways, context, vpc)
+        tables_answer = pool.submit(_list_route_tables, context, vpc)
+        has_dns_hostnames = pool.submit(_has_dns_hostnames, context, vpc)
+        endpoints = pool.submit(_list_s3_endpoints, context, vpc)
+        zones = pool.submit(list_zones, context)
+    subnets, tables = subnets_answer.result(), tables_answer.result()
+    gateway_ids = [gateway["InternetGatewayId"] for gateway in gateways.result() if gateway["Attachments"]]
     part_exists = {
-        "DNS host names of the network": _has_dns_hostnames(context, vpc),
+        "DNS host names of the network": has_dns_hostnames.result(),
         "internet gateway": bool(gateway_ids),
         "route table": bool(tables)
         and _has_internet_route(tables[0], gateway_ids)
         and _associated_subnets(tables[0]) >= {subnet["SubnetId"] for subnet in subnets},
-        "S3 gateway endpoint (free)": bool(_list_s3_endpoints(context, vpc)),
-        **{f"subnet in {zone}": zone in _subnets_by_zone(subnets) for zone in list_zones(context)},
+        "S3 gateway endpoint (free)": bool(endpoints.result()),
+        **{f"subnet in {zone}": zone in _subnets_by_zone(subnets) for zone in zones.result()},
     }
     missing_parts = tuple(part for part, exists in part_exists.items() if not exists)
     return StackNetwork(vpc, _subnets_by_zone(subnets, only_with_efs=True), missing_parts)

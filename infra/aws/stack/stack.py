@@ -5,6 +5,7 @@ without the stack tag is never touched.
 """
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -36,7 +37,7 @@ class Stack:
     network_ids: tuple[str, ...] = ()  # of the user's network in which the stack is, () for its own
 
 
-class Inspection(NamedTuple):
+class StackInspection(NamedTuple):
     """What `inspect` has found: a line for each part that `ensure` would create; the stack, None unless complete."""
 
     missing_parts: list[str]
@@ -52,7 +53,7 @@ def stack_journal(region: str) -> Journal:
 def exists(account: Account) -> bool:
     """Return whether the stack's network or its file system exists, complete or not. Raises `CloudError`."""
     context = StackContext(account)
-    return bool(network.list_vpc_ids(context) or efs.find_file_system(context))
+    return bool(network.list_vpc_ids(context) or efs.exists(context))
 
 
 def ensure(
@@ -62,16 +63,21 @@ def ensure(
     user_tags: tags.Tags = MappingProxyType({}),
     network_ids: Sequence[str] = (),
     internet: Internet | None = None,
+    complete: Stack | None = None,
 ) -> Stack:
     """Create what is missing, allow ssh from `address`, and return the stack.
 
-    `network_ids` name a network of the user's, which must have the way to the internet. Only what is created gets the
+    `network_ids` name a network of the user's, which must have the way to the internet. Of a stack that was found
+    `complete` a moment ago only ssh is looked at, unless its group is not there any more. Only what is created gets the
     user's tags. Idempotent: safe to call again after a crash, and by two processes at
     once. Raises `CloudError` when a resource has the stack's name but not its tag, or when you may not create it;
     `OSError` when the journal cannot be written.
     """
     stack_security_group.parse_single_address(address)
     context = StackContext(account, stack_journal(account.region), user_tags)
+    if complete and stack_security_group.find_security_group(context, complete.vpc):
+        _allow_ssh_from(context, complete.vpc, complete.security_group, address)
+        return complete
     stack_network = _find_given_network(context, efs.find_file_system(context), network_ids, internet)
     key_file = key_pairs.ensure_own_key()
     public_key = key_pairs.read_public_key(key_file)
@@ -80,8 +86,7 @@ def ensure(
     stack_network = stack_network or network.ensure(context)
     vpc = str(stack_network.vpc)
     group = stack_security_group.ensure_security_group(context, vpc)
-    stack_security_group.allow_ssh_from(account, group, address, account.owner, journal=context.journal)
-    network.route_jobs_to(context, vpc, address)
+    _allow_ssh_from(context, vpc, group, address)
     key_pairs.ensure_key_pair(context, key_name, public_key)
     file_system, subnets = efs.ensure(context, stack_network, group)
     if bucket and file_system.bucket not in (None, bucket):
@@ -95,6 +100,12 @@ def ensure(
     role.grant_access(context, file_system.id, bucket)
     file_system = replace(file_system, bucket=bucket, network_ids=stack_network.given_ids)
     return _make_stack(account.region, vpc, subnets, group, file_system, key_name)
+
+
+def _allow_ssh_from(context: StackContext, vpc: str, group: str, address: str) -> None:
+    owner = context.account.owner
+    stack_security_group.allow_ssh_from(context.account, group, address, owner, journal=context.journal)
+    network.route_jobs_to(context, vpc, address)
 
 
 def remove(account: Account, delete_data: bool) -> list[str]:
@@ -121,37 +132,40 @@ def remove(account: Account, delete_data: bool) -> list[str]:
     return context.leftovers
 
 
-def inspect(account: Account, network_ids: Sequence[str] = (), internet: Internet | None = None) -> Inspection:
+def inspect(account: Account, network_ids: Sequence[str] = (), internet: Internet | None = None) -> StackInspection:
     """Look at the stack, in its own network or in the user's, which must have this way to the internet.
 
     Changes nothing. Raises `CloudError`.
     """
     context = StackContext(account)
     key_file = key_pairs.KEY_PATH.expanduser()
-    file_system = efs.find_file_system(context)
-    given = _find_given_network(context, file_system, network_ids, internet)
-    stack_network = given or network.inspect_network(context)
+    key_name = key_pairs.key_pair_name(key_pairs.read_public_key(key_file)) if key_file.exists() else ""
+    with ThreadPoolExecutor() as pool:
+        own_network = pool.submit(network.inspect_network, context)
+        file_system_answer = pool.submit(efs.find_file_system, context)
+        has_key_pair = pool.submit(lambda: bool(key_name) and key_pairs.has_key_pair(context, key_name))
+    file_system = file_system_answer.result()
+    stack_network = _find_given_network(context, file_system, network_ids, internet) or own_network.result()
     vpc = stack_network.vpc
     group = stack_security_group.find_security_group(context, vpc) if vpc else None
     lines = list(stack_network.missing_parts)
     if not group or not stack_security_group.is_complete(group):
-        lines.append("security group imgnet: ssh from your address only")
+        lines.append("security group imgnet")
     if file_system:
         lines += file_system.missing_parts(stack_network.subnets)
     else:
-        lines.append("file system (EFS, encrypted; costs nothing while it is empty)")
-    key_name = key_pairs.key_pair_name(key_pairs.read_public_key(key_file)) if key_file.exists() else ""
+        lines.append("file system (EFS, encrypted, free while empty)")
     if not key_name:
         lines.append("key pair (generated on this computer)")
-    elif not key_pairs.has_key_pair(context, key_name):
+    elif not has_key_pair.result():
         lines.append(f"key pair {key_name}")
     file_system_id = file_system.id if file_system else None
     lines += role.missing_parts(context, file_system_id, file_system.bucket if file_system else None)
     if not vpc or not group or not file_system or lines:
-        return Inspection(lines, None, stack_network)
+        return StackInspection(lines, None, stack_network)
     file_system = replace(file_system, network_ids=stack_network.given_ids)
     own_stack = _make_stack(account.region, vpc, stack_network.subnets, str(group["GroupId"]), file_system, key_name)
-    return Inspection(lines, own_stack, stack_network)
+    return StackInspection(lines, own_stack, stack_network)
 
 
 def _find_given_network(

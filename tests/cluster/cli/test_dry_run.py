@@ -13,6 +13,7 @@ from train.tools.files import PROJECT_ROOT
 
 __all__ = ["renter", "simcloud"]  # fixtures
 
+PAGE_LINES = 48  # of a terminal that shows the whole plan
 DRY_RUN = ("launch", "--dry-run", "--machines", "16", str(PROJECT_ROOT / "recipes" / "resnet50_18min.py"))
 
 
@@ -21,7 +22,9 @@ def words(text: str) -> str:
     return " ".join(text.split())
 
 
-@pytest.mark.parametrize(("width", "columns"), [(80, ["min scale", "val crop"]), (60, ["val crop"])])
+@pytest.mark.parametrize(
+    ("width", "columns"), [(140, ["min scale", "val crop"]), (80, ["min scale", "val crop"]), (60, ["val crop"])]
+)
 def test_plan_without_aws_is_a_page_that_fits_the_terminal(
     on_terminal: Callable[..., tuple[int, str]], width: int, columns: list[str]
 ) -> None:
@@ -29,6 +32,7 @@ def test_plan_without_aws_is_a_page_that_fits_the_terminal(
     screen = clean(output)
     lines = [line for line in screen.splitlines() if "/runs" not in line]  # the path of a test is long
     assert code == 0 and max(map(len, lines)) <= width, screen
+    assert width < 80 or len(screen.splitlines()) <= PAGE_LINES, screen
     assert [name for name in ("min scale", "val crop") if f" {name} " in screen] == columns
     text = words(screen)
     for expected in (
@@ -36,8 +40,10 @@ def test_plan_without_aws_is_a_page_that_fits_the_terminal(
         "rents 16 x p4d.24xlarge (8 x A100 each), spot: unknown price (on demand $351.32 an hour, us-east-1, 2026)",
         "limits 2 hours; the machines power off 15 minutes later",
         "until power-off, with disks, addresses and expected traffic (at on-demand prices of us-east-1, 2026)",
-        "spot price may rise while the job runs, at most to the on-demand price, $351.32 an hour",
-        "network 4 cards: IP and EFA on card 0, EFA only on the 3 others; 400 Gbit/s in all",
+        "spot price may rise meanwhile, at most to on demand, $351.32 an hour",
+        "then p5.48xlarge: on demand $880.64 an hour, about 8.63 minutes",
+        "internet a public address each, $0.08 an hour; if EC2 refuses, a NAT gateway, $0.055 an hour",
+        "network 400 Gbit/s on 4 cards: IP and EFA on card 0, EFA on the others",
         "nothing was started",
     ):
         assert expected in text, (expected, text)
@@ -56,11 +62,21 @@ def test_limit_of_dollars_is_planned_without_a_known_price(sandbox: Any) -> None
     assert ran.code == 0 and "no place was left out for --max-price-total" in words(ran.out), ran
 
 
-def test_dry_run_asks_aws_and_rents_nothing(renter: Renter) -> None:
-    output = renter.run("launch", "--dry-run", "--type", TYPE, "--machines", "2", renter.sandbox.write_recipe())
-    for expected in ("zones in order us-east-1", " an hour each)", "image ami-", "creates us-east-1: file system"):
-        assert expected in words(output), output
-    assert "could not be asked" not in output and not renter.all_instance_ids()
+def test_dry_run_asks_aws_and_rents_nothing(renter: Renter, on_terminal: Callable[..., tuple[int, str]]) -> None:
+    code, output = on_terminal(*DRY_RUN, "--spares", "1", "--on-demand-spares", COLUMNS="80")
+    screen = clean(output)
+    assert code == 0 and len(screen.splitlines()) <= PAGE_LINES and "could not be asked" not in screen, screen
+    for expected in (
+        "spares 1 of them on demand, $21.96 an hour of it",
+        "spot price may rise meanwhile",
+        "zones in order us-east-1b $",
+        " an hour each; by EC2's spot score, then price",
+        "image ami-",
+        "creates us-east-1: network 10.77.0.0/16",
+        "file system (EFS",
+    ):
+        assert expected in words(screen), (expected, screen)
+    assert not renter.all_instance_ids()
     assert not [name for _, name in renter.cloud.post("calls") if name.startswith(("Run", "Create"))]
 
 

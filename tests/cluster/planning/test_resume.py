@@ -163,7 +163,7 @@ def test_rest_of_a_rented_job_is_forecast_from_what_it_has_measured(
     assert rental.forecast_source == "job-1" and 60 * known(rental.minutes) == pytest.approx(expected, rel=0.1)
     show_resume_plan(same)
     shown = " ".join(capsys.readouterr().out.split())
-    assert "a forecast from what job-1 has measured; boot and set-up from presets" in shown
+    assert "(from what job-1 has measured; boot and set-up from presets)" in shown
     assert same.spec.forecast == run.spec.forecast, "it compares the whole job with its launch"
 
 

@@ -56,8 +56,7 @@ def expect_traffic(
         saves = Traffic(shared_written_bytes=round(save_bytes * saves_per_hour))
         per_hour += saves
         lines.append(
-            f"checkpoints of {save_bytes / 1e6:.0f} MB every {save_seconds:g} s and after each epoch to the shared "
-            f"folder, {_dollars(saves)} an hour (fewer: --save-seconds)"
+            f"checkpoints of {save_bytes / 1e6:.0f} MB every {save_seconds:g} s and epoch, {_dollars(saves)} an hour"
         )
     if uses_nat:
         lines.append(f"{once.internet_bytes / GB:.3g} GB of packages through the NAT gateway")

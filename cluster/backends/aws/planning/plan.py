@@ -4,6 +4,7 @@ With the `offline` option, all facts come from tables that ship with the program
 """
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from cluster.backends.aws.terms.aws_options import AwsOptions
 from cluster.backends.aws.terms.rental_spec import (
     MARKETS,
     METADATA_URL,
+    Inspection,
     RentalSpec,
     check_limits,
     drop_unpriced_places,
@@ -33,12 +35,13 @@ from infra.aws.s3 import S3_SCHEME
 from infra.aws.stack import efs, security_group, stack
 from infra.aws.stack.network import StackNetwork
 from infra.aws.stack.resources import StackContext
-from infra.aws.stack.stack import Stack
+from infra.aws.stack.stack import Stack, StackInspection
 from infra.aws.tags import job_tags, parse_user_tags
 from infra.costs import TrafficForecast
 from train.forecast import Forecast, forecast
 from train.metrics.text import three_digits
 from train.recipe.schedule import Schedule, scaled_image_count
+from train.tools.host import unix_time
 
 from . import plan_page
 from .expected_traffic import SHARED_FOLDER, expect_traffic
@@ -70,14 +73,23 @@ def plan_rental(
     """Plan where to rent and at what price. Asks AWS unless offline, changes nothing. Raises `ClusterError`."""
     options, reservation, resumed = request.options, request.reservation, request.resumed
     check_spares(options, spec.recovery.spares)
-    types = list(types_by_name)
-    first_type = types_by_name[types[0]]
+    first_type = next(iter(types_by_name.values()))
     machine_count = len(spec.machine_names)
-    image = None
+    image = inspection = None
     account = request.account
-    places, on_demand_places, missing_parts, spot_scores, network = _find_places(request, types, machine_count)
+    places, on_demand_places, inspections, spot_scores = _find_places(request, types_by_name, machine_count)
+    network = _find_given_network(inspections)
     if account:  # report now when the image does not exist or does not support the GPUs, not during the launch
-        image = amis.resolve_image(account.in_region(places[0].region), first_type.gpu_arch, options.ami)
+        region = places[0].region
+        image = amis.resolve_image(account.in_region(region), first_type.gpu_arch, options.ami)
+        inspection = Inspection(
+            time=unix_time(),
+            region=region,
+            stack=inspections[region].stack,
+            types=dict(types_by_name),
+            gpu_arch=first_type.gpu_arch,
+            image=image,
+        )
     if options.ssh_address:
         ssh_address = security_group.parse_single_address(options.ssh_address)
     else:
@@ -107,6 +119,7 @@ def plan_rental(
         gpus_per_machine=first_type.gpus,
         torch_index_url=amis.get_torch_index_url(first_type.gpu_arch),
         torch_requirement=amis.get_torch_requirement(first_type.gpu_arch),
+        inspection=inspection,
     )
     notes = [*notes]
     if max_dollars is not None:
@@ -180,7 +193,11 @@ def plan_rental(
             *plan_page.describe_places(rental_spec, machine_count, rest_forecasts, spot_scores),
             *plan_page.describe_machines(rental_spec, instance_type, image, machine_count, placement),
             *([("VPC", network.describe())] if network else []),
-            *(("creates", part) for part in missing_parts),
+            *(
+                ("creates", f"{region}: {', '.join(found.missing_parts)}")
+                for region, found in inspections.items()
+                if found.missing_parts
+            ),
         ),
         requests=preview_requests(spec, rental_spec, instance_type, power_off_hours),
     )
@@ -195,47 +212,53 @@ def plan_rental(
 
 
 def _find_places(
-    request: RentalRequest, types: Sequence[str], machine_count: int
-) -> tuple[list[Place], list[Place], list[str], Mapping[str, int], StackNetwork | None]:
+    request: RentalRequest, types: Mapping[str, InstanceType], machine_count: int
+) -> tuple[list[Place], list[Place], dict[str, StackInspection], Mapping[str, int]]:
     """Return the places to try, in order, and those that sell on demand.
 
-    Also what the stacks of their regions lack, the scores that the order of spot places follows, and the network of
-    the user's that has the stack, None for another one.
+    Also the stacks of their regions, and the scores that the order of spot places follows.
     """
     options, account, reservation = request.options, request.account, request.reservation
     markets = (reservation.market,) if reservation else MARKETS[options.market]
     regions = options.regions or ((account.region if account else OFFLINE_REGION),)
     if reservation:
         regions = (reservation.region,)
-    places: list[Place] = []
-    on_demand_places: list[Place] = []
-    missing_parts: list[str] = []
-    network: StackNetwork | None = None
-    for region in regions:
-        regional_account = None if account is None else account.in_region(region)
-        if reservation and regional_account:
-            places.append(choose_reserved_place(regional_account, reservation, machine_count))
-        else:
-            all_markets = list(dict.fromkeys([*markets, "on-demand"]))
-            regional_places = _candidate_places(regional_account, region, types, all_markets, options.zones)
-            places += [place for place in regional_places if place.market in markets]
-            on_demand_places += [place for place in regional_places if place.market == "on-demand"]
-        if regional_account is not None:
-            inspection = stack.inspect(regional_account, options.network_ids, options.internet)
-            missing_parts += [f"{region}: {part}" for part in inspection.missing_parts]
-            if inspection.network.is_given:
-                network = inspection.network
-                usable = network.subnets.items()
-                zones = {zone for zone, subnet in usable if subnet in (options.subnets or network.subnets.values())}
-                places = [place for place in places if place.region != region or place.zone in zones]
+    all_markets = list(dict.fromkeys([*markets, "on-demand"]))
+    accounts = {region: account.in_region(region) if account else None for region in dict.fromkeys(regions)}
+
+    def find_places(region: str) -> list[Place]:
+        if reservation and account:
+            return [choose_reserved_place(account, reservation, machine_count)]
+        return _candidate_places(accounts[region], region, [*types.values()], all_markets, options.zones)
+
+    with ThreadPoolExecutor() as pool:
+        found = [pool.submit(find_places, region) for region in accounts]
+        inspected = {
+            region: pool.submit(stack.inspect, regional, options.network_ids, options.internet)
+            for region, regional in accounts.items()
+            if regional
+        }
+        scored = None
+        if account and "spot" in markets:
+            scored = pool.submit(offers.look_up_spot_scores, account, [*types], regions, machine_count)
+    all_places = [place for answer in found for place in answer.result()]
+    on_demand_places = [place for place in all_places if place.market == "on-demand"]
+    inspections = {region: answer.result() for region, answer in inspected.items()}
+    spot_scores = scored.result() if scored else {}
+    places = [place for place in all_places if place.market in markets]
+    network = _find_given_network(inspections)
+    if network:
+        subnets = {zone: id for zone, id in network.subnets.items() if not options.subnets or id in options.subnets}
+        places = [place for place in places if not inspections[place.region].network.is_given or place.zone in subnets]
     if not places:
         searched = f"the zones of {network.describe()}" if network else ", ".join(options.zones or regions)
         raise ClusterError(f"{', '.join(types)}: not offered in {searched}; to list what is: imgnet-cluster offers")
-    spot_scores: dict[str, int] = {}
-    if account and "spot" in markets:
-        spot_scores = offers.look_up_spot_scores(account, types, regions, machine_count)
-    places = sort_places(places, regions, types, markets, spot_scores)
-    return places, on_demand_places, missing_parts, spot_scores, network
+    return sort_places(places, regions, [*types], markets, spot_scores), on_demand_places, inspections, spot_scores
+
+
+def _find_given_network(inspections: Mapping[str, StackInspection]) -> StackNetwork | None:
+    """Return the network of the user's that has the stack, None for another one."""
+    return next((found.network for found in inspections.values() if found.network.is_given), None)
 
 
 def _limit_notes(
@@ -335,11 +358,13 @@ def check_spares(options: AwsOptions, spares: int) -> None:
 
 
 def _candidate_places(
-    account: Account | None, region: str, types: Sequence[str], markets: Sequence[str], zones: Sequence[str]
+    account: Account | None, region: str, types: Sequence[InstanceType], markets: Sequence[str], zones: Sequence[str]
 ) -> list[Place]:
     """Return all places of a region that offer one of the types. Offline, one place per type and market."""
-    type_offers = offers.list_offers(account, names=types)
-    if account is None:
+    if account:
+        type_offers = offers.list_offers_of(account, types)
+    else:
+        type_offers = offers.list_offers(None, names=[instance_type.name for instance_type in types])
         zone = zones[0] if zones else f"a zone of {region}"
         type_offers = [replace(offer, zone=zone) for offer in type_offers]
     return [
@@ -409,7 +434,7 @@ def find_images(spec: JobSpec, options: AwsOptions, account: Account | None) -> 
     has_file_system = True
     if account and is_shared(folder):
         accounts = [account.in_region(region) for region in options.regions or (account.region,)]
-        has_file_system = any(efs.find_file_system(StackContext(regional)) for regional in accounts)
+        has_file_system = any(efs.exists(StackContext(regional)) for regional in accounts)
     if obstacle := find_obstacle(folder, options.ami, has_file_system):
         return [], [f"{obstacle}; {hint}"]
     return [f"{describe_folder(folder, options.ami)}; {hint}"], []

@@ -10,7 +10,7 @@ from infra.aws.market.instance_types import ON_DEMAND_PRICES, InstanceType
 from train.forecast import Forecast
 from train.metrics.text import three_digits
 
-NOT_COUNTED = "what stays in the shared file system (EFS): about $0.30 per GB and month until it is deleted"
+NOT_COUNTED = "what stays in the shared folder: about $0.30 per GB and month"
 
 
 def describe_spot_price(
@@ -23,7 +23,7 @@ def describe_spot_price(
     same = [place for place in on_demand_places if (place.zone, place.type) == (first.zone, first.type)]
     rate = rental_spec.machine_dollars_per_hour(machine_count, same[0]) if same else None
     price = "" if rate is None else f", ${rate:,.2f} an hour"
-    return [("spot price", f"may rise while the job runs, at most to the on-demand price{price}")]
+    return [("spot price", f"may rise meanwhile, at most to on demand{price}")]
 
 
 def describe_places(
@@ -35,29 +35,32 @@ def describe_places(
     """
     first = rental_spec.places[0]
     zones = dict.fromkeys(
-        place.zone + ("" if place.price is None else f" (${place.price:,.4g} an hour each)")
+        place.zone + ("" if place.price is None else f" ${place.price:,.4g}")
         for place in rental_spec.places
         if (place.type, place.market) == (first.type, first.market)
     )
     lines: dict[str, str] = {}
     for place in rental_spec.places:
-        choice = f"{place.type} {place.market} in {place.region}"
+        choice = place.type
+        choice += "" if place.market == first.market else f" {place.market}"
+        choice += "" if place.region == first.region else f" in {place.region}"
         if choice in lines:
             continue
         rate = rental_spec.machine_dollars_per_hour(machine_count, place)
         parts = ["unknown price" if rate is None else f"${rate:,.2f} an hour"]
         if rate is None and (on_demand := ON_DEMAND_PRICES.get(place.type)):
-            parts[0] += f" (on demand ${machine_count * on_demand:,.2f} an hour, us-east-1, 2026)"
+            parts[0] = f"on demand ${machine_count * on_demand:,.2f} an hour"
         if run_forecast := forecasts.get(place.type):
             parts.append(f"about {three_digits(run_forecast.minutes)} minutes")
             parts += [f"${rate * run_forecast.minutes / 60:,.2f}"] if rate is not None else []
         lines[choice] = f"{choice}: {', '.join(parts)}"
     other_choices = [*lines.values()][1:]
     is_scored = first.market == "spot" and any(place.zone in spot_scores for place in rental_spec.places)
-    order = "; by EC2's spot placement score, then by price" if is_scored else "; by price"
+    order = "by EC2's spot score, then price" if is_scored else "by price"
+    unit = "" if first.price is None else " an hour each"
     return [
         ("not counted", NOT_COUNTED),
-        ("zones in order", f"{', '.join(zones)}{order}"),
+        ("zones in order", f"{', '.join(zones)}{unit}; {order}"),
         *(("then", choice) for choice in other_choices),
     ]
 
@@ -76,7 +79,7 @@ def describe_machines(
         ("internet", describe_internet(rental_spec, instance_type, machine_count)),
         ("network", describe_network(instance_type)),
         ("placement", placement),
-        ("shared folder", "~/.imgnet/shared, the stack's file system (EFS): checkpoints and logs"),
+        ("shared folder", "~/.imgnet/shared on the stack's EFS: checkpoints and logs"),
         *([("tags", user_tags)] if user_tags else []),
         ("ssh", f"from {rental_spec.ssh_address} only"),
     ]
@@ -86,7 +89,7 @@ def describe_image(image: amis.Image | None, ami: str | None) -> str:
     """Return which machine image is launched, and its PyTorch. `image` is None when AWS was not asked."""
     if image is None:
         tested_version = amis.read_torch_version(amis.AMI_PARAMETERS[0])
-        return f"{ami or f'the newest of AWS with PyTorch {tested_version}, else another one'}; not looked up"
+        return f"{ami or f'the newest of AWS, with PyTorch {tested_version} if it can'}; not looked up"
     label = f"{image.id} ({image.name})" if image.name else image.id
     return f"{label}, with PyTorch {image.torch}" if image.torch else label
 
@@ -100,15 +103,15 @@ def describe_network(instance_type: InstanceType) -> str:
     if len(cards) == 1:
         return f"one card with EFA, {bandwidth}"
     first_card = "IP and EFA" if 0 in efa_cards else "IP"
-    return f"{len(cards)} cards: {first_card} on card 0, EFA only on the {len(cards) - 1} others; {bandwidth} in all"
+    return f"{bandwidth} on {len(cards)} cards: {first_card} on card 0, EFA on the others"
 
 
 def describe_placement(machine_count: int, no_group_reason: str) -> str:
     """Return where the machines of a job are relative to each other."""
     if machine_count == 1:
         return "one machine, in one of the zones"
-    group = f"no placement group ({no_group_reason})" if no_group_reason else "a new placement group (cluster)"
-    return f"all machines in one zone or none, {group}"
+    group = f"no placement group ({no_group_reason})" if no_group_reason else "a new placement group"
+    return f"all in one zone or none, {group}"
 
 
 def torch_install_note(ami: str | None, dollars_per_hour: float | None) -> str:
@@ -132,11 +135,11 @@ def describe_internet(rental_spec: RentalSpec, instance_type: InstanceType, mach
         case Internet.NAT:
             return f"a NAT gateway for the time of the job, {price} and {nat_traffic}"
         case Internet.PUBLIC:
-            line = f"a public address for each machine, {price}"
+            line = f"a public address each, {price}"
             if len(instance_type.interface_cards) == 1 or rental_spec.network_ids:
                 return line
             nat_price = f"${internet_dollars(Internet.NAT, machine_count):.3g} an hour"
-            return f"{line}; if EC2 refuses them, a NAT gateway, {nat_price} and {nat_traffic}"
+            return f"{line}; if EC2 refuses, a NAT gateway, {nat_price} and {nat_traffic}"
 
 
 def describe_spares(rental_spec: RentalSpec) -> str:

@@ -93,11 +93,8 @@ def choose_instance_types(
     account = request.account
     if request.reservation:
         preferred_types = [request.reservation.type]
-    names, notes = offers.choose_types(account, preferred_types, request.options.types)
-    known_types = offers.list_instance_types(account, names)
-    if not known_types:
-        raise ClusterError(f"none of {', '.join(names)} is known; to list all types: imgnet-cluster offers")
-    names = [name for name in names if name in known_types]
+    known_types, notes = offers.choose_types(account, preferred_types, request.options.types)
+    names = list(known_types)
     if not request.reservation:  # reserved machines are sold
         names, market_notes = choose_sold_types(known_types, names, MARKETS[request.options.market])
         notes += market_notes
@@ -107,7 +104,7 @@ def choose_instance_types(
             raise ClusterError(amis.explain_legacy_arch(known_types[names[0]].gpu_arch))
         names = [name for name in names if name not in old_names]
         if old_names:
-            notes += [f"{', '.join(old_names)}: not requested, no image of AWS supports such old GPUs; pass one: --ami"]
+            notes += [f"{', '.join(old_names)}: not requested, AWS has no image for such old GPUs (--ami)"]
     first = known_types[names[0]]
     torch_index = amis.get_torch_index_url(first.gpu_arch)
     mixed_names = [name for name in names if amis.get_torch_index_url(known_types[name].gpu_arch) != torch_index]

@@ -78,6 +78,11 @@ class JobInstances(InstanceHistory):
         self.gateway_bytes: dict[str, int] = {}  # that the job's NAT gateways had processed at the last look
         self._last_gateway_look = -math.inf  # monotonic seconds
         self.resolved_images: dict[tuple[str, str], amis.Image] = {}  # by region and GPU architecture
+        inspection = self.rental_spec.inspection
+        self.inspection = inspection if inspection and inspection.is_fresh else None
+        if self.inspection:
+            self.instance_types |= self.inspection.types
+            self.resolved_images[self.inspection.region, self.inspection.gpu_arch] = self.inspection.image
 
     def _make_gang(self, account: Account) -> Gang:
         return Gang(account, self.spec.uid, self.journal, self.sleep_unless_stopping)
@@ -261,7 +266,7 @@ class JobInstances(InstanceHistory):
                 for place in self.rental_spec.places
                 if place.region == region and place.zone in region_stack.subnets
             ]
-            self.instance_types |= list_instance_types(self.account, sorted({place.type for place in places}))
+            self._look_up_types({place.type for place in places})
             places = [place for place in places if place.type in self.instance_types]
             try:
                 if not places:
@@ -307,14 +312,20 @@ class JobInstances(InstanceHistory):
 
     def _ensure_stack(self, account: Account) -> stack.Stack:
         if self.stack is None or self.stack.region != account.region:
+            seen = self.inspection
             self.stack = stack.ensure(
                 account,
                 self.resolve_ssh_address(),
                 user_tags=self.rental_spec.user_tags,
                 network_ids=self.rental_spec.network_ids,
                 internet=self.internet,
+                complete=seen.stack if seen and seen.region == account.region and seen.is_fresh else None,
             )
         return self.stack
+
+    def _look_up_types(self, names: set[str]) -> None:
+        if new_names := sorted(names - self.instance_types.keys()):
+            self.instance_types |= list_instance_types(self.account, new_names)
 
     def resolve_ssh_address(self) -> str:
         """Return who may connect over ssh: the user's range (--from), else the present address of this computer."""
@@ -360,8 +371,7 @@ class JobInstances(InstanceHistory):
         is_spare = names[0] not in self.first_names
         place = self.rental_spec.spare_place(request.place) if is_spare else request.place
         self._ensure_stack(self.account)
-        if place.type not in self.instance_types:
-            self.instance_types |= list_instance_types(self.account, [place.type])
+        self._look_up_types({place.type})
         instance_request = self._instance_request(place, request.place)
         return self.gang.request_instances(
             place, names, instance_request, self.instance_types[place.type], request.placement_group

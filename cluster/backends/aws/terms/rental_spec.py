@@ -9,9 +9,12 @@ from typing import Self
 from cluster.errors import BadInput, ClusterError
 from cluster.state.spec import RentalFacts
 from infra.aws import prices
+from infra.aws.instances.amis import Image
 from infra.aws.instances.request import DISK_GB
 from infra.aws.launch_request import Internet, Place
 from infra.aws.market.billing import MIN_BILLED_SECONDS
+from infra.aws.market.instance_types import InstanceType
+from infra.aws.stack.stack import Stack
 from infra.costs import TrafficForecast
 from train.tools.host import unix_time
 from train.tools.records import decode, decode_json, encode
@@ -22,7 +25,28 @@ DISK_DOLLARS_PER_HOUR = DISK_GB * prices.DISK_PER_GB_HOUR  # of one machine
 POWEROFF_GRACE_SECONDS = 900
 SHORT_GRACE_SHARE = 0.25  # of the time until power-off, where that is too short for the grace above
 MAX_HOURS_WITHOUT_LIMIT = 48.0
+INSPECTION_SECONDS = 600.0  # for which the supervisor believes what the plan has found on AWS
 METADATA_URL = "http://169.254.169.254"  # EC2's instance metadata service, on every machine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspection:
+    """What the plan has found on AWS in its first region, so that the supervisor need not ask again.
+
+    `stack` is None when parts are missing. `image` is that for GPUs of `gpu_arch`.
+    """
+
+    time: float
+    region: str
+    stack: Stack | None
+    types: dict[str, InstanceType]
+    gpu_arch: str
+    image: Image
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it was made a moment ago."""
+        return abs(unix_time() - self.time) < INSPECTION_SECONDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +69,7 @@ class RentalSpec(RentalFacts):
     account_id: str = ""
     is_address_fixed: bool = False  # the user set the address (--from); else it follows the supervisor's computer
     traffic: TrafficForecast = field(default_factory=TrafficForecast)  # as it was planned
+    inspection: Inspection | None = None
 
     @property
     def region(self) -> str:

@@ -57,7 +57,7 @@ def test_checkpoint_of_an_unknown_model_or_optimizer_has_no_expected_size() -> N
 
 
 @pytest.mark.parametrize(("recipe", "options", "line", "dollars_once"), [
-    pytest.param(RECIPE, {}, ("checkpoints of 204 MB every 30 s", "(fewer: --save-seconds)"), 0, id="checkpoints"),
+    pytest.param(RECIPE, {}, ("checkpoints of 204 MB every 30 s", "an hour"), 0, id="checkpoints"),
     pytest.param(OF_ANOTHER_LIBRARY, {}, ("checkpoints: their size is unknown", "$0.06"), -HOME_DOLLARS, id="none"),
     # They cost by the square of the machines.
     pytest.param(RECIPE, {"machines": 16}, ("heartbeats of 16 machines", "$1.71 an hour"), 0, id="heartbeats"),

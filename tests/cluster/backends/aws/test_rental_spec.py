@@ -101,7 +101,7 @@ def test_spot_places_follow_the_scores_of_their_zones_and_then_the_prices(front:
         ]
 
     by_price, text = zones_of("spot")
-    assert text.endswith("; by EC2's spot placement score, then by price") and len(by_price) > 2
+    assert text.endswith(" an hour each; by EC2's spot score, then price") and len(by_price) > 2
     front.sim.spot_scores = {by_price[-1]: 9, by_price[0]: 1}
     assert zones_of("spot-then-on-demand")[0] == [by_price[-1], *by_price[1:-1], by_price[0]]
     assert front.count("GetSpotPlacementScores") == 2, "once for each plan"
@@ -136,7 +136,7 @@ def test_rental_facts_of_a_job_are_those_of_its_rental_spec(hand_made: Any) -> N
 
 
 @pytest.mark.parametrize(("types", "ami", "expected", "note"), [
-    (["p3dn.24xlarge", "p4d.24xlarge", "p5.48xlarge"], None, ["p4d.24xlarge", "p5.48xlarge"], "pass one: --ami"),
+    (["p3dn.24xlarge", "p4d.24xlarge", "p5.48xlarge"], None, ["p4d.24xlarge", "p5.48xlarge"], "no image for such"),
     (["p4d.24xlarge", "p3dn.24xlarge"], "ami-0123456789abcdef0", ["p4d.24xlarge"], "needs another PyTorch build"),
     (["p3dn.24xlarge", "p4d.24xlarge"], "ami-0123456789abcdef0", ["p3dn.24xlarge"], "another PyTorch build"),
 ])  # fmt: skip

@@ -122,19 +122,20 @@ NEWER = ("q9.large", "p5.48xlarge", "p3.16xlarge", "p4d.24xlarge", "p5.48xlarge"
     ("us-east-1", [], [], [*DEFAULT_TYPES], []),
     ("us-east-1", PREFERRED, ["g5.xlarge"], ["g5.xlarge"], []),
     ("eu-west-1", ["p3.16xlarge", "q9.large", "p3dn.24xlarge", "p3.8xlarge"], [], ["p3dn.24xlarge"],
-     [f"{text}: p3dn.24xlarge is used instead" for text in (P3_IS_GONE, f"{Q9_IS_NOT_OFFERED} eu-west-1")]),
+     [f"{text}: p3dn.24xlarge instead" for text in (P3_IS_GONE, f"{Q9_IS_NOT_OFFERED} eu-west-1")]),
     (
         "us-east-1",
         PREFERRED,  # p3dn.24xlarge among them is not requested
         NEWER,
         ["p5.48xlarge", "p4d.24xlarge"],
-        [f"{Q9_IS_NOT_OFFERED} us-east-1: p5.48xlarge is used instead", f"{P3_IS_GONE}: not requested"],
+        [f"{Q9_IS_NOT_OFFERED} us-east-1: p5.48xlarge instead", f"{P3_IS_GONE}: not requested"],
     ),
 ])  # fmt: skip
 def test_choose_types_takes_what_is_offered_and_notes_the_others(
     front: AwsFrontend, region: str, preferred: list[str], requested: list[str], types: list[str], notes: list[str]
 ) -> None:
-    assert offers.choose_types(shared_account(region), preferred, requested) == (types, notes)
+    chosen, found_notes = offers.choose_types(shared_account(region), preferred, requested)
+    assert (list(chosen), found_notes) == (types, notes)
 
 
 @pytest.mark.parametrize(("region", "preferred", "requested", "next_step"), [
@@ -152,7 +153,8 @@ def test_choose_types_with_nothing_offered(
 
 def test_choose_types_offline_uses_the_builtin_table() -> None:
     types = [name for name in PREFERRED if name in BUILTIN_TYPES]
-    assert offers.choose_types(None, PREFERRED) == (types, [f"{P3_IS_GONE}: p4d.24xlarge is used instead"])
+    chosen, notes = offers.choose_types(None, PREFERRED)
+    assert (list(chosen), notes) == (types, [f"{P3_IS_GONE}: p4d.24xlarge instead"])
     with pytest.raises(CloudError, match=r"q9\.large is not in the built-in table"):
         offers.choose_types(None, ("p5.48xlarge",), ("q9.large",))
     first, second = offers.list_offers(None, names=["p4d.24xlarge", "p3.16xlarge", "p5e.48xlarge"])

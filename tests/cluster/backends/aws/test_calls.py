@@ -1,0 +1,74 @@
+"""The calls of AWS before the first machine: what the plan has found is not asked again, unless it is old or gone."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.simcloud.http_server import AwsFrontend
+from support.simcloud.in_process import shared_account
+from support.specs import TINY
+
+from cluster.backends.aws.renting.instances import JobInstances
+from cluster.backends.aws.terms.rental_spec import INSPECTION_SECONDS
+from cluster.jobs import submit
+from cluster.jobs.job import Job
+from cluster.planning.launch_options import make_launch_options
+from infra.aws.stack import resources, stack
+from train.tools import host
+
+ADDRESS = "127.0.0.1/32"  # faces the simulated AWS
+MAX_PLAN_CALLS, MAX_RENT_CALLS = 27, 6  # before RunInstances
+
+
+def read_calls(front: AwsFrontend) -> list[str]:
+    """Return the actions that were called since the last time."""
+    actions = [action for _, action in front.calls]
+    front.calls.clear()
+    return actions
+
+
+@pytest.fixture
+def launch(front: AwsFrontend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Job]:
+    """Plan and create a job in a region with a complete stack. Nothing is rented yet."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("IMGNET_RUNS", str(tmp_path / "runs"))
+    for name in ("SETTLE_SECONDS", "RESOURCE_POLL_SECONDS"):
+        monkeypatch.setattr(resources, name, 0.01)
+
+    def launch() -> Job:
+        stack.ensure(shared_account(), ADDRESS)
+        read_calls(front)
+        options = make_launch_options("aws", machines=2, procs=1, types=["c7i.2xlarge"])
+        return submit.create_job(submit.plan(replace(TINY, types=("c6i.2xlarge",)), options).spec)
+
+    return launch
+
+
+def calls_before_run_instances(front: AwsFrontend, job: Job) -> list[str]:
+    """Rent the machines of a job in a new process, so to speak, and return the calls before RunInstances."""
+    read_calls(front)
+    assert sorted(JobInstances(job.spec, job.run_folder).rent_all()) == ["0", "1"]
+    calls = read_calls(front)
+    return calls[: calls.index("RunInstances")]
+
+
+def test_supervisor_asks_only_for_what_the_plan_has_not_found(front: AwsFrontend, launch: Callable[[], Job]) -> None:
+    job = launch()
+    calls = read_calls(front)
+    assert len(calls) <= MAX_PLAN_CALLS and "DescribeVpcs" in calls, calls
+    calls = calls_before_run_instances(front, job)
+    assert len(calls) <= MAX_RENT_CALLS and "DescribeVpcs" not in calls, calls
+
+
+@pytest.mark.parametrize("is_old", [True, False])
+def test_supervisor_asks_again_when_the_plan_is_old_or_its_stack_is_gone(
+    front: AwsFrontend, launch: Callable[[], Job], is_old: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = launch()
+    if is_old:
+        later = host.SteadyClock(host.SteadyClock.wall_offset() + INSPECTION_SECONDS + 1)
+        monkeypatch.setattr(host, "steady_clock", later)
+    else:
+        assert stack.remove(shared_account(), delete_data=True) == []
+    assert "DescribeVpcs" in calls_before_run_instances(front, job)
