@@ -19,7 +19,7 @@ from infra.aws.market import offers, quotas
 from infra.aws.market.instance_types import InstanceType
 from infra.aws.market.reservations import Reservation, find_reservation
 from infra.aws.stack.network import VPC_CIDR
-from infra.aws.stack.stack import StackInspection, Stack
+from infra.aws.stack.stack import Stack, StackInspection
 from infra.errors import CloudError
 from infra.offers import LaunchFinding
 
