@@ -15,7 +15,8 @@ from cluster.backends.aws.terms.rental_spec import (
     METADATA_URL,
     Inspection,
     RentalSpec,
-    check_limits,
+    check_hours,
+    drop_dear_places,
     drop_unpriced_places,
     sort_places,
 )
@@ -134,8 +135,9 @@ def plan_rental(
 
     constants = request.constants_for(rental_spec.places[0].type)
     start_seconds = constants.boot_seconds + constants.setup_seconds
-    rental_spec = replace(rental_spec, traffic=traffic_on(rental_spec.places[0].type)[0])
-    rental_spec, too_dear = check_limits(rental_spec, machine_count, spec.max_hours, spent_dollars, start_seconds)
+    check_hours(spec.max_hours, start_seconds)
+    traffic_by_type = {name: traffic_on(name)[0] for name in types_by_name}
+    rental_spec, too_dear = drop_dear_places(rental_spec, machine_count, traffic_by_type, spent_dollars, start_seconds)
     notes += [f"{choice}: too dear for --max-price-total, not requested" for choice in too_dear]
     first_place = rental_spec.places[0]
     instance_type = types_by_name[first_place.type]
