@@ -57,8 +57,7 @@ from .rental_request import (
 DEFAULT_MAX_HOURS = 2.0
 OFFLINE_REGION = "us-east-1"
 UPLOAD_HINT = (
-    "from S3: imgnet-cluster data put FOLDER s3://BUCKET/NAME, and launch with --data s3://BUCKET/NAME "
-    "(docs/data-sets.md)"
+    "from S3: imgnet-cluster data put FOLDER s3://BUCKET/NAME, then --data s3://BUCKET/NAME (docs/data-sets.md)"
 )
 COMMAND_HINT = "or let the command fetch its data"
 
@@ -191,7 +190,7 @@ def plan_rental(
             *plan_page.describe_spot_price(rental_spec, machine_count, on_demand_places),
             *plan_page.describe_places(rental_spec, machine_count, rest_forecasts, spot_scores),
             *plan_page.describe_machines(rental_spec, instance_type, image, machine_count, placement),
-            *(("creates", f"{region}: {', '.join(parts)}") for region, (parts, _) in inspections.items() if parts),
+            *plan_page.describe_missing({region: parts for region, (parts, _) in inspections.items()}),
         ),
         requests=preview_requests(spec, rental_spec, instance_type, power_off_hours),
     )
@@ -428,7 +427,7 @@ def find_obstacle(folder: Path, ami: str | None, has_file_system: bool) -> str:
     is_in_home = folder.parts[:1] == ("~",) or folder.is_relative_to(Path.home())
     if ami or not is_in_home:
         return ""
-    return f"{folder}: rented machines have no folder of this computer, and AWS's machine images have no data"
+    return f"{folder}: rented machines have no folder of this computer, and AWS's images have no data"
 
 
 def describe_folder(folder: Path, ami: str | None) -> str:
