@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,6 +29,7 @@ from support.simcloud.process_keeper import process_ids
 from support.ssh_machines import command_line
 
 from benchmarks.measure import describe_machine, write_section
+from cluster.jobs.job import Job
 
 ROUNDS, ROUND_SECONDS = 144, 600.0  # of the cloud: 24 hours
 WARM_UP_SHARE = 0.1  # of the rounds, after which nothing may grow
@@ -54,6 +56,11 @@ class Sample:
         return f"{self.memory_mb:.0f} | {self.handles} | {self.threads}"
 
 
+def is_newer(job: Job, attempt: int) -> bool:
+    """Whether the job has a newer attempt."""
+    return newest_attempt(job).number > attempt
+
+
 def soak(renter: Renter, rounds: int) -> list[tuple[Sample, Sample]]:
     """Return samples of supervisor and agent of machine 0: before the first round, and after each. End the job."""
     renter.create_stack()
@@ -69,7 +76,7 @@ def soak(renter: Renter, rounds: int) -> list[tuple[Sample, Sample]]:
             attempt, lost_id = newest_attempt(job).number, renter.instance_id("1")
             renter.cloud.post("kill", id=lost_id, reason="Server.SpotInstanceTermination")
             renter.wait_for_replacement("1", lost_id)
-            renter.wait_for(lambda attempt=attempt: newest_attempt(job).number > attempt)
+            renter.wait_for(partial(is_newer, job, attempt))
         renter.wait_for_members(job, "0", "1")
         (agent_pid,) = [
             pid
