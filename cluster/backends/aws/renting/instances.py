@@ -78,11 +78,9 @@ class JobInstances(InstanceHistory):
         self.gateway_bytes: dict[str, int] = {}  # that the job's NAT gateways had processed at the last look
         self._last_gateway_look = -math.inf  # monotonic seconds
         self.resolved_images: dict[tuple[str, str], amis.Image] = {}  # by region and GPU architecture
-        inspection = self.rental_spec.inspection
-        self.inspection = inspection if inspection and inspection.is_fresh else None
-        if self.inspection:
-            self.instance_types |= self.inspection.types
-            self.resolved_images[self.inspection.region, self.inspection.gpu_arch] = self.inspection.image
+        if seen := self.rental_spec.fresh_inspection:
+            self.instance_types |= seen.types
+            self.resolved_images[seen.region, seen.gpu_arch] = seen.image
 
     def _make_gang(self, account: Account) -> Gang:
         return Gang(account, self.spec.uid, self.journal, self.sleep_unless_stopping)
@@ -258,14 +256,10 @@ class JobInstances(InstanceHistory):
             is_last_region = region == regions[-1]
             self.account = self.account.in_region(region)
             self.gang = self._make_gang(self.account)
-            region_stack = self._ensure_stack(self.account)
+            zones = self._ensure_stack(self.account).subnets
             if self.is_too_late:  # this computer may have slept meanwhile
                 raise NoMachines(f"{NO_MACHINES_IN_TIME}; to continue: imgnet-cluster resume {self.spec.name}")
-            places = [
-                place
-                for place in self.rental_spec.places
-                if place.region == region and place.zone in region_stack.subnets
-            ]
+            places = [each for each in self.rental_spec.places if each.region == region and each.zone in zones]
             self._look_up_types({place.type for place in places})
             places = [place for place in places if place.type in self.instance_types]
             try:
@@ -312,14 +306,14 @@ class JobInstances(InstanceHistory):
 
     def _ensure_stack(self, account: Account) -> stack.Stack:
         if self.stack is None or self.stack.region != account.region:
-            seen = self.inspection
+            seen = self.rental_spec.fresh_inspection
             self.stack = stack.ensure(
                 account,
                 self.resolve_ssh_address(),
                 user_tags=self.rental_spec.user_tags,
                 network_ids=self.rental_spec.network_ids,
                 internet=self.internet,
-                complete=seen.stack if seen and seen.region == account.region and seen.is_fresh else None,
+                complete=seen.stack if seen and seen.region == account.region else None,
             )
         return self.stack
 
