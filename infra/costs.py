@@ -23,13 +23,15 @@ class Traffic:
     internet_bytes: int = 0  # over the machines' way to the internet, in both directions
     home_bytes: int = 0  # from the machines to the user's computer
     object_reads: int = 0  # requests to an object store
+    stored_bytes: int = 0  # in the job's folder on the shared file system; each machine sees the same ones
 
     def __post_init__(self) -> None:
         if any(getattr(self, field.name) < 0 for field in fields(self)):
             raise ValueError("traffic: a number is below 0")
 
     def __add__(self, other: "Traffic") -> "Traffic":
-        return Traffic(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+        sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        return Traffic(**{**sums, "stored_bytes": max(self.stored_bytes, other.stored_bytes)})
 
     def max_with(self, other: "Traffic") -> "Traffic":
         """Return the larger of both, number by number: counts only grow."""
@@ -100,6 +102,8 @@ class JobCost:
     traffic: tuple[TrafficCost, ...] = ()  # a row for each kind that there was
     requested: int = 0  # machines of a request whose answer is not known: they may run, and are in no sum
     earlier_dollars: float = 0.0  # of an adopted job: what it had cost apart from these machines
+    stored_gb: float = 0.0  # at most, in the job's folder on the shared file system, which outlives the job
+    stored_dollars_per_month: float = 0.0  # in no sum
 
     @property
     def dollars(self) -> float:
@@ -153,5 +157,7 @@ class JobCost:
             "hours": sum(machine.seconds for machine in self.machines) / 3600,
             "unknown": self.unknown,
             "running": self.running,
+            "stored_gb": self.stored_gb,
+            "stored_dollars_per_month": self.stored_dollars_per_month,
             "requested": self.requested,
         }

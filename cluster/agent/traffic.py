@@ -9,7 +9,10 @@ Nothing counts the internet alone: the messages of the trainers use the same int
 until training may start, as everything that the interfaces have carried by then, without the shared folder.
 """
 
+import contextlib
+import math
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from infra.costs import NO_TRAFFIC, Traffic
 from train.tools import host
 
 MIN_DATA_BYTES = 32 * host.KIB  # that EFS meters of a request about file data
+MEASURE_SECONDS = 600.0  # between two looks at the size of the job's folder, each of which EFS meters
 METADATA_BYTES = 4 * host.KIB  # that EFS meters of any other request
 
 
@@ -30,7 +34,8 @@ class TrafficMeter:
     def __init__(self, shared: Path, address: str, previous: MachineStatus | None) -> None:
         self.shared = shared.resolve()
         self.root = Path(os.environ.get(host.ROOT_VARIABLE, "/"))
-        self.set_up_traffic = NO_TRAFFIC  # over the internet and from the object store
+        self.last_measure_time = -math.inf  # monotonic seconds
+        self.set_up_traffic = NO_TRAFFIC  # over the internet, from the object store, and the size of the job's folder
         if previous and previous.traffic and (previous.boot_id, previous.address) == (host.boot_id(), address):
             self.set_up_traffic = replace(previous.traffic, shared_read_bytes=0, shared_written_bytes=0)
 
@@ -39,6 +44,10 @@ class TrafficMeter:
         counters = host.read_nfs_counters(self.shared, self.root)
         if counters is None:
             return self.set_up_traffic
+        if time.monotonic() - self.last_measure_time > MEASURE_SECONDS:
+            self.last_measure_time = time.monotonic()
+            stored_bytes = max(self.set_up_traffic.stored_bytes, _folder_bytes(self.shared))
+            self.set_up_traffic = replace(self.set_up_traffic, stored_bytes=stored_bytes)
         reads = bound_metered_bytes(counters.read_bytes, counters.reads, counters.max_read_bytes)
         writes = bound_metered_bytes(counters.written_bytes, counters.writes, counters.max_write_bytes)
         return replace(
@@ -60,6 +69,16 @@ class TrafficMeter:
         """Count requests to the object store, unless that was done before."""
         if not self.set_up_traffic.object_reads:
             self.set_up_traffic = replace(self.set_up_traffic, object_reads=requests)
+
+
+def _folder_bytes(folder: Path) -> int:
+    """Return the size of the files in a folder, of those that are there to the end."""
+    size = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                size += (Path(parent) / name).lstat().st_size
+    return size
 
 
 def bound_metered_bytes(data_bytes: int, requests: int, max_request_bytes: int) -> int:

@@ -96,6 +96,9 @@ def show_cost(report: CostReport) -> None:
         + f", traffic {format_dollars(cost.traffic_dollars, 4)}"
         + (f", before its adoption {format_dollars(cost.earlier_dollars, 4)}" if cost.earlier_dollars else "")
     )
+    if cost.stored_gb:
+        price = f"{format_dollars(cost.stored_dollars_per_month)} a month until they are deleted, in no sum here"
+        print_wrapped(f"the job's files in the shared file system: {cost.stored_gb:,.2f} GB, {price}")
     if cost.traffic:
         print_table(
             {

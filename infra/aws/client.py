@@ -93,6 +93,7 @@ class Account:
     ssm = _client_property("ssm")  # its public parameters name the newest machine images
     s3 = _client_property("s3")
     quotas = _client_property("service-quotas")
+    cloudwatch = _client_property("cloudwatch", QUICK_CONFIG)
 
     @cached_property
     def identity(self) -> tuple[str, str]:

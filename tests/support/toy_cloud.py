@@ -97,6 +97,8 @@ class ToyCloud(JobInstances):
 
     def finish_open_requests(self) -> None: ...
 
+    gateway_bytes: ClassVar[dict[str, int]] = {}
+
     def list_machines(self) -> dict[str, Instance]:
         return {machine.name: machine for machine in self.rented.values()}
 

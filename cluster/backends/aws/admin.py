@@ -233,9 +233,11 @@ class AwsAdministration:
         With `data` also to read there, with `vpc` also to rent in this network of the user's.
         """
         policies = {
-            "user": stack_policies.user_policy(region=region or "*", vpc=vpc),
+            "user": stack_policies.user_policy(region=region or "*"),
             "machines": stack_policies.machine_policy(region=region or "*"),
         }
+        if vpc:
+            policies["network"] = stack_policies.network_policy(vpc, region=region or "*")
         if data:
             policies["data"] = stack_policies.dataset_policy(*s3.parse_s3_url(data), region or "*")
         return policies

@@ -6,26 +6,29 @@ S3 traffic uses the stack's endpoint, because the gateway costs by the GB. All p
 and its address are billed until `instances.remove_leftovers` has removed them.
 
 Sources: AWS, ModifyNetworkInterfaceAttribute ("will only apply to the primary network interface"), "NAT gateways",
-"Route table concepts" (the most specific route decides).
+"Route table concepts" (the most specific route decides), "NAT gateway metrics and dimensions".
 """
 
 import hashlib
 import logging
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 from infra.aws import tags as aws_tags
-from infra.aws.client import Account, call_with_retry, list_tagged
+from infra.aws.client import Account, call_with_retry, list_tagged, paginate
 from infra.aws.stack import network
 from infra.aws.stack.resources import StackContext, wait_for
 from infra.aws.stack.stack import Stack
 from infra.aws.tags import Resource
 from infra.errors import CloudError
+from train.tools import host
 
 logger = logging.getLogger(__name__)
 
 NAT_TAG = "imgnet:nat"  # of the gateway's address, which must not become the jump host's
 NAT_START_SECONDS = 600.0
+NAT_METRIC_PERIOD_SECONDS = 300
 LIVE_STATES = ("pending", "available", "failed", "deleting")
 
 
@@ -82,6 +85,38 @@ def ensure_subnet(
     subnet_id = subnet_ids[0] if subnet_ids else network.create_job_subnet(context, stack.vpc, zone, specifications)
     context.create(f"route of {subnet_id}", ec2.associate_route_table, RouteTableId=table_id, SubnetId=subnet_id)
     return subnet_id
+
+
+def read_nat_bytes(account: Account, uid: str) -> dict[str, int]:
+    """Return what each NAT gateway of a job has processed, by its ID; AWS bills these bytes. Raises `CloudError`.
+
+    CloudWatch counts them some minutes late: what came in from the machines, and from the internet.
+    """
+    bytes_by_gateway = {}
+    for gateway in list_tagged(account, "describe_nat_gateways", {aws_tags.JOB: uid}):
+        dimensions = [{"Name": "NatGatewayId", "Value": gateway["NatGatewayId"]}]
+        queries = [
+            {
+                "Id": f"m{number}",
+                "MetricStat": {
+                    "Metric": {"Namespace": "AWS/NATGateway", "MetricName": name, "Dimensions": dimensions},
+                    "Period": NAT_METRIC_PERIOD_SECONDS,
+                    "Stat": "Sum",
+                },
+            }
+            for number, name in enumerate(("BytesInFromSource", "BytesInFromDestination"))
+        ]
+        results = paginate(
+            "traffic of the NAT gateway (cloudwatch:GetMetricData)",
+            account.cloudwatch,
+            "get_metric_data",
+            "MetricDataResults",
+            MetricDataQueries=queries,
+            StartTime=gateway["CreateTime"],
+            EndTime=datetime.fromtimestamp(host.unix_time() + NAT_METRIC_PERIOD_SECONDS, UTC),
+        )
+        bytes_by_gateway[str(gateway["NatGatewayId"])] = round(sum(sum(result["Values"]) for result in results))
+    return bytes_by_gateway
 
 
 def _ensure_gateway(

@@ -1,8 +1,9 @@
 """What a job has cost, computed from its journal: each machine from its launch to its end, at its price.
 
-EC2 bills by the second, one minute at least (AWS, "Amazon EC2 billing"). Disks, public addresses and traffic are
-included. An unknown price stays unknown and is reported. The shared file system belongs to the stack, so what is stored
-there is not in the cost of a job.
+EC2 bills by the second, one minute at least (AWS, "Amazon EC2 billing"), and no spot machine that it interrupts in its
+first hour (AWS, "Billing for interrupted Spot Instances"). Disks, public addresses and traffic are included. An unknown
+price stays unknown and is reported. What the job has stored in the shared file system is told with its price a month;
+it is in no sum, because it is billed until somebody deletes it.
 """
 
 import math
@@ -30,11 +31,13 @@ from infra.aws.journal_events import (
     TerminationFinished,
 )
 from infra.aws.launch_request import Internet
-from infra.costs import NO_TRAFFIC, JobCost, MachineCost, Traffic
+from infra.costs import GB, NO_TRAFFIC, JobCost, MachineCost, Traffic
 
 from .offers import list_spot_prices
 
 MIN_BILLED_SECONDS = 60
+INTERRUPTED_CODE = "Server.SpotInstance"  # begins EC2's reason of the end of a spot machine that it has interrupted
+FREE_IF_INTERRUPTED_SECONDS = 3600
 
 
 def machine_costs(journal: Journal, now: float) -> list[MachineCost]:
@@ -75,6 +78,8 @@ def machine_costs(journal: Journal, now: float) -> list[MachineCost]:
         dollars = exact_dollars.get(machine_id) if end or machine_id not in ends else None
         if dollars is None and place.price is not None:
             dollars = place.price * seconds / 3600
+        if end and end.reason.startswith(INTERRUPTED_CODE) and lifetime < FREE_IF_INTERRUPTED_SECONDS:
+            dollars = 0.0
         disk_gb = sum(disk["Ebs"]["VolumeSize"] for disk in request.parameters["BlockDeviceMappings"])
         has_public_address = machine_id in addressed_ids or any(
             nic.get("AssociatePublicIpAddress") for nic in request.parameters["NetworkInterfaces"]
@@ -136,6 +141,8 @@ def job_cost(journal: Journal, now: float, traffic: Traffic = NO_TRAFFIC) -> Job
         ),
         traffic=prices.price_traffic(traffic, uses_nat=bool(nat_hours) or is_private),
         earlier_dollars=sum(event.dollars for event in journal.events(JobAdopted)),
+        stored_gb=traffic.stored_bytes / GB,
+        stored_dollars_per_month=traffic.stored_bytes / GB * prices.EFS_PER_GB_MONTH,
         requested=sum(len(each.request.names) for each in journal.launch_requests() if each.outcome is None),
     )
 

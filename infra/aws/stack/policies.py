@@ -27,7 +27,7 @@ ec2:DescribeInstances ec2:DescribeInternetGateways ec2:DescribeKeyPairs ec2:Desc
 ec2:DescribeNetworkInterfaces ec2:DescribePlacementGroups ec2:DescribeRouteTables
 ec2:DescribeSecurityGroups ec2:DescribeSpot* ec2:DescribeSubnets ec2:DescribeVolumes ec2:DescribeVpc*
 ec2:GetGroupsForCapacityReservation ec2:GetSpotPlacementScores elasticfilesystem:Describe*
-pricing:GetProducts servicequotas:Get*
+cloudwatch:GetMetricData pricing:GetProducts servicequotas:Get*
 """
 CREATE_ACTIONS = """
 ec2:AllocateAddress ec2:CreateInternetGateway ec2:CreateNatGateway ec2:CreatePlacementGroup ec2:CreateRouteTable
@@ -84,8 +84,8 @@ class Policy(TypedDict):
     Statement: list[Statement]
 
 
-def user_policy(account: str = "*", region: str = "*", bucket: str = BUCKET_PATTERN, vpc: str | None = None) -> Policy:
-    """Return the smallest policy that lets a person launch, also in a network (`vpc`) that is not the stack's.
+def user_policy(account: str = "*", region: str = "*", bucket: str = BUCKET_PATTERN) -> Policy:
+    """Return the smallest policy that lets a person launch.
 
     `account` (its number), `region` and `bucket` (a name or pattern) limit the policy; "*" allows all.
     """
@@ -131,17 +131,17 @@ def user_policy(account: str = "*", region: str = "*", bucket: str = BUCKET_PATT
         _allow("PassRole", "iam:PassRole", roles[0], {"StringEquals": {"iam:PassedToService": "ec2.amazonaws.com"}}),
         _allow("SpotAndFiles", "iam:CreateServiceLinkedRole", [spot_role, efs_role], linked_services),
         _allow("Bucket", BUCKET_ACTIONS, [f"{aws}:s3:::{bucket}", f"{aws}:s3:::{bucket}/*"]),
-        *(_allow_network(ec2, vpc) if vpc else ()),
     )
 
 
-def _allow_network(ec2: str, vpc: str) -> list[Statement]:
-    """Return what a network without the stack's tag needs: a security group of ours in it, machines in its subnets."""
+def network_policy(vpc: str, account: str = "*", region: str = "*") -> Policy:
+    """Return what a person needs besides to use a network of their own: our security group, machines in its subnets."""
+    ec2 = f"arn:{get_partition(region)}:ec2:{region}:{account}:"
     in_vpc = {"ArnLike": {"ec2:Vpc": f"{ec2}vpc/{vpc}"}}
-    return [
+    return _make_policy(
         _allow("GroupInVpc", "ec2:CreateSecurityGroup", f"{ec2}vpc/{vpc}"),
         _allow("RunInVpc", "ec2:RunInstances", f"{ec2}subnet/*", in_vpc),
-    ]
+    )
 
 
 def machine_policy(account: str = "*", region: str = "*", file_system: str = "*", bucket: str | None = None) -> Policy:

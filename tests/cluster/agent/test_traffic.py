@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from support.simcloud.traffic import Moved, write_proc
 
+from cluster.agent import traffic
 from cluster.agent.traffic import METADATA_BYTES, MIN_DATA_BYTES, TrafficMeter, bound_metered_bytes
 from cluster.state.heartbeats import MachineStatus
 from infra.costs import Traffic
@@ -47,10 +48,26 @@ def test_meter_counts_the_shared_folder_and_its_metadata(root: Path) -> None:
     assert meter.read() == Traffic(shared_read_bytes=3 << 20, shared_written_bytes=5 << 20)
     with (root / "proc/self/mountstats").open("a") as file:
         file.write("\t      LOOKUP: 10 10 0 0 0 0 0 0 0\n\t      RENAME: 2 2 0 0 0 0 0 0 0\n")
-    traffic = meter.read()
-    assert traffic.shared_read_bytes == (3 << 20) + 10 * METADATA_BYTES
-    assert traffic.shared_written_bytes == (5 << 20) + 2 * METADATA_BYTES
+    moved = meter.read()
+    assert moved.shared_read_bytes == (3 << 20) + 10 * METADATA_BYTES
+    assert moved.shared_written_bytes == (5 << 20) + 2 * METADATA_BYTES
     assert TrafficMeter(root, ADDRESS, None).read() == Traffic(), "a folder that is no NFS mount"
+
+
+def test_meter_measures_the_folder_of_the_job_once_in_a_while(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / "job-1").mkdir()
+    write_proc(root, root, Moved())
+    files = [root / "job-1" / name for name in ("a", "b")]
+    files[0].write_bytes(bytes(1000))
+    meter = TrafficMeter(root / "job-1", ADDRESS, None)
+    assert meter.read().stored_bytes == 1000
+    files[1].write_bytes(bytes(500))
+    assert meter.read().stored_bytes == 1000, "each look is metered"
+    monkeypatch.setattr(traffic, "MEASURE_SECONDS", 0.0)
+    assert meter.read().stored_bytes == 1500
+    files[0].unlink()
+    both = meter.read() + replace(meter.read(), stored_bytes=700)
+    assert both.stored_bytes == 1500, "the most that there was, in one folder that all machines see"
 
 
 def test_internet_counts_until_training_and_without_the_shared_folder(root: Path) -> None:

@@ -45,11 +45,12 @@ class BillingMeter:
         """Start the cost of a resource: of at least `minimum` seconds, in begun steps of `step` seconds."""
         self.lines[id] = BillLine(kind, dollars_per_hour, self.now(), minimum, step)
 
-    def stop(self, id: str) -> None:
-        """End the cost of a resource. Does nothing for one that is unknown or has ended."""
+    def stop(self, id: str, is_free: bool = False) -> None:
+        """End the cost of a resource, which is 0 if `is_free`. Does nothing for one that is unknown or has ended."""
         line = self.lines.get(id)
         if line is not None and line.end is None:
             line.end = self.now()
+            line.dollars_per_hour *= not is_free
 
     def bill(self) -> dict[str, Any]:
         """Return the dollars until now by kind, those of instances one by one."""

@@ -18,7 +18,7 @@ from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models import EC2Backend, ec2_backends
 from moto.ssm.models import ssm_backends
 from support.simcloud.billing import BillingMeter
-from support.simcloud.lifecycle import InstanceEndings, InstanceView
+from support.simcloud.lifecycle import INTERRUPTED, InstanceEndings, InstanceView
 from support.simcloud.traffic import Moved
 
 from infra.aws.stack.policies import Policy
@@ -154,8 +154,7 @@ class SimulatedAws(Settings, InstanceEndings):
                     self._set_state(instance, "running")
                     self.add_event("on_running", self.view(instance))
                 if life.interruption_time is not None and now >= life.interruption_time:
-                    code = "Server.SpotInstanceTermination"
-                    self.shut_down(instance, code, "Spot instance termination", loses_capacity=True)
+                    self.shut_down(instance, INTERRUPTED, "Spot instance termination", loses_capacity=True)
                 if instance.state == "shutting-down" and now >= life.shutdown_time + self.stop_seconds:
                     self._terminate(instance)
                 if instance.state == "stopping" and now >= life.shutdown_time + self.stop_seconds:
@@ -216,7 +215,7 @@ class SimulatedAws(Settings, InstanceEndings):
 
     def transfer(self, id: str, efs_read: int = 0, efs_written: int = 0, internet: int = 0) -> None:
         """Let a running instance move bytes. Raises `ValueError` for one that does not run."""
-        from support.simcloud.internet import nat_gateway_of
+        from support.simcloud.internet import count_bytes, nat_gateway_of
 
         with self.lock:
             instance = self.find(id)
@@ -228,7 +227,9 @@ class SimulatedAws(Settings, InstanceEndings):
             meter, dollars = self.meter, self.meter.traffic_dollars
             dollars["efs"] += efs_read / 1e9 * meter.EFS_DOLLARS_PER_GB_READ
             dollars["efs"] += efs_written / 1e9 * meter.EFS_DOLLARS_PER_GB_WRITTEN
-            dollars["nat"] += internet / 1e9 * meter.NAT_DOLLARS_PER_GB * bool(nat_gateway_of(instance))
+            if gateway := nat_gateway_of(instance):
+                dollars["nat"] += internet / 1e9 * meter.NAT_DOLLARS_PER_GB
+                count_bytes(gateway, instance.region_name, internet)
             self.add_event("on_transfer", self.view(instance), moved)
 
     def add_instance(self, instance: Any) -> None:

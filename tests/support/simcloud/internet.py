@@ -1,7 +1,9 @@
 """The way of an instance to the internet: a public or elastic address, or a NAT gateway of its route table."""
 
+from datetime import UTC, datetime
 from typing import Any
 
+from moto.cloudwatch.models import cloudwatch_backends
 from moto.core.responses import ActionResult, EmptyResult
 from moto.core.utils import utcnow
 from moto.ec2.models import ec2_backends
@@ -138,8 +140,20 @@ def create_nat_gateway(self: Any) -> ActionResult:
     gateway.token = token
     gateway.state = "pending"
     gateway.change_time = sim.now()
+    gateway._created_at = datetime.fromtimestamp(sim.now(), UTC).replace(tzinfo=None)
     sim.meter.start(gateway.id, "nat", sim.meter.NAT_DOLLARS_PER_HOUR, 3600.0, step=3600.0)
     return result
+
+
+def count_bytes(gateway: Any, region: str, from_internet: int) -> None:
+    """Let CloudWatch count what a NAT gateway has received from the internet."""
+    metric = {
+        "MetricName": "BytesInFromDestination",
+        "Dimensions": [{"Name": "NatGatewayId", "Value": gateway.id}],
+        "Value": float(from_internet),
+        "Timestamp": datetime.fromtimestamp(SimulatedAws.current.now(), UTC),
+    }
+    cloudwatch_backends[ACCOUNT][region].put_metric_data("AWS/NATGateway", [metric])
 
 
 @ec2_call

@@ -8,6 +8,7 @@ from moto.ec2.models.instances import InstanceState, StateReason
 
 STATES = {"pending": 0, "running": 16, "shutting-down": 32, "terminated": 48, "stopping": 64, "stopped": 80}
 BILLED_STATES = ("pending", "running")
+INTERRUPTED = "Server.SpotInstanceTermination"
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,8 @@ class InstanceEndings:
         self._set_state(instance, state)
         instance.life.shutdown_time = self.now()
         instance.state_reason = StateReason(f"{code}: {message}", code)
-        self.meter.stop(instance.id)
+        is_in_first_hour = self.now() - instance.life.launch_time < 3600
+        self.meter.stop(instance.id, is_free=code == INTERRUPTED and is_in_first_hour)
         self.meter.stop(f"ip-{instance.id}")
         self.add_event("on_dying", self.view(instance))
 

@@ -6,6 +6,7 @@ command may terminate. This module never connects to the machines themselves.
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -48,6 +49,7 @@ from train.tools import host
 from .instance_history import NO_MACHINES_IN_TIME, InstanceHistory, own_host_keys, ssh_hosts
 
 ACQUIRE_TIMEOUT_SECONDS = 1200.0
+GATEWAY_LOOK_SECONDS = 60.0  # between two looks at what NAT gateways have processed
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +75,8 @@ class JobInstances(InstanceHistory):
         self.stack: stack.Stack | None = None
         self.instance_types: dict[str, InstanceType] = {}
         self.nat_subnets: dict[str, str] = {}  # by zone
+        self.gateway_bytes: dict[str, int] = {}  # that the job's NAT gateways had processed at the last look
+        self._last_gateway_look = -math.inf  # monotonic seconds
         self.resolved_images: dict[tuple[str, str], amis.Image] = {}  # by region and GPU architecture
 
     def _make_gang(self, account: Account) -> Gang:
@@ -134,6 +138,11 @@ class JobInstances(InstanceHistory):
         """Return the live instances by machine name. Raises `CloudError` when AWS does not answer."""
         self.check_account()
         self.require_ownership()
+        if time.monotonic() - self._last_gateway_look > GATEWAY_LOOK_SECONDS:
+            self._last_gateway_look = time.monotonic()
+            with contextlib.suppress(CloudError):  # the machines' own counts remain
+                is_nat = self.internet is Internet.NAT
+                self.gateway_bytes |= internet.read_nat_bytes(self.account, self.spec.uid) if is_nat else {}
         return instances.live_by_name(self._without_strays(self.gang.list_instances()))
 
     def _without_strays(self, found_instances: list[Instance]) -> list[Instance]:

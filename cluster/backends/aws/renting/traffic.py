@@ -7,9 +7,10 @@ another computer finds the counts of the live machines in their statuses.
 
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from uuid import uuid4
 
 from cluster.machines.fleet import Fleet
@@ -22,6 +23,7 @@ from train.tools.text_files import to_json_bytes
 
 TRAFFIC_FILE = "traffic.json"  # in the run folder
 COUNT_SECONDS = 2.0  # between two looks at the machines' statuses
+GATEWAY = "gateway "  # begins the name of a NAT gateway's counter
 MAX_COUNTS = 10_000  # of one job; a machine that invents boots must not fill the disk
 
 
@@ -44,13 +46,19 @@ class TrafficCount:
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficRecord:
-    """All counts of a job, by counter: a boot of a machine, or a supervisor."""
+    """All counts of a job, by counter: a boot of a machine, a supervisor, or a NAT gateway."""
 
     counts: dict[str, TrafficCount] = field(default_factory=dict)
 
     def until(self, moment: float) -> Traffic:
-        """Return what the job had moved at `moment`."""
-        return sum((count.until(moment) for count in self.counts.values()), NO_TRAFFIC)
+        """Return what the job had moved at `moment`. The internet counts by its gateways where they have more."""
+        moved, by_gateways = NO_TRAFFIC, 0
+        for counter, count in self.counts.items():
+            if counter.startswith(GATEWAY):
+                by_gateways += count.until(moment).internet_bytes
+            else:
+                moved += count.until(moment)
+        return replace(moved, internet_bytes=max(moved.internet_bytes, by_gateways))
 
 
 def read_traffic(run_path: Path) -> TrafficRecord:
@@ -69,23 +77,34 @@ class TrafficLog:
         self.former_home_bytes = 0  # over connections to machines that the job has left
         self.last_count_time = 0.0  # monotonic seconds
 
-    def count(self, fleet: Fleet, is_last: bool = False) -> None:
-        """Take over what a fleet's machines have reported, not at every call unless this is the last one."""
+    def count(self, fleet: Fleet, gateway_bytes: Mapping[str, int], is_last: bool = False) -> None:
+        """Take over what a fleet's machines have reported, not at every call unless this is the last one.
+
+        `gateway_bytes` are what the job's NAT gateways have processed, by their IDs.
+        """
         now = time.monotonic()
         if not (is_last or now - self.last_count_time > COUNT_SECONDS):
             return
         self.last_count_time = now
         statuses = [parse_status(content) for content, _ in fleet.mirror.last_status.values()]
         with contextlib.suppress(OSError):  # a full disk: a later call writes it
-            self.update(filter(None, statuses), fleet.received_bytes, host.unix_time())
+            self.update(filter(None, statuses), fleet.received_bytes, host.unix_time(), gateway_bytes)
 
-    def leave(self, fleet: Fleet) -> None:
+    def leave(self, fleet: Fleet, gateway_bytes: Mapping[str, int]) -> None:
         """Take over what a fleet's machines have reported, for the last time: the job moves to others."""
-        self.count(fleet, is_last=True)
+        self.count(fleet, gateway_bytes, is_last=True)
         self.former_home_bytes += fleet.received_bytes
 
-    def update(self, statuses: Iterable[MachineStatus], home_bytes: int, now: float) -> None:
-        """Take over the counts of machines, and what came home from them. Raises `OSError` when the disk is full."""
+    def update(
+        self,
+        statuses: Iterable[MachineStatus],
+        home_bytes: int,
+        now: float,
+        gateway_bytes: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        """Take over the counts of machines and gateways, and what came home. Raises `OSError` when the disk is full."""
+        for gateway, processed_bytes in gateway_bytes.items():
+            self._note(f"{GATEWAY}{gateway}", Traffic(internet_bytes=processed_bytes), now)
         for status in statuses:
             if status.traffic:
                 self._note(f"{status.address} {status.boot_id}", status.traffic, now)

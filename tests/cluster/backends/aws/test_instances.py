@@ -241,14 +241,15 @@ def test_refused_public_addresses_release_the_machines_also_after_a_crash(
     assert job_instances.dollars_per_hour == pytest.approx(2 * (10 + DISK_DOLLARS_PER_HOUR) + nat_dollars)
 
 
-def test_network_of_the_user_gets_no_nat_gateway_and_its_private_machines_no_jump_host(
-    refused_addresses: Any, make_instances: Any
-) -> None:
+def test_no_nat_gateway_is_made_in_a_network_of_the_user(refused_addresses: Any) -> None:
     job_instances = refused_addresses(CloudError("not for several interfaces", "UnsupportedOperation"))
     job_instances.rental_spec = replace(job_instances.rental_spec, network_ids=("vpc-1",))
     with pytest.raises(NoMachines, match="no NAT gateway is made in your network: name a subnet behind one"):
         job_instances.ensure_reachable(job_instances.machines)
     assert job_instances.internet is Internet.PUBLIC
+
+
+def test_private_machines_are_reached_without_a_jump_host(make_instances: Any) -> None:
     request = replace(launch_request(1, place(), ["0", "1"], NOW), internet=Internet.PRIVATE)
     events = request, request_granted(1, ("i-0", "0", NOW), ("i-1", "1", NOW), time=NOW)
     private = make_instances(2, *events, rental={"internet": Internet.PRIVATE, "network_ids": ("vpc-1",)})

@@ -37,6 +37,15 @@ def test_next_supervisor_goes_on_and_adds_what_comes_home_to_it(tmp_path: Path) 
     assert read_traffic(tmp_path).until(120.0) == Traffic(shared_written_bytes=7, home_bytes=1250)
 
 
+def test_gateways_count_the_internet_where_they_have_more_than_the_machines_until_training(tmp_path: Path) -> None:
+    log = TrafficLog(tmp_path)
+    machine = MachineStatus(id="1.a", address="10.0.0.1", boot_id="a", traffic=Traffic(internet_bytes=5))
+    log.update([machine], 0, 100.0, {"nat-1": 3})
+    assert read_traffic(tmp_path).until(100.0).internet_bytes == 5, "the metrics come late"
+    log.update([machine], 0, 200.0, {"nat-1": 7, "nat-2": 2})
+    assert read_traffic(tmp_path).until(200.0).internet_bytes == 9
+
+
 def test_traffic_of_an_earlier_moment_is_a_share() -> None:
     count = TrafficCount(first=100.0, last=200.0, traffic=Traffic(shared_read_bytes=GIB))
     shares = {moment: count.until(moment).shared_read_bytes / GIB for moment in (0.0, 100.0, 125.0, 200.0, 1e9)}

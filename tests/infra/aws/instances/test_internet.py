@@ -1,7 +1,10 @@
 """The way of machines to the internet: public addresses, and the NAT gateway of a job with all its parts."""
 
+from types import SimpleNamespace
+
 import pytest
 from support.aws_gang import GangTestbed
+from support.simcloud.internet import count_bytes
 
 from infra.aws import tags
 from infra.aws.instances import instances, internet
@@ -35,6 +38,18 @@ def ensure(bed: GangTestbed) -> str:
 def count_parts(bed: GangTestbed) -> dict[str, int]:
     found = instances.list_leftovers(bed.account, job_tags(bed))
     return {operation: len(found[operation]) for operation in PARTS}
+
+
+def test_gateways_tell_what_they_have_processed(bed: GangTestbed, gateway: str) -> None:
+    assert internet.read_nat_bytes(bed.account, bed.uid) == {}
+    ensure(bed)
+    (found,) = instances.list_leftovers(bed.account, job_tags(bed))["describe_nat_gateways"]
+    with bed.sim.lock:
+        for _ in range(2):
+            count_bytes(SimpleNamespace(id=found["NatGatewayId"]), "us-east-1", 10**9)
+            bed.sim.advance(400)
+        count_bytes(SimpleNamespace(id="nat-of-another"), "us-east-1", 10**9)
+    assert internet.read_nat_bytes(bed.account, bed.uid) == {found["NatGatewayId"]: 2 * 10**9}
 
 
 def test_machines_with_several_cards_get_public_addresses_twice_the_same(bed: GangTestbed) -> None:

@@ -67,6 +67,8 @@ def test_machine_costs_of_a_replaced_machine_and_its_replacement(bed: GangTestbe
     assert_near_meter(bed)
     costs = billing.machine_costs(bed.journal, bed.sim.now())
     assert [cost.seconds for cost in costs] == [2000, 1000, 2000, 1000]
+    assert [bool(cost.dollars) for cost in costs] == [True, False, True, True], "EC2 interrupted it in its first hour"
+    assert costs[1].disk_dollars and costs[1].address_dollars
     assert [cost.name for cost in costs] == ["0", "1", "2", "1"]
     assert [cost.why for cost in costs] == ["", "Server.SpotInstanceTermination", "", ""]
 

@@ -108,7 +108,7 @@ def test_zone_without_efs_is_refused_and_the_subnet_of_the_user_is_not_marked(
 
 def test_user_policy_for_a_network_of_the_user_allows_no_other_one() -> None:
     ec2 = "arn:aws:ec2:us-east-1:123456789012:"
-    policy = policies.user_policy("123456789012", "us-east-1", vpc="vpc-9")
+    policy = policies.network_policy("vpc-9", "123456789012", "us-east-1")
     for vpc, is_allowed in (("vpc-9", True), ("vpc-8", False)):
         assert iam.is_allowed(policy, "ec2:CreateSecurityGroup", f"{ec2}vpc/{vpc}", {}) is is_allowed
         context = {"ec2:Vpc": f"{ec2}vpc/{vpc}"}

@@ -15,7 +15,7 @@ from infra.aws import tags
 from infra.aws.stack import policies
 
 INFRA = Path(policies.__file__).parents[2]
-SERVICES = {name: name for name in ("ec2", "iam", "ssm", "s3", "pricing")} | {"ec2_no_retry": "ec2"}
+SERVICES = {name: name for name in ("ec2", "iam", "ssm", "s3", "pricing", "cloudwatch")} | {"ec2_no_retry": "ec2"}
 SERVICES |= {"efs": "elasticfilesystem", "instance_connect": "ec2-instance-connect", "quotas": "servicequotas"}
 MAX_POLICY_CHARACTERS = 6144  # AWS's limit for a managed policy, without white space
 BOTO_SERVICE_NAMES = {"servicequotas": "service-quotas", "elasticfilesystem": "efs"}
@@ -98,7 +98,7 @@ def test_user_policy_allows_tags_in_a_creating_call_alone(service: str) -> None:
 def test_aws_knows_the_condition_keys_of_each_statement() -> None:
     """AWS ignores a statement for a resource whose action does not take the condition's key, and says nothing."""
     unknown = set()
-    for statement in policies.user_policy(vpc="vpc-1")["Statement"]:
+    for statement in [*policies.user_policy()["Statement"], *policies.network_policy("vpc-1")["Statement"]]:
         keys = [key for conditions in statement.get("Condition", {}).values() for key in conditions]
         for action in statement["Action"]:
             resource_types = iam.aws_action(action)["resource_types"] if "*" not in action else {}
@@ -171,12 +171,12 @@ def test_machine_policy_is_one_file_system_and_two_prefixes() -> None:
     [("ap-southeast-2", "aws"), ("cn-northwest-1", "aws-cn"), ("us-gov-west-1", "aws-us-gov")],  # long names
 )
 def test_policies_name_the_partition_of_their_region_and_are_short_enough_for_iam(region: str, partition: str) -> None:
-    longest = policies.user_policy("123456789012", region, "a" * 63, f"vpc-{17 * '0'}")
+    longest = policies.user_policy("123456789012", region, "a" * 63)
     assert len(json.dumps(longest, separators=(",", ":"))) <= MAX_POLICY_CHARACTERS
     others = (policies.machine_policy, policies.file_system_policy)
     documents = [longest, *(make("1", region, "fs-1") for make in others)]
     documents += [policies.machine_policy("1", region, "fs-1", "theirs"), policies.dataset_policy("b", "sets", region)]
-    documents += [policies.bucket_policy("ours", region)]
+    documents += [policies.bucket_policy("ours", region), policies.network_policy("vpc-1", region=region)]
     text = json.dumps(documents)
     assert text.count('"arn:') == text.count(f'"arn:{partition}:') > 15
 
