@@ -137,7 +137,11 @@ def down(
         if typed_options({"regions": regions}) and len(regions) > 1:
             raise BadInput("--stack: give one --region at a time")
         region = cloud.resolve_regions(regions)[0]
-        extent = "its file system, its bucket and all data" if delete_data else "all but its file system and bucket"
+        extent = (
+            "its file system, its bucket and all data"
+            if delete_data
+            else "all but the data in its file system and bucket"
+        )
         target = f"the stack of {region}, {extent}"
         if dry_run:
             return click.echo(f"would remove {target}")

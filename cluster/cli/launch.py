@@ -148,9 +148,9 @@ def carry_out(
     if dry_run:
         largest_spec = max((plan.spec for plan in plans), key=lambda spec: len(spec.machine_names))
         show_machine_checks(backend_class.check_machines(largest_spec), largest_spec.machines)
-        return print_wrapped(
-            f"would launch {pluralize(len(plans), 'job')} in {store.runs_folder()}; nothing was started"
-        )
+        is_refused = any(plan.obstacles for plan in plans)
+        launched = "" if is_refused else f"would launch {pluralize(len(plans), 'job')} in {store.runs_folder()}; "
+        return print_wrapped(f"{launched}nothing was started")
     for plan in plans:
         plan.require_no_obstacle()
     if backend_class.is_billed:

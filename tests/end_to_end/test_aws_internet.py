@@ -1,19 +1,21 @@
 """Rented machines with several network cards, which RunInstances gives no public address: their way to the internet."""
 
 import pytest
+from support.aws_network import Network
 from support.aws_user import Renter
 
 from cluster.jobs.job import Job
+from infra.aws.client import Account
 from infra.aws.journal_events import InstancesReleased, NatGatewayRequested, PublicAddressRefused
 
 TWO_CARDS = ("--type", "m6in.32xlarge")  # without GPUs, which no simulated machine has
 NAT_WORD = "NAT gateway"
 
 
-def train_to_the_end(renter: Renter) -> Job:
+def train_to_the_end(renter: Renter, *options: str) -> Job:
     """Launch two machines with two network cards each, and wait until they have trained."""
     renter.cloud.post("set", internet_wait_seconds=20.0)
-    job = renter.launch(*TWO_CARDS, epochs=1)
+    job = renter.launch(*TWO_CARDS, *options, epochs=1)
     renter.wait_for(lambda: job.status().state in ("done", "failed"), 150)
     assert job.status().state == "done", renter.describe()
     renter.wait_for(lambda: not renter.supervisor_pids())
@@ -42,6 +44,21 @@ def test_refused_addresses_are_replaced_by_a_nat_gateway(renter: Renter) -> None
     assert row["dollars"] + report["nat_dollars"] == pytest.approx(meter_dollars, rel=0.01), (report, meter_dollars)
     kinds = {resource["kind"] for resource in renter.cloud.all_resources() if "imgnet:job" in resource["tags"]}
     assert not kinds & {"nat-gateway", "subnet", "route-table"}, "everything of the job is removed"
+
+
+def test_private_subnet_of_the_user_is_used_and_left_as_it_was(renter: Renter, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in renter.cloud.env.items():
+        monkeypatch.setenv(name, value)
+    theirs = Network(Account("us-east-1"))
+    before = theirs.describe()
+    renter.has_stack = True  # the launch makes it
+    private = ("--internet", "private", "--from", "203.0.113.7/32")
+    job = train_to_the_end(renter, "--subnet", theirs.private, *private)
+    report = renter.run_json("cost", job.name)
+    assert not report["nat_dollars"] and not any(machine["address_dollars"] for machine in report["machines"])
+    renter.run("down", "--stack", "--delete-data", "-y", "--region", "us-east-1")
+    assert theirs.describe() == before
+    theirs.remove()
 
 
 def test_machines_without_internet_fail_with_the_reason(renter: Renter) -> None:

@@ -1,6 +1,7 @@
 """A network on the simulated EC2 that is somebody else's: public, private and unconnected subnets in two zones."""
 
 import json
+import time
 from typing import Any
 
 from infra.aws import tags
@@ -20,8 +21,9 @@ class Network:
         self.ec2.attach_internet_gateway(InternetGatewayId=gateway, VpcId=self.vpc)
         tables = self.ec2.describe_route_tables(Filters=tags.make_filters({}, vpc_id=[self.vpc]))["RouteTables"]
         self.create_route(tables[0]["RouteTableId"], GatewayId=gateway)  # the main one, which no subnet names
-        address = self.ec2.allocate_address(Domain="vpc")["AllocationId"]
-        nat = self.ec2.create_nat_gateway(SubnetId=self.public_a, AllocationId=address)["NatGateway"]["NatGatewayId"]
+        self.address = self.ec2.allocate_address(Domain="vpc")["AllocationId"]
+        gateway = self.ec2.create_nat_gateway(SubnetId=self.public_a, AllocationId=self.address)["NatGateway"]
+        self.nat = nat = gateway["NatGatewayId"]
         self.private_table = self.create_table(self.private)
         self.create_route(self.private_table, NatGatewayId=nat)
         self.create_table(self.lost)
@@ -51,3 +53,11 @@ class Network:
             for subnet in answer.get("Subnets", []):
                 subnet.pop("AvailableIpAddressCount")
         return json.loads(json.dumps(found, default=str))
+
+    def remove(self) -> None:
+        """Remove what costs something."""
+        self.ec2.delete_nat_gateway(NatGatewayId=self.nat)
+        gateways = {"Filters": tags.make_filters({}, state=["deleting"])}
+        while self.ec2.describe_nat_gateways(**gateways)["NatGateways"]:
+            time.sleep(0.1)
+        self.ec2.release_address(AllocationId=self.address)

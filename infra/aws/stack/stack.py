@@ -84,6 +84,11 @@ def ensure(
     network.route_jobs_to(context, vpc, address)
     key_pairs.ensure_key_pair(context, key_name, public_key)
     file_system, subnets = efs.ensure(context, stack_network, group)
+    if bucket and file_system.bucket not in (None, bucket):
+        raise CloudError(
+            f"--bucket {bucket}: the stack has the bucket {file_system.bucket} already; leave --bucket out, or remove "
+            "that one first, with all data: imgnet-cluster down --stack --delete-data"
+        )
     bucket = bucket or file_system.bucket
     if bucket:
         buckets.ensure(context, bucket, file_system.id)

@@ -151,7 +151,7 @@ def count_bytes(gateway: Any, region: str, from_internet: int) -> None:
         "MetricName": "BytesInFromDestination",
         "Dimensions": [{"Name": "NatGatewayId", "Value": gateway.id}],
         "Value": float(from_internet),
-        "Timestamp": datetime.fromtimestamp(SimulatedAws.current.now(), UTC),
+        "Timestamp": datetime.fromtimestamp(SimulatedAws.current.now(), UTC).replace(tzinfo=None),
     }
     cloudwatch_backends[ACCOUNT][region].put_metric_data("AWS/NATGateway", [metric])
 

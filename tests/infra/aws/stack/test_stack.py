@@ -44,6 +44,8 @@ def test_ensure_is_complete_and_idempotent(account: RecordingAccount, aws: Path)
 def test_remove_keeps_data_without_delete_data(account: RecordingAccount) -> None:
     own_stack = stack.ensure(account, OWN_CIDR, bucket="imgnet-data")
     account.s3.put_object(Bucket="imgnet-data", Key="data/one", Body=b"x")
+    with pytest.raises(CloudError, match="--bucket imgnet-b: the stack has the bucket imgnet-data already"):
+        stack.ensure(account, OWN_CIDR, bucket="imgnet-b")
     with log_lines("infra.aws.stack", logging.INFO) as lines:
         assert stack.remove(account, False) == [], "what is kept on purpose is no failure"
     kept_lines = [line for line in lines if "stays with its data" in line]
