@@ -72,7 +72,8 @@ def ensure(
     """
     stack_security_group.parse_single_address(address)
     context = StackContext(account, stack_journal(account.region), user_tags)
-    stack_network = _find_given_network(context, efs.find_file_system(context), network_ids, internet)
+    found = efs.find_file_system(context)
+    stack_network = _find_given_network(context, found, network_ids, internet)
     key_file = key_pairs.ensure_own_key()
     public_key = key_pairs.read_public_key(key_file)
     key_name = key_pairs.key_pair_name(public_key)
@@ -83,7 +84,7 @@ def ensure(
     stack_security_group.allow_ssh_from(account, group, address, account.owner, journal=context.journal)
     network.route_jobs_to(context, vpc, address)
     key_pairs.ensure_key_pair(context, key_name, public_key)
-    file_system, subnets = efs.ensure(context, stack_network, group)
+    file_system, subnets = efs.ensure(context, stack_network, group, found)
     if bucket and file_system.bucket not in (None, bucket):
         raise CloudError(
             f"--bucket {bucket}: the stack has the bucket {file_system.bucket} already; leave --bucket out, or remove "
