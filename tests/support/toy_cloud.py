@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from cluster.backends.aws.backend import AwsBackend
 from cluster.backends.aws.renting.instance_history import REMOTE_FOLDER
 from cluster.backends.aws.renting.instances import JobInstances
+from cluster.backends.aws.renting.traffic import GatewayMeter
 from cluster.connectors.hosts_file import Host
 from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
@@ -97,7 +98,7 @@ class ToyCloud(JobInstances):
 
     def finish_open_requests(self) -> None: ...
 
-    gateway_bytes: ClassVar[dict[str, int]] = {}
+    gateways: ClassVar[GatewayMeter] = GatewayMeter()
 
     def list_machines(self) -> dict[str, Instance]:
         return {machine.name: machine for machine in self.rented.values()}
