@@ -47,6 +47,7 @@ class ToyCloud(JobInstances):
     expected_traffic = TrafficForecast()
 
     def __init__(self, spec: JobSpec, run_folder: RunFolder, get_stop_reason: Callable[[], str] = lambda: "") -> None:
+        self.gateways = GatewayMeter()
         self.spec = spec
         self.run_folder = run_folder
         self.get_stop_reason = get_stop_reason
@@ -97,8 +98,6 @@ class ToyCloud(JobInstances):
         return ""
 
     def finish_open_requests(self) -> None: ...
-
-    gateways: ClassVar[GatewayMeter] = GatewayMeter()
 
     def list_machines(self) -> dict[str, Instance]:
         return {machine.name: machine for machine in self.rented.values()}
