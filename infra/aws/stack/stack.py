@@ -78,7 +78,8 @@ def ensure(
     if complete and stack_security_group.find_security_group(context, complete.vpc):
         _allow_ssh_from(context, complete.vpc, complete.security_group, address)
         return complete
-    stack_network = _find_given_network(context, efs.find_file_system(context), network_ids, internet)
+    found = efs.find_file_system(context)
+    stack_network = _find_given_network(context, found, network_ids, internet)
     key_file = key_pairs.ensure_own_key()
     public_key = key_pairs.read_public_key(key_file)
     key_name = key_pairs.key_pair_name(public_key)
@@ -88,7 +89,7 @@ def ensure(
     group = stack_security_group.ensure_security_group(context, vpc)
     _allow_ssh_from(context, vpc, group, address)
     key_pairs.ensure_key_pair(context, key_name, public_key)
-    file_system, subnets = efs.ensure(context, stack_network, group)
+    file_system, subnets = efs.ensure(context, stack_network, group, found)
     if bucket and file_system.bucket not in (None, bucket):
         raise CloudError(
             f"--bucket {bucket}: the stack has the bucket {file_system.bucket} already; leave --bucket out, or remove "
