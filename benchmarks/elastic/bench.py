@@ -7,9 +7,8 @@ import sys
 import threading
 from pathlib import Path
 
-from support.sandbox import SLOW_LOSS
-
 from benchmarks.elastic import faults
+from benchmarks.elastic.step_log import STEPS_FOLDER, loss_module
 from cluster.connectors.local import module_command
 from train.recipe import Data, Model, Optim, Phase, Recipe
 from train.tools import process
@@ -29,19 +28,20 @@ class TrialBench:
     """The images, reference runs and fork server of a set of trials.
 
     With `fork`, agents and trainers are forked from one process that has imported torch (see faults.py). With `small`,
-    trials are shorter. `in_place` is the option of a launch.
+    trials are shorter; with `regroups` they are long enough for that many. `in_place` is the option of a launch.
     """
 
-    def __init__(self, folder: Path, fork: bool, small: bool = False, in_place: bool = True) -> None:
+    def __init__(self, folder: Path, fork: bool, small: bool = False, in_place: bool = True, regroups: int = 0) -> None:
         self.folder, self.fork, self.small, self.in_place = folder, fork, small, in_place
+        self.epochs = regroups or (6 if small else 20)
         self.start_lock = threading.Lock()
         self.reference_lock = threading.Lock()
         self.data = folder / "data"
         self.fork_server: subprocess.Popen[bytes] | None = None
-        (folder / "site").mkdir(parents=True)
+        (folder / "site").mkdir(parents=True, exist_ok=True)
         (folder / "site" / "sitecustomize.py").write_text(SITECUSTOMIZE.format(root=str(ROOT)))
         # A process is slow if the folder in which it runs has a pace: trials have one, the reference runs have none.
-        (folder / "site" / "slow_loss.py").write_text(SLOW_LOSS.format(pace="pace"))
+        (folder / "site" / "slow_loss.py").write_text(loss_module("pace", STEPS_FOLDER))
         if not self.data.exists():
             from train.data.packing.synthetic import draw_sample_set
 
@@ -57,7 +57,7 @@ class TrialBench:
             optim=Optim(nesterov=True, loss="slow_loss:cross_entropy"),
             machines=1,
             gpus=1,
-            phases=[Phase(epochs=(0, 6 if self.small else 20), size=32, batch=2, lr=0.01)],
+            phases=[Phase(epochs=(0, self.epochs), size=32, batch=2, lr=0.01)],
         )
 
     def environment(self, folder: Path, **extra: str) -> dict[str, str]:
@@ -107,11 +107,12 @@ class TrialBench:
             self.fork_server.stdin.flush()
             self.fork_server.stdout.readline()
 
-    def reference_checkpoint(self, gpus: int) -> Path:
-        """Return the last checkpoint of an undisturbed run of one process, which computes as `gpus` GPUs would."""
+    def reference_folder(self, gpus: int) -> Path:
+        """Return the folder of an undisturbed run of one process, which computes as `gpus` GPUs would."""
         output_folder = self.folder / f"alone-{gpus}"
         with self.reference_lock:
             if not (output_folder / "result.json").exists():
+                output_folder.mkdir(exist_ok=True)
                 recipe_path = self.folder / "recipe.json"
                 recipe_path.write_bytes(to_json_bytes(self.recipe.to_json()))
                 options = ["--out", str(output_folder), "--exact", "--gpus", str(gpus), "--workers", "0"]
@@ -120,11 +121,11 @@ class TrialBench:
                     self.module_command("train", str(recipe_path), *options),
                     check=True,
                     capture_output=True,
-                    cwd=self.folder,
+                    cwd=output_folder,
                     env=self.environment(self.folder),
                     preexec_fn=process.die_with_parent,
                 )
-        return last_checkpoint(output_folder, 1)
+        return output_folder
 
     def close(self) -> None:
         """End the fork server."""
@@ -139,3 +140,21 @@ def last_checkpoint(output_folder: Path, attempt: int) -> Path:
     """
     paths = (output_folder / "checkpoints" / f"{attempt:06d}").glob("*.pt")
     return sorted(paths, key=lambda path: (path.stem.split("-")[1], path.name.startswith("step-")))[-1]
+
+
+def checkpoint_differences(path: Path, other_path: Path) -> list[str]:
+    """Return the weights, batch-norm statistics and momenta that differ in any bit, one line each."""
+    import torch
+
+    from train.tools import checkpoint_io
+
+    state = checkpoint_io.load_checkpoint(path)
+    other = checkpoint_io.load_checkpoint(other_path)
+    differences = []
+    if (state["epoch"], state["step"]) != (other["epoch"], other["step"]):
+        differences.append("another last step")
+    pairs = {name: (state["model"][name], value) for name, value in other["model"].items()}
+    for number, buffers in other["optimizer"]["state"].items():
+        own_buffers = state["optimizer"]["state"][number]
+        pairs[f"momentum {number}"] = own_buffers["momentum_buffer"], buffers["momentum_buffer"]
+    return differences + [f"{name} differs" for name, (a, b) in pairs.items() if not torch.equal(a, b)]
