@@ -5,7 +5,7 @@ import shutil
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -104,14 +104,16 @@ class LaunchedTrialPlan:
     events: tuple[tuple[float, str, float], ...]  # seconds after the previous event, kind, random number for details
 
     @classmethod
-    def from_seed(cls, seed: int, is_rented: bool) -> "LaunchedTrialPlan":
+    def from_seed(
+        cls, seed: int, event_weights: Mapping[str, int], machine_counts: Sequence[int]
+    ) -> "LaunchedTrialPlan":
         """Draw the plan of a seed."""
         rng = random.Random(seed)
-        names, weights = zip(*(RENTED_EVENT_WEIGHTS if is_rented else SSH_EVENT_WEIGHTS).items(), strict=True)
+        names, weights = zip(*event_weights.items(), strict=True)
         events = [
             (rng.uniform(0.5, 10.0), rng.choices(names, weights)[0], rng.random()) for _ in range(rng.randint(4, 6))
         ]
-        return cls(seed, rng.choice((2, 3) if is_rented else (3, 4)), tuple(events))
+        return cls(seed, rng.choice(machine_counts), tuple(events))
 
 
 @dataclass

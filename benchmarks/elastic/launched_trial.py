@@ -9,97 +9,32 @@ import functools
 import os
 import shutil
 import signal
-import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from support.aws_user import TYPE, Renter
+from support.exact_jobs import newest_attempt
 from support.sandbox import Sandbox
 from support.simcloud.fixture import CloudProcess
 from support.simcloud.process_keeper import process_ids
 from support.ssh_machines import Testbed, TestMachine, command_line, send_signal
 
-from benchmarks.elastic.bench import TRAIN_IMAGES, VAL_IMAGES, checkpoint_differences, last_checkpoint
+from benchmarks.elastic.bench import TrialBench, checkpoint_differences, last_checkpoint
 from benchmarks.elastic.fault_plan import MAX_TRAINER_KILLS, FaultTrial, LaunchedTrialPlan, TrialOutcome
 from benchmarks.elastic.local_agents import is_trainer
 from benchmarks.elastic.step_log import STEPS_FOLDER, check_steps, loss_module
 from cluster.jobs.job import Job
 from cluster.state.result import check_image_usage
-from train.tools.agent_protocol import checkpoint_step
 
 DEADLINE_SECONDS = 480.0  # for a job; it takes a fifth of this on a quiet computer
 START_SECONDS = 300.0  # until the first step, on a busy computer
 LOOK_SECONDS = 3.0  # how often the user looks at a job that has no supervisor
-EPOCHS = 20
 PAUSE_SECONDS = 0.1
-RECIPE = """\
-from train.recipe import Data, Model, Optim, Phase, Recipe
-
-recipe = Recipe(
-    name="launched_trial",
-    data=Data(name="drawn", root={data!r}, train={train}, val={val}),
-    model=Model(name="resnet10_tiny"),
-    optim=Optim(nesterov=True, loss="slow_loss:cross_entropy"),
-    machines=1,
-    gpus={machines},
-    phases=[Phase(epochs=(0, {epochs}), size=32, batch=2, lr=0.01)],
-)
-"""
+RECIPE = "from train.recipe import Comm, Data, Model, Optim, Phase, Recipe\n\nrecipe = {recipe!r}\n"
 TRAINING_OPTIONS = ("--exact", "--keep-batch", "--save-seconds", "1", "--workers", "0", "--procs", "1", "--log-ids")
-
-
-class LaunchedTrialBench:
-    """What all trials share: the folder, the images, the cloud if there is one, and the undisturbed runs."""
-
-    def __init__(self, folder: Path, in_place: bool, has_cloud: bool) -> None:
-        from train.data.packing.synthetic import draw_sample_set
-
-        self.folder, self.in_place = folder, in_place
-        self.images = folder / "images"
-        folder.mkdir(parents=True, exist_ok=True)
-        if not self.images.exists():
-            draw_sample_set(self.images, train=TRAIN_IMAGES, val=VAL_IMAGES)
-        self.cloud = CloudProcess() if has_cloud else None
-        self._reference_lock = threading.Lock()
-
-    def write_recipe(self, sandbox: Sandbox, machines: int, pause: float = PAUSE_SECONDS) -> str:
-        """Write the project of a trial into its sandbox, and return the path of its recipe.
-
-        Each computation of the loss takes `pause` seconds longer.
-        """
-        project = sandbox.path / "project"
-        sandbox.write_slow_loss(project, 0, pause)
-        (project / "slow_loss.py").write_text(loss_module(str(sandbox.path / "pace"), str(sandbox.path / STEPS_FOLDER)))
-        recipe = project / "recipe.py"
-        names = {"data": str(self.images), "train": TRAIN_IMAGES, "val": VAL_IMAGES}
-        recipe.write_text(RECIPE.format(**names, machines=machines, epochs=EPOCHS))
-        return str(recipe)
-
-    def reference_folder(self, machines: int) -> Path:
-        """Return the folder of an undisturbed run of one process, which computes as `machines` machines do.
-
-        Raises `RuntimeError` when that run fails.
-        """
-        folder = self.folder / f"alone-{machines}"
-        with self._reference_lock:
-            if not folder.exists():
-                sandbox = Sandbox(folder, self.images)
-                try:
-                    command = ("launch", "--local", *TRAINING_OPTIONS, self.write_recipe(sandbox, machines, pause=0.0))
-                    launched = sandbox.cli(*command, timeout=600)
-                finally:
-                    sandbox.close()
-                if launched.code:
-                    shutil.rmtree(folder)
-                    raise RuntimeError(f"the undisturbed run failed: {launched}")
-        return folder
-
-    def close(self) -> None:
-        """End the cloud."""
-        if self.cloud:
-            self.cloud.close()
 
 
 class LaunchedTrial(FaultTrial):
@@ -107,10 +42,10 @@ class LaunchedTrial(FaultTrial):
 
     place_options: tuple[str, ...]  # of the launch
 
-    def __init__(self, bench: LaunchedTrialBench, plan: LaunchedTrialPlan) -> None:
+    def __init__(self, bench: TrialBench, plan: LaunchedTrialPlan) -> None:
         super().__init__(TrialOutcome(plan, bench.folder / f"trial-{plan.seed}", bench.in_place))
         self.bench, self.plan = bench, plan
-        self.sandbox = Sandbox(self.outcome.folder, bench.images)
+        self.sandbox = Sandbox(self.outcome.folder, bench.data)
         self.endings: list[tuple[float, Callable[[], object]]] = []  # when a lasting fault ends, and how
         self.hit: set[str] = set()  # machines of which a trainer was killed or stood still
         self.trainer_kills = 0
@@ -175,12 +110,20 @@ class LaunchedTrial(FaultTrial):
         if result.code:
             raise RuntimeError(f"{words}: {result}")
 
+    def write_recipe(self) -> str:
+        """Write a project with a slow loss that logs the steps, and return the path of its recipe."""
+        project, folder = self.sandbox.path / "project", self.outcome.folder
+        self.sandbox.write_slow_loss(project, 0, PAUSE_SECONDS)
+        (project / "slow_loss.py").write_text(loss_module(str(folder / "pace"), str(folder / STEPS_FOLDER)))
+        recipe = replace(self.bench.recipe, gpus=self.plan.machines)
+        (project / "recipe.py").write_text(RECIPE.format(recipe=recipe))
+        return str(project / "recipe.py")
+
     def start_job(self) -> None:
         """Launch the job, and wait until it trains."""
-        recipe = self.bench.write_recipe(self.sandbox, self.plan.machines)
         way = "--in-place" if self.bench.in_place else "--no-in-place"
         options = ("--machines", str(self.plan.machines), "--lost-seconds", "3", way)
-        self.run_command("launch", "-d", "-y", *TRAINING_OPTIONS, *options, *self.place_options, recipe)
+        self.run_command("launch", "-d", "-y", *TRAINING_OPTIONS, *options, *self.place_options, self.write_recipe())
         self.job = self.sandbox.job(1)
         self.sandbox.wait_for(lambda: self.job.status().doing == "training", START_SECONDS, self.job.status)
 
@@ -207,7 +150,7 @@ class LaunchedTrial(FaultTrial):
         if result is None or result.state != "done":
             problems.append(f"the job is {self.job.state}: {self.job.status().reason}")
             return
-        if [epoch.epoch for epoch in result.epochs] != list(range(1, EPOCHS + 1)):
+        if [epoch.epoch for epoch in result.epochs] != list(range(1, self.bench.epochs + 1)):
             problems.append(f"the result has the epochs {[epoch.epoch for epoch in result.epochs]}")
         problems += check_image_usage(self.job.run_folder, result.epochs)
         history = [attempt for attempt in self.job.run_folder.attempts.all() if attempt.members]
@@ -215,10 +158,7 @@ class LaunchedTrial(FaultTrial):
         findings = check_steps(self.outcome.folder / STEPS_FOLDER, reference / STEPS_FOLDER, history, 1, self.hit)
         self.outcome.note(history, findings)
         checkpoint = last_checkpoint(self.shared_folder(), history[-1].number)
-        undisturbed = last_checkpoint(Job(reference / "runs" / "job-1").run_folder.shared, 1)
-        if checkpoint_step(checkpoint) != checkpoint_step(undisturbed):
-            problems.append(f"{checkpoint_step(checkpoint)} steps, undisturbed {checkpoint_step(undisturbed)}")
-        problems += checkpoint_differences(checkpoint, undisturbed)
+        problems += checkpoint_differences(checkpoint, last_checkpoint(reference, 1))
         self.sandbox.wait_for(lambda: not self.supervisor_pids(), 60)
         self.check_place()
 
@@ -242,10 +182,9 @@ class RentedTrial(LaunchedTrial):
 
     place_options = ("--max-hours", "5", "--type", TYPE, "--max-exchanges", "99")
 
-    def __init__(self, bench: LaunchedTrialBench, plan: LaunchedTrialPlan) -> None:
+    def __init__(self, bench: TrialBench, plan: LaunchedTrialPlan, cloud: CloudProcess) -> None:
         super().__init__(bench, plan)
-        assert bench.cloud
-        self.cloud = bench.cloud
+        self.cloud = cloud
         self.cloud.begin()
         self.renter = Renter(self.sandbox, self.cloud)
 
@@ -341,7 +280,7 @@ class RentedTrial(LaunchedTrial):
 class SshTrial(LaunchedTrial):
     """A job on machines over ssh: a real sshd for each, on 127.1.0.N."""
 
-    def __init__(self, bench: LaunchedTrialBench, plan: LaunchedTrialPlan) -> None:
+    def __init__(self, bench: TrialBench, plan: LaunchedTrialPlan) -> None:
         super().__init__(bench, plan)
         self.bed = Testbed(self.outcome.folder / "bed", plan.machines)
         self.place_options = ("--ssh", str(self.bed.write_hosts_toml(self.outcome.folder / "hosts.toml")))
@@ -349,8 +288,8 @@ class SshTrial(LaunchedTrial):
 
     def inject_event(self, kind: str, number: float) -> bool:
         """Inject an event of the plan; `number` is random, 0 to 1. Return False if that is not possible now."""
-        members = (self.job.run_folder.attempts.all() or [None])[-1]
-        names = [name for name in members.machine_names if name not in self.faulty] if members else []
+        members = newest_attempt(self.job).machine_names
+        names = [name for name in members if name not in self.faulty]
         if kind == "supervisor killed":
             self.kill_supervisor(number)
             self.add_log_line(kind)
@@ -365,7 +304,7 @@ class SshTrial(LaunchedTrial):
         for name in victims:
             if not self._inject_on_machine(kind, name, self.bed.machines[int(name)], 10 * number % 1):
                 return False
-        self.add_log_line(f"{kind}: machine {', '.join(victims)}, members {' '.join(names)}")
+        self.add_log_line(f"{kind}: machine {', '.join(victims)}, members {' '.join(members)}")
         return True
 
     def _inject_on_machine(self, kind: str, name: str, machine: TestMachine, number: float) -> bool:

@@ -23,6 +23,7 @@ With --results, each trial adds one line of JSON to a file, and those that are i
 """
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -37,12 +38,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-__all__ = ["TrialBench", "TrialPlan", "run_trials"]
+__all__ = ["Trial", "TrialBench", "TrialPlan", "run_trials"]
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from benchmarks.elastic.bench import TrialBench
-from benchmarks.elastic.fault_plan import FaultTrial, LaunchedTrialPlan, TrialOutcome, TrialPlan
+from benchmarks.elastic.fault_plan import (
+    RENTED_EVENT_WEIGHTS,
+    SSH_EVENT_WEIGHTS,
+    FaultTrial,
+    LaunchedTrialPlan,
+    TrialOutcome,
+    TrialPlan,
+)
 from benchmarks.elastic.trial import Trial
 from benchmarks.measure import describe_machine, write_section
 
@@ -51,22 +59,10 @@ MANY_REGROUPS = 9
 
 
 def run_trials(
-    bench: TrialBench,
-    seeds: list[int],
-    max_parallel: int,
-    report_outcome: Callable[[TrialOutcome], None] = lambda _: None,
-) -> list[TrialOutcome]:
-    """Run the local trials of these seeds, at most `max_parallel` at a time, and return their outcomes in order."""
-    return run_in_threads(
-        lambda seed: Trial(bench, TrialPlan.from_seed(seed, bench.small)), seeds, max_parallel, report_outcome
-    )
-
-
-def run_in_threads(
     make_trial: Callable[[int], FaultTrial],
     seeds: Iterable[int],
     max_parallel: int,
-    report_outcome: Callable[[TrialOutcome], None],
+    report_outcome: Callable[[TrialOutcome], None] = lambda _: None,
 ) -> list[TrialOutcome]:
     """Run the trials of these seeds, at most `max_parallel` at a time, and return their outcomes in order."""
 
@@ -81,39 +77,33 @@ def run_in_threads(
         return list(pool.map(run_trial, seeds))
 
 
-def run_launched_trials(
-    options: argparse.Namespace, folder: Path, seeds: list[int], report_outcome: Callable[[TrialOutcome], None]
-) -> list[TrialOutcome]:
-    """Run the trials of these seeds over ssh or on rented machines, one after the other."""
-    from benchmarks.elastic.launched_trial import LaunchedTrialBench, RentedTrial, SshTrial
-
-    is_rented = options.place == "rented"
-    bench = LaunchedTrialBench(folder, options.in_place, is_rented)
-    kind = RentedTrial if is_rented else SshTrial
+@contextlib.contextmanager
+def trial_maker(options: argparse.Namespace, folder: Path) -> Iterator[Callable[[int], FaultTrial]]:
+    """Give the function that makes the trial of a seed; end afterwards what all trials share."""
+    bench = TrialBench(folder, options.fork, options.small, options.in_place, options.regroups)
+    cloud = None
     try:
-        return run_in_threads(
-            lambda seed: kind(bench, LaunchedTrialPlan.from_seed(seed, is_rented)), seeds, 1, report_outcome
+        if options.place == "local":
+            kills = options.regroups // 2
+            yield lambda seed: Trial(
+                bench, TrialPlan.of_kills_in_turn(seed, kills) if kills else TrialPlan.from_seed(seed, bench.small)
+            )
+            return
+        from benchmarks.elastic.launched_trial import RentedTrial, SshTrial
+
+        if options.place == "ssh":
+            yield lambda seed: SshTrial(bench, LaunchedTrialPlan.from_seed(seed, SSH_EVENT_WEIGHTS, (3, 4)))
+            return
+        from support.simcloud.fixture import CloudProcess
+
+        cloud = running_cloud = CloudProcess()
+        yield lambda seed: RentedTrial(
+            bench, LaunchedTrialPlan.from_seed(seed, RENTED_EVENT_WEIGHTS, (2, 3)), running_cloud
         )
     finally:
         bench.close()
-
-
-def run_local_trials(
-    options: argparse.Namespace, folder: Path, seeds: list[int], report_outcome: Callable[[TrialOutcome], None]
-) -> list[TrialOutcome]:
-    """Run the trials of these seeds on this computer; with --regroups the one job that they stand for."""
-    bench = TrialBench(folder, options.fork, options.small, options.in_place, options.regroups)
-    try:
-        if options.regroups:
-            return run_in_threads(
-                lambda seed: Trial(bench, TrialPlan.of_kills_in_turn(seed, options.regroups // 2)),
-                seeds[:1],
-                1,
-                report_outcome,
-            )
-        return run_trials(bench, seeds, options.parallel, report_outcome)
-    finally:
-        bench.close()
+        if cloud:
+            cloud.close()
 
 
 def as_row(outcome: TrialOutcome, options: argparse.Namespace) -> Row:
@@ -242,8 +232,9 @@ def main() -> int:
         if (row["place"], row["in_place"]) == (options.place, options.in_place)
     }
     seeds = [seed for seed in range(options.seed, options.seed + options.count) if seed not in done]
-    run = run_local_trials if options.place == "local" else run_launched_trials
-    outcomes = run(options, folder, seeds, report_outcome)
+    parallel = options.parallel if options.place == "local" else 1
+    with trial_maker(options, folder) as make_trial:
+        outcomes = run_trials(make_trial, seeds, parallel, report_outcome)
     print("\n".join(table(read_rows([results]))))
     any_failed = any(outcome.problems for outcome in outcomes)
     if not any_failed:

@@ -34,7 +34,10 @@ def test_disturbed_jobs_end_like_undisturbed_ones(trials: Any, in_place: bool, t
     """All trials in one test, several at a time: pytest would run tests that share them in several processes."""
     bench = trials.TrialBench(tmp_path / "bench", fork=True, small=True, in_place=in_place)
     try:
-        outcomes = trials.run_trials(bench, list(range(FIRST_SEED, FIRST_SEED + COUNT)), MAX_PARALLEL)
+        seeds = range(FIRST_SEED, FIRST_SEED + COUNT)
+        outcomes = trials.run_trials(
+            lambda seed: trials.Trial(bench, trials.TrialPlan.from_seed(seed, True)), seeds, MAX_PARALLEL
+        )
     finally:
         bench.close()
     failed = [outcome for outcome in outcomes if outcome.problems]
