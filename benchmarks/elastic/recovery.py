@@ -179,7 +179,7 @@ def format_cell(values: Sequence[float | str]) -> str:
     seconds = [value for value in values if not isinstance(value, str)]
     parts = []
     if seconds:
-        parts = [f"{statistics.median(seconds):.1f} ({min(seconds):.1f}-{max(seconds):.1f}), {len(seconds)}"]
+        parts = [f"{statistics.median(seconds):.2f} ({min(seconds):.2f}-{max(seconds):.2f}), {len(seconds)}"]
     failures = Counter(value for value in values if isinstance(value, str))
     return "; ".join(parts + [f"{text}: {count} of {len(values)}" for text, count in failures.items()])
 

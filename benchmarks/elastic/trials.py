@@ -1,9 +1,9 @@
 """Runs random schedules of faults against real jobs, and checks that each job's result is unharmed.
 
-    .venv/bin/python benchmarks/elastic/trials.py local --small --fork --count 100 --results local.jsonl
+    .venv/bin/python benchmarks/elastic/trials.py local --small --count 100 --results local.jsonl
     .venv/bin/python benchmarks/elastic/trials.py ssh --count 20 --results ssh.jsonl
     .venv/bin/python benchmarks/elastic/trials.py rented --seed 7 --count 1 --no-in-place     # one of them again
-    .venv/bin/python benchmarks/elastic/trials.py local --fork --regroups 200                 # one job, many kills
+    .venv/bin/python benchmarks/elastic/trials.py local --regroups 200                        # one job, many kills
     .venv/bin/python benchmarks/elastic/trials.py --report *.jsonl              # writes their section of RESULTS.md
 
 Each trial is a small job on two to four machines: agents on this computer, without a supervisor; over ssh, with a real
@@ -18,8 +18,8 @@ bit, those of an undisturbed run of one process; a process that goes on in place
 fault keeps its processes; nothing is left that runs; and on rented machines `cost` says what the cloud's meter says. A
 trial that fails keeps its folder.
 
-With --results, each trial adds one line of JSON to a file, and those that are in it already are not run again. With
---fork the processes are forked from one that has imported torch, which is ten times cheaper (faults.py).
+With --results, each trial adds one line of JSON to a file, and those that are in it already are not run again. Local
+processes are forked from one that has imported torch, which is ten times cheaper (faults.py).
 """
 
 import argparse
@@ -80,7 +80,7 @@ def run_trials(
 @contextlib.contextmanager
 def trial_maker(options: argparse.Namespace, folder: Path) -> Iterator[Callable[[int], FaultTrial]]:
     """Give the function that makes the trial of a seed; end afterwards what all trials share."""
-    bench = TrialBench(folder, options.fork, options.small, options.in_place, options.regroups)
+    bench = TrialBench(folder, options.small, options.in_place, options.regroups)
     cloud = None
     try:
         if options.place == "local":
@@ -197,7 +197,6 @@ def main() -> int:
         "--in-place", action=argparse.BooleanOptionalAction, default=True, help="how trainers go on (default: in place)"
     )
     parser.add_argument("--parallel", type=int, default=2, help="local trials at a time (default: 2)")
-    parser.add_argument("--fork", action="store_true", help="local: fork processes from one that has imported torch")
     parser.add_argument("--small", action="store_true", help="local: shorter trials, as in the tests")
     parser.add_argument(
         "--regroups", type=int, default=0, metavar="N", help="local: instead, one job whose processes regroup N times"
