@@ -230,7 +230,8 @@ def main() -> int:
         for row in read_rows([results])
         if (row["place"], row["in_place"]) == (options.place, options.in_place)
     }
-    seeds = [seed for seed in range(options.seed, options.seed + options.count) if seed not in done]
+    count = 1 if options.regroups else options.count
+    seeds = [seed for seed in range(options.seed, options.seed + count) if seed not in done]
     parallel = options.parallel if options.place == "local" else 1
     with trial_maker(options, folder) as make_trial:
         outcomes = run_trials(make_trial, seeds, parallel, report_outcome)
