@@ -109,7 +109,7 @@ def trial_maker(options: argparse.Namespace, folder: Path) -> Iterator[Callable[
 def as_row(outcome: TrialOutcome, options: argparse.Namespace) -> Row:
     """Return the line of a results file about a trial that has ended."""
     return {
-        "place": f"{options.place}, regroups" if options.regroups else options.place,
+        "place": options.title,
         "in_place": outcome.in_place,
         "seed": outcome.plan.seed,
         "seconds": round(outcome.seconds, 1),
@@ -212,12 +212,12 @@ def main() -> int:
         write_section("elastic/trials.py", section(rows))
         print("\n".join(table(rows)))
         return 0
+    options.title = f"{options.place}, regroups" if options.regroups else options.place
     folder = (options.folder or Path(tempfile.mkdtemp(prefix="trials-"))).resolve()
     results = options.results or folder / "results.jsonl"
     folder.mkdir(parents=True, exist_ok=True)
-    if options.place == "local":
-        signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # its processes die with this one
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for number in (signal.SIGINT, signal.SIGTERM):  # local processes die with this one, others have to be ended
+        signal.signal(number, lambda *_: os._exit(130) if options.place == "local" else sys.exit(130))
 
     def report_outcome(outcome: TrialOutcome) -> None:
         line = json.dumps(as_row(outcome, options))
@@ -228,7 +228,7 @@ def main() -> int:
     done = {
         row["seed"]
         for row in read_rows([results])
-        if (row["place"], row["in_place"]) == (options.place, options.in_place)
+        if (row["place"], row["in_place"]) == (options.title, options.in_place)
     }
     count = 1 if options.regroups else options.count
     seeds = [seed for seed in range(options.seed, options.seed + count) if seed not in done]
