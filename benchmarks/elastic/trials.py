@@ -159,7 +159,7 @@ def table(rows: Iterable[Row]) -> Iterator[str]:
     yield line("steps of all processes, each compared with the undisturbed run", total("steps"))
     yield line("steps that a process did again after going on in place", total("lost"))
     yield line("processes that went on in place as the same process", total("kept"))
-    yield line("that were replaced (a fault had hit their machine)", total("replaced"))
+    yield line("that were replaced (not good where no fault had hit their machine)", total("replaced"))
     yield line("regroups so far: file descriptors, threads, MB of the process with most of them", usage)
     yield line(
         "seconds a schedule: median (largest)",
