@@ -61,6 +61,7 @@ class Trial(FaultTrial):
         self.trainer_kills: Counter[str] = Counter()
         self.hit = {"0"} if " trainer" in plan.kill_point else set()  # also by a stop of its processes
         self.kill_note = self.folder / "note"
+        self.last_hit = 0  # the attempt of the last of many kills
 
     # --- observation -------------------------------------------------------------------------------------------------
 
@@ -142,7 +143,7 @@ class Trial(FaultTrial):
                 self.restart_times.pop(name, None)
             elif name not in self.restart_times:
                 self.restart_times[name] = now + self.rng.uniform(0.2, 0.3 if self.plan.kills_in_turn else 4.0)
-            elif now >= self.restart_times[name] and self.machine_status(name).get("state") != "failed":
+            elif now >= self.restart_times[name] and not self.has_failed_for_good(name):
                 self.add_log_line(f"start {name}")
                 self.start(name)
                 self.outcome.event_counts["join"] += 1
@@ -166,8 +167,11 @@ class Trial(FaultTrial):
         excluded = {*self.frozen, *self.machines_about_to_die()}
         candidates = [name for name in self.members() if self.is_agent_alive(name) and name not in excluded]
         if kind == KILL_IN_TURN:
+            newest = attempts.newest_attempt(self.folders.shared)
             turn = 1 + self.outcome.event_counts[kind] % 2
-            candidates = [str(turn)] if len(candidates) == len(self.spec.machine_names) else []
+            is_whole = newest and newest.number > self.last_hit and len(candidates) == len(self.spec.machine_names)
+            candidates = [str(turn)] if is_whole else []
+            self.last_hit = newest.number if newest and is_whole else self.last_hit
         if kind == "kill head" and "0" not in self.machines_about_to_die():
             candidates = [name for name in candidates[:1] if name == self.members()[0]]
         if not candidates or not self.is_training():
