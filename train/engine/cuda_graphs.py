@@ -65,7 +65,8 @@ class CapturedStage:
         self.twins = {name: parameter.detach().requires_grad_() for name, parameter in named.items()}
         self.sources = [*self.twins.values(), *([inputs] if inputs.requires_grad else [])]
         self.forward_graph, self.backward_graph = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        self.input_gradient, self.gradients = None, list[torch.Tensor | None]()  # of the input, of the parameters
+        self.input_gradient: torch.Tensor | None = None
+        self.gradients: list[torch.Tensor | None] = []  # of the parameters
 
     def run(self) -> torch.Tensor:
         """Run the part on its input, as it is captured."""
@@ -155,8 +156,7 @@ class CudaGraphs:
         for shape in shapes:
             images, height, width = shape
             subject = f"the CUDA graph of a batch of {images} images of {width} x {height} pixels"
-            black = torch.zeros(images, 3, height, width, device=self.device, dtype=self.dtype)
-            black = black.to(memory_format=torch.channels_last)
+            black = torch.zeros(images, height, width, 3, device=self.device, dtype=self.dtype).permute(0, 3, 1, 2)
             try:
                 with full_memory_explained(self.device, subject):
                     stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -164,11 +164,8 @@ class CudaGraphs:
                         captured[shape] = self._capture_shape(black, stream, pool)
                     torch.cuda.current_stream(self.device).wait_stream(stream)
             except RuntimeError as error:
-                if isinstance(error, torch.OutOfMemoryError | TrainingError):
-                    raise
-                raise TrainingError(
-                    f"graphs: the network cannot be captured: {first_line(error)}; set graphs='off'"
-                ) from error
+                text = f"graphs: the network cannot be captured: {first_line(error)}; set graphs='off'"
+                raise TrainingError(text) from error
         for buffer, saved in zip(self.model.buffers(), saved_buffers, strict=True):
             buffer.copy_(saved)
         self.stages = captured
@@ -194,8 +191,8 @@ class CudaGraphs:
     def _parts(self) -> list[nn.Module]:
         return [*self.model.stages()] if self.in_stages and isinstance(self.model, ResNet) else [self.model]
 
-    def _forward(self, images: torch.Tensor) -> torch.Tensor:
-        stages = self.stages.get((images.shape[0], *images.shape[2:]))  # type: ignore[arg-type]
+    def _forward(self, images: torch.Tensor) -> Any:
+        stages = self.stages.get((images.shape[0], images.shape[2], images.shape[3]))
         if stages is None or not torch.is_grad_enabled():  # the latter in validation
             return self.eager_forward(images)
         if self.counters:
