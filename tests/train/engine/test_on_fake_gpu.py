@@ -105,7 +105,7 @@ def test_validation_fills_its_last_batch_and_counts_the_real_images(events: Any,
 
 
 @pytest.mark.parametrize("searches", [False, True])
-def test_warm_up_runs_the_first_shape_or_all_to_search(searches: bool, events: Any, monkeypatch: Any) -> None:
+def test_warm_up_runs_the_largest_shape_or_all_to_search(searches: bool, events: Any, monkeypatch: Any) -> None:
     train, val = [(8, 32, 32), (4, 64, 64)], [(16, 32, 32)]
     model, preprocessor, searched = Network(), BatchPreprocessor(GPU, kernel_search=searches), set[bool]()
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", not searches)
@@ -113,7 +113,10 @@ def test_warm_up_runs_the_first_shape_or_all_to_search(searches: bool, events: A
     for val_shapes in (val, []):  # the second time there is nothing new
         warmup.warm_up(model, model, train, val_shapes, preprocessor)
     assert searched == {searches}
-    assert model.shapes == [(True, 8, 32, 32), *([(True, 4, 64, 64), (False, 16, 32, 32)] if searches else [])]
+    expected = [(True, 8, 32, 32), (True, 4, 64, 64), (False, 16, 32, 32)]
+    assert model.shapes == (expected if searches else expected[1:2]), (
+        "a later phase may take more memory than the first"
+    )
     assert preprocessor.warmed_shapes == {*train, *val}, "so that the last batches of validation are filled up"
 
 
