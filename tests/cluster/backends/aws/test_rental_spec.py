@@ -207,7 +207,7 @@ def test_types_of_the_user_alone_are_tried_in_the_users_order_and_each_has_its_p
 
 @pytest.mark.parametrize(("types", "machines", "comm", "is_told"), [
     (["g4dn.xlarge"], 2, "auto", True), (["g4dn.xlarge"], 1, "auto", False), (["g4dn.xlarge"], 2, "none", False),
-    (["p4d.24xlarge"], 2, "auto", False), (["p4d.24xlarge", "p3.16xlarge"], 2, "auto", True),
+    (["p4d.24xlarge"], 2, "auto", False), (["g5.8xlarge", "g5.xlarge"], 2, "auto", True),
 ])  # fmt: skip
 def test_plan_says_where_sums_are_bfloat16(types: list[str], machines: int, comm: str, is_told: bool) -> None:
     planned = offline_plan(types=types, machines=machines, set=(f"comm.hook={comm}",))
