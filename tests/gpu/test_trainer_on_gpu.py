@@ -30,7 +30,8 @@ warmup.warm_up(net, net, [(1 << 16, 512, 512)], [], preprocessor)
 # The same weights to the bit after 20 steps with and without graphs, and with them in stages.
 GRAPHS = """
 import sys, torch
-from train.engine import cuda_graphs, inputs
+from train.distributed import cuda_graphs
+from train.engine import inputs
 from train.models import registry
 from train.recipe.components import Model
 torch.use_deterministic_algorithms(True, warn_only=True)

@@ -55,7 +55,7 @@ LAYERWISE = "train/optim/layerwise.py"
 LOSSES = "train/optim/losses.py"
 MODELS = "train/models/registry.py"
 BATCHNORM = "train/distributed/batchnorm.py"
-GRAPHS = "train/engine/cuda_graphs.py"
+GRAPHS = "train/distributed/cuda_graphs.py"
 
 # By the test that must notice it: the rule and how it is broken, the file, its text, the broken text.
 TABLE: dict[str, list[tuple[str, str, str, str]]] = {
@@ -373,15 +373,15 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("GPUs: one that torch cannot use trains on the CPU beside others", "train/distributed/process_group.py",
          "raise MachineTrouble(refusal)", "pass"),
     ],
-    "train/engine/test_cuda_graphs.py::test_graphs_train_as_without_them": [
+    "train/distributed/test_cuda_graphs.py::test_graphs_train_as_without_them": [
         ("CUDA graphs: a norm counts no steps", GRAPHS, "torch._foreach_add_(self.counters, 1)", "pass"),
         ("CUDA graphs: the capture changes the running statistics", GRAPHS, "buffer.copy_(saved)", "pass"),
     ],
-    "train/engine/test_cuda_graphs.py::test_dropout_of_a_graph_is_that_of_the_step": [
+    "train/distributed/test_cuda_graphs.py::test_dropout_of_a_graph_is_that_of_the_step": [
         ("CUDA graphs: a chunk overwrites the gradients of the one before", GRAPHS,
          "parameter.grad = parameter.grad.clone()", "pass"),
     ],
-    "train/engine/test_cuda_graphs.py::test_stages_of_several_processes_train_as_without_graphs": [
+    "train/distributed/test_cuda_graphs.py::test_stages_of_several_processes_train_as_without_graphs": [
         ("CUDA graphs: a stage's gradient of its input is lost", GRAPHS,
          "(self.input_gradient, *self.gradients)", "(None, *self.gradients)"),
     ],

@@ -30,6 +30,7 @@ from train.data.order.batch_sampler import DistributedBatchSampler
 from train.data.order.usage_log import UsageLog
 from train.distributed import ddp, exact_sum, process_group
 from train.distributed.batchnorm import RunningStatistics
+from train.distributed.cuda_graphs import open_graphs
 from train.distributed.process_group import ProcessGroup, sum_from_cpu
 from train.metrics.accuracy import Accuracy, zero_confusion
 from train.metrics.meters import StepMeter
@@ -57,7 +58,6 @@ from train.weights.network_description import NetworkDescription
 
 from . import resume_check
 from .agent_channel import AgentChannel, StopRequested
-from .cuda_graphs import open_graphs
 from .inputs import IMAGENET_NORMALIZATION, BatchPreprocessor, normalization_of, seed_dropout
 from .options import RunOptions
 from .progress import ProgressReporter

@@ -14,8 +14,9 @@ from support.trainer_in_process import SINGLE_PROCESS, RandomImages, make_phase,
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from train.distributed import cuda_graphs
 from train.distributed.process_group import ProcessGroup
-from train.engine import cuda_graphs, trainer
+from train.engine import trainer
 from train.engine.inputs import BatchPreprocessor, seed_dropout
 from train.models import registry
 from train.recipe import Model, Recipe

@@ -11,35 +11,42 @@ changed in place only, so they lie there. Gradients that a parameter has taken o
 second chunk overwrites them. Dropout draws from torch's generator as it stands at the replay. What the host itself
 counts in a forward pass, the steps of a batch norm, is counted here for each replay.
 
-torch.cuda.make_graphed_callables does as much, but its capture fails when the loader's thread pins memory meanwhile, it
-would call DDP's and the trainer's hooks, and it returns gradients that the next replay overwrites.
+torch.cuda.make_graphed_callables does as much. But its capture fails when the loader's thread pins memory meanwhile,
+calls the trainer's hooks, and returns gradients that the next replay overwrites.
 """
 
 import contextlib
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from train.distributed.gpu import full_memory_explained
 from train.models.resnet import ResNet
 from train.recipe.schema import Recipe
 from train.tools.errors import TrainingError, first_line
 
-from .inputs import BatchPreprocessor
-from .warmup import BatchShape
+from .gpu import full_memory_explained
 
 WARM_UP_PASSES = 3  # before a capture, on its stream: libraries allocate and choose there, as torch does it
 Log = Callable[[str], object]
+BatchShape = tuple[int, int, int]  # images, height, width
 Capture = Callable[[torch.cuda.CUDAGraph], contextlib.AbstractContextManager[None]]
 
 
+class Preprocessor(Protocol):
+    """What is to be known of `BatchPreprocessor`: the type of a network's images and of what it computes in."""
+
+    device: torch.device
+    compute_dtype: torch.dtype
+    autocast: Callable[..., torch.autocast]
+
+
 def open_graphs(
-    recipe: Recipe, model: nn.Module, preprocessor: BatchPreprocessor, is_distributed: bool, exact: bool, log: Log
+    recipe: Recipe, model: nn.Module, preprocessor: Preprocessor, is_distributed: bool, exact: bool, log: Log
 ) -> Callable[[Sequence[BatchShape], Callable[[], None]], None]:
     """Return the `capture` of a run's graphs; one that does nothing when it has none. `log` takes a line of why."""
     if recipe.graphs == "on":  # "auto" is off as long as they have not run on a GPU
@@ -130,7 +137,7 @@ class _Replay(torch.autograd.Function):
 class CudaGraphs:
     """The graphs of a network's training. They take the place of its `forward` in train mode, for captured shapes."""
 
-    def __init__(self, model: nn.Module, preprocessor: BatchPreprocessor, in_stages: bool, log: Log) -> None:
+    def __init__(self, model: nn.Module, preprocessor: Preprocessor, in_stages: bool, log: Log) -> None:
         self.model, self.device, self.dtype = model, preprocessor.device, preprocessor.compute_dtype
         self.autocast = partial(preprocessor.autocast, cache_enabled=False)  # a capture must not read the cache
         self.in_stages, self.log = in_stages, log
@@ -177,7 +184,8 @@ class CudaGraphs:
             return torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")  # type: ignore[arg-type]
 
         stages: list[CapturedStage] = []
-        for part in self._parts():
+        in_parts = self.in_stages and isinstance(self.model, ResNet)
+        for part in self.model.stages() if in_parts else [self.model]:  # type: ignore[operator]
             stages.append(CapturedStage(part, inputs, self.autocast))
             stages[-1].capture_forward(capture)
             outputs = stages[-1].outputs
@@ -187,9 +195,6 @@ class CudaGraphs:
             stage.capture_backward(capture, output_gradient)
             output_gradient = stage.input_gradient
         return stages
-
-    def _parts(self) -> list[nn.Module]:
-        return [*self.model.stages()] if self.in_stages and isinstance(self.model, ResNet) else [self.model]
 
     def _forward(self, images: torch.Tensor) -> Any:
         stages = self.stages.get((images.shape[0], images.shape[2], images.shape[3]))
