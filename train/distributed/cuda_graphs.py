@@ -42,7 +42,9 @@ class Preprocessor(Protocol):
 
     device: torch.device
     compute_dtype: torch.dtype
-    autocast: Callable[..., torch.autocast]
+
+    def autocast(self, cache_enabled: bool = True) -> torch.autocast:
+        """Return the context of half precision."""
 
 
 def open_graphs(

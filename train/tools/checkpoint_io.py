@@ -32,7 +32,7 @@ def copy_to_cpu(value: Any) -> Any:  # Any: what torch.save takes
     way at once, into pinned memory, which torch keeps for the next checkpoint; the host waits once.
     """
     copied = _begin_copy(value)
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.current_stream().synchronize()
     return copied
 
