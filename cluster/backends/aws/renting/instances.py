@@ -299,10 +299,8 @@ class JobInstances(InstanceHistory):
         if self.stack is None or self.stack.region != account.region:
             terms, seen = self.rental_spec, self.rental_spec.fresh_inspection
             known = seen.stack if seen and seen.region == account.region else None
-            address = self.resolve_ssh_address()
-            self.stack = stack.ensure(
-                account, address, None, terms.user_tags, terms.network_ids, self.internet, complete=known
-            )
+            address, ids = self.resolve_ssh_address(), terms.network_ids
+            self.stack = stack.ensure(account, address, None, terms.user_tags, ids, self.internet, known)
         return self.stack
 
     def _look_up_types(self, names: set[str]) -> None:
