@@ -1,6 +1,7 @@
 """A job: a run folder, with the operations that read or change it."""
 
 import contextlib
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -212,9 +213,9 @@ class Job:
 
     @property
     def launch_command(self) -> str:
-        """What launches the same job once more: the command as it was typed, or else its recipe alone."""
+        """What launches the same job once more, unnamed: the command as it was typed, or else its recipe alone."""
         if self.spec.command:
-            return self.spec.command
+            return re.sub(rf" --name[ =]{re.escape(self.spec.given_name)}(?!\S)", "", self.spec.command, count=1)
         if command := self.spec.own_command:
             return f"imgnet-cluster run -- {command.text}"
         return f"imgnet-cluster launch {self.spec.recipe_file or 'RECIPE'}"
@@ -492,9 +493,7 @@ class Job:
             raise BadInput(f"--epochs: {self.name} is {self.state.phrase}; it can get more of them when it has ended")
         self._refuse_if(not self.has_ended)
         if self.state == JobState.DONE and not adds_epochs:
-            train_on = f"To train it on: imgnet-cluster resume {self.run.handle} --epochs +N. "
-            longer = "" if self.spec.own_command else train_on
-            again = "again with another --name" if self.spec.given_name else "again"
+            hint = "" if self.spec.own_command else f"To train it on: imgnet-cluster resume {self.run.handle} --epochs +N. "
             raise ClusterError(
-                f"{self.name} is done; there is nothing to resume. {longer}Run it {again}: {self.launch_command}"
+                f"{self.name} is done; there is nothing to resume. {hint}Run it again: {self.launch_command}"
             )
