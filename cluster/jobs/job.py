@@ -493,7 +493,8 @@ class Job:
             raise BadInput(f"--epochs: {self.name} is {self.state.phrase}; it can get more of them when it has ended")
         self._refuse_if(not self.has_ended)
         if self.state == JobState.DONE and not adds_epochs:
-            hint = "" if self.spec.own_command else f"To train it on: imgnet-cluster resume {self.run.handle} --epochs +N. "
+            train_on = f"To train it on: imgnet-cluster resume {self.run.handle} --epochs +N. "
+            hint = "" if self.spec.own_command else train_on
             raise ClusterError(
                 f"{self.name} is done; there is nothing to resume. {hint}Run it again: {self.launch_command}"
             )
