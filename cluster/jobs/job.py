@@ -393,7 +393,7 @@ class Job:
             return
         self.refresh()
         if self.has_ended:
-            raise ClusterError(f"{self.name} is {self.state} already; there is nothing to stop")
+            raise ClusterError(f"{self.name} is {self.state} already; which jobs run: imgnet-cluster ls")
         self.supervision.require()
         self.run_folder.request_stop()
         if wait := self.backend.waits_for():  # no agent will obey the request
@@ -423,7 +423,8 @@ class Job:
         """
         self.refresh()
         if self.has_ended or self.is_waiting:
-            raise ClusterError(f"{self.name} is {self.state.phrase}; it has no machine that could be lost")
+            hint = "which jobs run: imgnet-cluster ls"
+            raise ClusterError(f"{self.name} is {self.state.phrase}; it has no machine that could be lost; {hint}")
         name = self.resolve_machine(int(machine))
         if is_permanent:
             self.run_folder.disabled_marker(name).touch()
@@ -495,6 +496,5 @@ class Job:
         if self.state == JobState.DONE and not adds_epochs:
             train_on = f"To train it on: imgnet-cluster resume {self.run.handle} --epochs +N. "
             hint = "" if self.spec.own_command else train_on
-            raise ClusterError(
-                f"{self.name} is done; there is nothing to resume. {hint}Run it again: {self.launch_command}"
-            )
+            text = f"{self.name} is done; there is nothing to resume. {hint}Run it again: {self.launch_command}"
+            raise ClusterError(text)

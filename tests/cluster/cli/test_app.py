@@ -115,7 +115,7 @@ def test_rehearse_loss_needs_a_machine_of_a_running_job(hand_made: Any, refused:
         refused(["rehearse-loss", "job-1", "--machine", "0"], 1, "machine 0 of job-1 has no running agent")
     run.write_status("stopped", ended=True)
     run.job.refresh()
-    refused(["rehearse-loss", "job-1", "--machine", "0"], 1, "no machine that could be lost")
+    refused(["rehearse-loss", "job-1", "--machine", "0"], 1, "could be lost; which jobs run: imgnet-cluster ls")
 
 
 def test_commands_take_the_newest_job_but_for_the_one_that_destroys(hand_made: Any, refused: Any, sandbox: Any) -> None:
@@ -170,7 +170,7 @@ def test_launch_dry_run_shows_plan_and_starts_nothing(sandbox: Any, option: str)
 
 @pytest.mark.parametrize("argv, code, message", [
     (["attach", "job-1"], 1, "job-1 is done"),
-    (["stop", "job-1"], 1, "job-1 is done"),
+    (["stop", "job-1"], 1, "job-1 is done already; which jobs run: imgnet-cluster ls"),
     (["resume", "1"], 1, "there is nothing to resume. To train it on: imgnet-cluster resume job-1 --epochs"),
     (["logs", "--rank", "2"], 1, "job-1 has 2 training processes"),
     (["status", "job-01"], 102, "job-01"),
