@@ -203,6 +203,8 @@ def job_status(run: Run, result: JobResult | None) -> JobStatus:
     """Return the job's state and numbers. `result` is its result, None while it has not ended."""
     agent_status = best_informed_status(run)
     numbers: dict[str, Any] = {name: getattr(agent_status, name, None) for name in TRAINING_NUMBERS}
+    if agent_status is None and (last := read_status(run.folder.status_path())):  # of the launch before
+        numbers |= {"top1": last.top1, "top5": last.top5}
     where = reported_time_table(agent_status) if result is None else None
     status = JobStatus(
         job=run.spec.name,
@@ -331,7 +333,7 @@ def machine_rows(run: Run) -> dict[str, MachineRow]:
             notes.append("lost during its set-up, and started again")
         setup_seconds = {str(step): seconds for step, seconds in setup_row.seconds.items()}
         rows[name] = MachineRow(
-            host=setup_row.host,
+            host=setup_row.host or (status.host if status else ""),
             state=state,
             reason=status.reason if status else setup_row.reason,
             status=status,

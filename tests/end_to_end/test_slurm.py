@@ -66,11 +66,16 @@ def test_job_survives_a_node_without_power_and_uses_each_image_once(user: SlurmU
     job = user.launch(recipe, "--log-ids", "--lost-seconds", "2")
     wait_for_steps(job, 5, "0", "1", "2")
     (slurm_job,) = user.slurm_jobs()
+    hosts = [row.host for row in job.machine_details().values()]
     # The node of the batch script: the job goes on without the script.
     lost_node = user.cluster.run("squeue", "--noheader", "--format=%B", f"--jobs={slurm_job}").strip()
     next(node for node in user.cluster.nodes if node.name == lost_node).power_off()
     wait_for_steps(job, 5, "0", "1", "2", after_attempt=2)  # the second attempt is that of the two others
     assert len(user.slurm_jobs()) == 2  # the replacement has a job of its own
+    new_host = ({node.name for node in user.cluster.nodes} - {*hosts}).pop()
+    assert [row.host for row in job.machine_details().values()] == [
+        new_host if host == lost_node else host for host in hosts
+    ], "status shows the nodes"
     user.sandbox.train_fast()
     user.assert_end(job, "done")
     assert not user.slurm_jobs(f"--jobs={slurm_job}")
