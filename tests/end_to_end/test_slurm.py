@@ -123,9 +123,12 @@ def test_time_limit_of_slurm_stops_the_job_with_a_checkpoint(user: SlurmUser) ->
 def test_job_that_waits_for_nodes_shows_why_and_scancel_ends_it(user: SlurmUser) -> None:
     cluster, sandbox = user.cluster, user.sandbox
     for options in (("--time", "soon"), ("--sbatch=--constraint=none-such",)):
-        refused = sandbox.cli("launch", *SLURM_OPTIONS, *OPTIONS, *options, write_recipe(sandbox, 3, 2))
-        assert refused.code != 0 and "sbatch: " in refused.err and refused.err.count("\n") == 1, (options, refused)
-    assert not user.slurm_jobs() and not sandbox.job_pids()
+        for dry_run in ("--dry-run", "--no-standby"):
+            refused = sandbox.cli("launch", *SLURM_OPTIONS, *OPTIONS, *options, dry_run, write_recipe(sandbox, 3, 2))
+            assert refused.code == 2 and "sbatch: " in refused.err and refused.err.count("\n") == 1, refused
+    refused = sandbox.cli("launch", *SLURM_OPTIONS, *OPTIONS, "--sbatch=--mem=9999T", write_recipe(sandbox, 3, 2))
+    assert refused.code == 1 and "sbatch: " in refused.err, refused  # nodes that are down may be refused like this
+    assert not user.slurm_jobs() and not sandbox.job_pids() and not list((sandbox.path / "runs").glob("job-*"))
 
     blocker = cluster.run("sbatch", "--parsable", "--nodes=4", "--exclusive", "--wrap=sleep 600").strip()
     cluster.wait_for(lambda: user.slurm_jobs("--states=RUNNING") == [blocker])

@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 from support.small_disk import fill
 
-from cluster.agent.status_writer import StatusWriter, continue_clock, elapsed_by_statuses, first_status, read_previous_status
+from cluster.agent.status_writer import (
+    StatusWriter,
+    continue_clock,
+    elapsed_by_statuses,
+    first_status,
+    read_previous_status,
+)
 from cluster.state.heartbeats import MachineLoad, MachineStatus
 from cluster.state.states import AgentPhase, MachineState
 from train.tools import host
