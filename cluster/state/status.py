@@ -1,6 +1,7 @@
 """The state of a job: its status, derived from its files, and its result, result.json, which result.py writes."""
 
 import shutil
+import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -328,6 +329,9 @@ def machine_rows(run: Run) -> dict[str, MachineRow]:
             if is_behind or run.folder.result_path.exists():
                 state = MachineState.LOST
         notes = [*setup_row.notes, *([status.risk_reason] if status and status.risk_reason else [])]
+        if setup_row.unreachable_since and status and not status.ended and state != MachineState.LOST:
+            since = time.strftime("%H:%M", time.localtime(setup_row.unreachable_since))
+            notes.append(f"not reachable from here since {since}; its heartbeat still comes, through another machine")
         spans = timeline.state_spans(run.folder, name) if newest is None else ()  # later, the attempts tell of a loss
         if any(span_state == MachineState.LOST for span_state, *_ in spans):
             notes.append("lost during its set-up, and started again")
