@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -127,7 +128,8 @@ def test_unreachable_machines_train_on_and_another_user_can_adopt_the_job(make_u
     wait_for(lambda: job.has_ended and adopted_job.has_ended, describe=lambda: describe(job))
     assert job.state == adopted_job.state == "stopped"
 
-    shutil.copytree(job.run_folder.user_project, adopted_job.run_folder.user_project)  # an adoption leaves it out
+    whole_spec = replace(adopted_job.spec, user_project=job.spec.user_project)  # an adoption leaves it out
+    adopted_job.run_folder.write_spec(whole_spec)
     assert sandbox.cli("resume", "-d", cwd=other_folder).code == 0
     wait_for_steps(adopted_job, 1)
     taken = sandbox.cli("resume", "-d", "job-1")
