@@ -150,6 +150,7 @@ class SshBackend(RemoteBackend):
                     launch_id, leader = read_launch(connector, fleet.provisioner.job_folder(name))
                     if launch_id in ("", self.run.folder.launch_id):
                         return ""
+                    connector.launch = launch_id  # machines refuse commands of a launch that has ended
                     if fleet.has_agent(name):
                         return leader
         return ""

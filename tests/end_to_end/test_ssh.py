@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from support import exact_jobs
-from support.exact_jobs import describe, final_parameters, wait_for_steps
+from support.exact_jobs import describe, final_parameters, newest_attempt, wait_for_steps
 from support.known import known
 from support.sandbox import ENDLESS, Sandbox
 from support.ssh_machines import Testbed
@@ -130,8 +130,9 @@ def test_unreachable_machines_train_on_and_another_user_can_adopt_the_job(make_u
 
     whole_spec = replace(adopted_job.spec, user_project=job.spec.user_project)  # an adoption leaves it out
     adopted_job.run_folder.write_spec(whole_spec)
+    number = newest_attempt(job).number
     assert sandbox.cli("resume", "-d", cwd=other_folder).code == 0
-    wait_for_steps(adopted_job, 1)
+    wait_for_steps(adopted_job, 1, after_attempt=number)
     taken = sandbox.cli("resume", "-d", "job-1")
     assert taken.code == 0 and "is running, led by " in taken.out and str(adopted_job.path) in taken.out, taken
     step = known(adopted_job.status().step)
