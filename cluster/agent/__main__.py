@@ -20,16 +20,15 @@ def main() -> int:
     parser.add_argument("work", type=Path, help="a folder that only this machine uses")
     parser.add_argument("machine", help="this machine's number")
     parser.add_argument("--address", default="127.0.0.1", help="address at which the other machines reach this one")
+    parser.add_argument("--host", default="", help="what people call this machine, where only the machine knows it")
     parser.add_argument("--elapsed", type=float, default=0.0, help="seconds since the launch, for the time limit")
     parser.add_argument("--user-project", type=Path, help="the job's copy of the modules that its recipe names")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     try:
         with locked(options.work / AGENT_LOCK, LOCK_TIMEOUT_SECONDS):
-            agent = Agent(
-                options.shared, options.work, options.machine, options.address, options.elapsed, options.user_project
-            )
-            return agent.run()
+            machine = options.machine, options.address, options.elapsed, options.user_project, options.host
+            return Agent(options.shared, options.work, *machine).run()
     except BlockingIOError:
         print(f"{options.work}: another agent already uses this work folder; end it first", file=sys.stderr)
         return 1

@@ -38,7 +38,7 @@ from .gpus import GpuCheck
 from .processes.attempt_state import AttemptState
 from .processes.base import ProcessesExit, UnkillableProcess
 from .processes.commands import CommandProcesses
-from .status_writer import StatusWriter, continue_clock, elapsed_by_statuses, read_previous_status
+from .status_writer import StatusWriter, continue_clock, elapsed_by_statuses, first_status, read_previous_status
 from .temp_folder import TempFolder
 from .tmux_windows import TmuxWindows
 from .traffic import TrafficMeter
@@ -66,6 +66,7 @@ class Agent:
         address: str,
         elapsed_seconds: float = 0.0,
         user_project: Path | None = None,
+        host_name: str = "",
     ) -> None:
         self.spec_path, self.spec_stamp = shared / "job.json", 0  # 0: not read by `read_machines` yet
         self.shared = shared
@@ -115,7 +116,7 @@ class Agent:
         self.last_peer_poll_time = 0.0
         self.last_log_sync_time = 0.0
         self.current = AttemptState(last_progress_time=now)
-        self.status = MachineStatus(id=self.id, address=address)  # as last written
+        self.status = first_status(previous, id=self.id, address=address, host=host_name)  # as last written
 
     def run(self) -> int:
         """Run until the job has ended on this machine. Returns 1 when it failed, else 0."""

@@ -43,6 +43,12 @@ def continue_clock(previous: MachineStatus | None) -> None:
         host.steady_clock.go_on_from(previous.boot_id, previous.clock_offset, previous.clock_jump, previous.time)
 
 
+def first_status(previous: MachineStatus | None, **identity: str) -> MachineStatus:
+    """Return the status with which an agent begins. Until the next validation it has the accuracies of the last one."""
+    accuracies = {"top1": previous.top1, "top5": previous.top5} if previous else {}
+    return MachineStatus(**identity, **accuracies)  # type: ignore[arg-type]
+
+
 def elapsed_by_statuses(shared: Path, machine: str, names: Iterable[str], launch_id: str) -> float:
     """Return how much of the launch's time limit has passed by the last statuses of its machines, 0.0 without any.
 

@@ -89,6 +89,10 @@ class Backend(ABC):
         """Return why a lost machine could not be replaced when that was tried last, else ""."""
         return ""
 
+    def leader(self) -> str:
+        """Return which other computer has launched the job since, if agents of that launch are at work; else ""."""
+        return ""
+
     @abstractmethod
     def agents_alive(self) -> bool:
         """Whether an agent is at work. Of machines elsewhere only the supervisor can tell; others say False."""

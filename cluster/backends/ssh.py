@@ -1,5 +1,6 @@
 """Backend `ssh`: your own machines, those of a hosts.toml, over ssh."""
 
+import contextlib
 import logging
 import tempfile
 from collections.abc import Sequence
@@ -14,9 +15,11 @@ from cluster.connectors.ssh_config import require_openssh
 from cluster.errors import BadInput, ClusterError
 from cluster.machines.fleet import Fleet
 from cluster.machines.host_check import HostCheck, HostReport
+from cluster.machines.mirror import read_launch
 from cluster.machines.trained_files import has_final_files, run_in_time
 from cluster.state.spec import JobSpec
 from train.recipe.schedule import Schedule
+from train.tools.files import write_atomic
 
 from .backend_options import SshOptions
 from .planner import ElsewherePlanner, MachineRequest, Plan, SourceAccess
@@ -24,6 +27,8 @@ from .remote import RemoteBackend
 
 logger = logging.getLogger(__name__)
 
+LOOK_SECONDS = 3.0  # for a machine to answer a command that only looks
+LOOK_MACHINES = 3
 FINAL_NETWORK_TIMEOUT_SECONDS = 1800.0  # for the trained network; 200 MB take so long over a link of 1 Mbit/s
 
 
@@ -117,6 +122,7 @@ class SshBackend(RemoteBackend):
         try:
             self.fleet.push_stop_request()
             self.fleet.pull_files()
+            self._follow_newer_launch()
             if not self.fleet.agents_alive():
                 if not self.fleet.pull_last_files():
                     return True
@@ -125,6 +131,29 @@ class SshBackend(RemoteBackend):
         except Unreachable as error:
             logger.warning("%s", error)
         return True
+
+    def _follow_newer_launch(self) -> None:
+        """If another computer has resumed the job since, follow its launch: nothing more comes of the one from here."""
+        launch_id, leader = self.fleet.mirror.newer_launch()
+        if launch_id:
+            write_atomic(self.run.folder.launch_path, launch_id.encode())  # first: no supervisor may write the old one
+            self.fleet.setup_progress.follow_launch(launch_id, leader)
+            for connector in self.fleet.connectors.values():
+                connector.launch = launch_id
+            logger.info("%s", self.fleet.setup_progress.record.leader)
+
+    def leader(self) -> str:
+        """Return which other computer has launched the job since, if a machine that answers has an agent; else ""."""
+        with contextlib.closing(Fleet(self.run.spec, self.run.folder, reconnect_seconds=LOOK_SECONDS)) as fleet:
+            for name, connector in [*fleet.connectors.items()][:LOOK_MACHINES]:
+                with contextlib.suppress(ClusterError, KeyError):  # it does not answer, or was never set up
+                    launch_id, leader = read_launch(connector, fleet.provisioner.job_folder(name))
+                    if launch_id in ("", self.run.folder.launch_id):
+                        return ""
+                    connector.launch = launch_id  # machines refuse commands of a launch that has ended
+                    if fleet.has_agent(name):
+                        return leader
+        return ""
 
     def _fetch_final_network(self) -> None:
         """Download what a job has trained, within a time, for it has no result before. An error is logged."""

@@ -385,6 +385,7 @@ def resume(job: str | None, env: tuple[str, ...], detach: bool, dry_run: bool, y
     stops following; the job keeps running.
     """
     from cluster.display import plan as display_plan
+    from cluster.display.tables import print_wrapped
     from cluster.jobs import store
     from cluster.script import secret_values
 
@@ -397,6 +398,8 @@ def resume(job: str | None, env: tuple[str, ...], detach: bool, dry_run: bool, y
     is_billed = resumed_job.backend.is_billed
     if not (dry_run and is_billed):  # as with a launch
         resumed_job.backend.check(plan.spec, resumed_job.path.parent)
+    if leader := resumed_job.backend.leader():
+        print_wrapped(f"{resumed_job.name} is running, led by {leader}; a resume takes it over from there")
     if dry_run:
         return click.echo(f"would resume {resumed_job.name}; nothing was started")
     if is_billed:

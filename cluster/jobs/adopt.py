@@ -5,6 +5,7 @@ The facts about the job are on its machines and, for rented machines, in the acc
 
 import re
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 from cluster.connectors.hosts_file import Hosts, read_hosts
 from cluster.connectors.ssh import SSHConnector
 from cluster.errors import BadInput, ClusterError, NoSuchJob
+from cluster.machines.mirror import LAUNCH_ID_PATTERN
 from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
 from cluster.state.supervisor_records import SetupRecord
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from cluster.backends.aws.admin import AwsAdministration
 
 UID_PATTERN = re.compile(r"[\w-]+-[0-9a-f]{8}", re.ASCII)
-LAUNCH_ID_PATTERN = re.compile(r"[0-9a-f]{32}", re.ASCII)
 # What an adopted job takes from its description in the shared folder, which others may have written: how to train, and
 # on how many machines. It takes nothing that costs money, names a program of this computer or another backend.
 ADOPTED_FIELDS = (
@@ -50,6 +51,8 @@ ADOPTED_FIELDS = (
 )
 
 LIST_TIMEOUT_SECONDS = 60.0
+FIRST_FILES_SECONDS = 20.0  # for the supervisor to bring what `ls` shows
+POLL_SECONDS = 0.2
 # Prints the folders in the shared folder $1 that have a job.json and no result.json.
 LIST_UNFINISHED_SCRIPT = (
     'cd "$1" 2>/dev/null && for spec in */job.json; do uid=${spec%/*}; '
@@ -181,4 +184,7 @@ def _create_job(spec: JobSpec, launch_id: str, take_over: Callable[[Path], None]
         run_folder.write_spec(spec)  # last: it makes the folder a job
     job = Job(path)
     job.refresh()
+    deadline = time.monotonic() + FIRST_FILES_SECONDS
+    while time.monotonic() < deadline and not (job.has_ended or job.status().seconds):
+        time.sleep(POLL_SECONDS)
     return job

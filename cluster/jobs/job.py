@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
 from cluster.backends import catalog
 from cluster.backends.base import Backend
@@ -155,7 +154,8 @@ class Job:
                 job_status = replace(job_status, state=JobState.ENDING, doing=doing)
             trouble = self.supervision.describe_trouble(self.backend, is_ending)
             left_out = state_result.LEFT_OUT if self.run_folder.is_history_cut else ""
-            job_status = replace(job_status, warning="; ".join(filter(None, (trouble, left_out))))
+            leader = state_status.read_setup_record(self.run_folder).leader
+            job_status = replace(job_status, warning="; ".join(filter(None, (trouble, leader, left_out))))
         # Liveness is read before the agents' statuses: the last status of a dead agent is final.
         is_gone = not self.backend.is_remote and not self.has_ended and not self.is_alive
         if is_gone and self.has_agent_status and not self.is_booting:  # result.json could not be written yet
@@ -373,7 +373,7 @@ class Job:
         try:
             supervisor_records.write_trouble(self.path, None)
             (self.path / supervisor_records.HEARTBEAT_FILE).unlink(missing_ok=True)  # its clock is of the last launch
-            write_atomic(self.run_folder.launch_path, uuid4().hex.encode())
+            self.run_folder.begin_launch()
             self.backend.launch()
         except (ClusterError, OSError):
             if previous_result:

@@ -41,7 +41,7 @@ def launch(recipe: str | Path | Workload | Plan, backend: str | None = None, **o
     """Start a job and return it as soon as its agent is at work.
 
     `options` are those of `make_launch_options`: the options of the command line, with underscores. Raises `BadInput`,
-    `ClusterError`. A job that could not start leaves a state that `ls` shows, and no process.
+    `ClusterError`. A job that could not be started leaves no process and no run folder.
     """
     if isinstance(recipe, str | Path):
         recipes = load_work(str(recipe))
@@ -80,7 +80,12 @@ def launch_plan(job_plan: Plan) -> Job:
         return interrupted_job
     check(job_plan.spec)
     job = create_job(job_plan.spec)
-    job.start()
+    try:
+        job.start()
+    except ClusterError:
+        if not (job.is_alive or job.has_agent_status):
+            shutil.rmtree(job.path, ignore_errors=True)
+        raise
     return job
 
 

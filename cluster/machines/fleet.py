@@ -41,6 +41,7 @@ from .setup_progress import SetupProgress, fold_by_machine
 logger = logging.getLogger(__name__)
 
 LIVENESS_QUERY_SECONDS = 2.0  # between two questions to a machine whose status does not change
+REACH_QUERY_SECONDS = 15.0  # and to another, which may train on out of reach of this computer
 FLEET_RECONNECT_SECONDS = 15.0  # how long to try to reach a machine
 STATUS_STALE_SECONDS = 3.0  # without a change of its status, a machine is asked whether its agent runs
 # From a stop request until the job counts as over although some machines do not answer.
@@ -109,6 +110,7 @@ class Fleet:
         self.liveness_asked_at: dict[str, float] = {}
         self.liveness_queries: dict[str, Future[bool]] = {}
         self.unreachable_since: dict[str, float] = {}  # machines whose last liveness query failed
+        self.fresh: set[str] = set()  # machines whose status has just changed
         self.restarting: dict[str, Future[None]] = {}
         self.joining = {*spec.joining}  # machines that are to join the job, when the user asks for it
         self.stop_request_sent = False
@@ -316,7 +318,7 @@ class Fleet:
         self._update_liveness()
         running = [name for name in self._usable_machines() if self.agent_running.get(name, True)]
         if self.is_over():  # the other machines have reported everything; these will learn it by themselves
-            running = [name for name in running if name not in self.unreachable_since]
+            running = [name for name in running if name in self.fresh or name not in self.unreachable_since]
         are_alive = bool(self.restarting and not self.is_over()) or bool(running)
         if are_alive:
             self.last_pull_start = None
@@ -351,7 +353,7 @@ class Fleet:
         ]
 
     def _update_liveness(self) -> None:
-        """Ask the machines whose status does not change whether their agent runs. Does not wait for the answers."""
+        """Ask the machines whether their agent runs, often if their status does not change. Waits for no answer."""
         now = time.monotonic()
         for name in [name for name, restart in self.restarting.items() if restart.done()]:
             restart = self.restarting.pop(name)
@@ -367,16 +369,18 @@ class Fleet:
                 self.unreachable_since.pop(name, None)
         for name in self.hosts:
             text, changed_at = self.mirror.last_status.get(f"status/{name}.json", (b"", 0.0))
-            is_due = now - self.liveness_asked_at.get(name, 0.0) > LIVENESS_QUERY_SECONDS
             status = parse_status(text)
+            self.fresh.discard(name)
             if now - changed_at < STATUS_STALE_SECONDS and not (status and status.ended):
                 self.agent_running[name] = True
-                self.unreachable_since.pop(name, None)
-            elif name not in self.liveness_queries and is_due:
+                self.fresh.add(name)
+            wait_seconds = REACH_QUERY_SECONDS if name in self.fresh else LIVENESS_QUERY_SECONDS
+            if name not in self.liveness_queries and now - self.liveness_asked_at.get(name, 0.0) > wait_seconds:
                 self.liveness_asked_at[name] = now
-                self.liveness_queries[name] = self.pool.submit(self._has_agent, name)
+                self.liveness_queries[name] = self.pool.submit(self.has_agent, name)
+        self.setup_progress.note_reach(self.unreachable_since)
 
-    def _has_agent(self, name: str) -> bool:
+    def has_agent(self, name: str) -> bool:
         """Ask a machine whether an agent holds the lock of its work folder. Raises `ClusterError`, `Unreachable`."""
         argv = ["sh", "-c", HAS_AGENT_SCRIPT, "sh", self._lock_path(name)]
         return self.connectors[name].run(argv, check=False, timeout=10).code == 0
@@ -447,7 +451,7 @@ class Fleet:
     def kill_machine(self, name: str, notice_seconds: float | None) -> None:
         """Kill a machine's agent, whose trainers end with it, or leave it a spot notice. Raises `ClusterError`."""
         row, connector = self.setup_progress.rows[name], self.connectors[name]
-        if not self._has_agent(name):
+        if not self.has_agent(name):
             job = Run(self.spec, self.folders).handle
             raise ClusterError(f"{connector.name} has no running agent; see: imgnet-cluster status {job}")
         if notice_seconds is not None:

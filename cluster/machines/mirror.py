@@ -9,6 +9,7 @@ Before the agents run, `SetupLogCopy` brings the log of a machine's set-up.
 
 import contextlib
 import math
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cluster.connectors import untrusted
 from cluster.connectors.ssh import SSHConnector, Unreachable
 from cluster.connectors.untrusted import ArrivalFolder, BadAnswer, NewBytes
 from cluster.errors import ClusterError
@@ -34,6 +36,8 @@ UNREACHABLE_RETRY_SECONDS = 10.0  # how long a machine that did not answer is as
 QUESTION_BYTES = 1 << 19  # what an answer may have: a slow link brings that in seconds
 SETUP_LOG_SECONDS = 5.0  # between two looks at the log of a machine that is being set up
 SETUP_LOG_BYTES = 1 << 20  # of one look
+FOREIGN_STATUS_SECONDS = 10.0  # for so long a status of another launch counts as new
+LAUNCH_ID_PATTERN = re.compile(r"[0-9a-f]{32}", re.ASCII)
 LAST_LOOK_SECONDS = 5.0  # for the last look, which a set-up waits for
 
 
@@ -102,6 +106,16 @@ class AnswerUnderWay(Exception):
     """The only answers come too slowly to wait for them now. They are used when they are complete."""
 
 
+def read_launch(connector: SSHConnector, job_folder: str) -> tuple[str, str]:
+    """Return the ID of the newest launch in a job's folder on a machine, and which computer made it.
+
+    Raises `ClusterError`.
+    """
+    launch_id = connector.read_from(f"{job_folder}/launch", 0).decode(errors="replace")
+    leader = untrusted.one_line(connector.read_from(f"{job_folder}/leader", 0)) or "another computer"
+    return (launch_id if LAUNCH_ID_PATTERN.fullmatch(launch_id) else ""), leader
+
+
 class Mirror:
     """Keeps copies of one job's files. `connectors` may be replaced meanwhile; `job_folder(machine)` is their folder.
 
@@ -156,6 +170,19 @@ class Mirror:
                 if not new_bytes.is_complete:
                     self._ask(question.name)  # the link has work until the next call
                 return False
+
+    def newer_launch(self) -> tuple[str, str]:
+        """Return the ID of the launch that another computer has made of the job since, and which one; "" without one.
+
+        Nothing is asked unless agents write statuses of another launch. Raises `ClusterError`.
+        """
+        own_id, long_ago = self.folders.launch_id, time.monotonic() - FOREIGN_STATUS_SECONDS
+        statuses = [parse_status(text) for text, changed_at in self.last_status.values() if changed_at > long_ago]
+        name = self.last_responder
+        if not name or not any(status and status.launch != own_id for status in statuses):
+            return "", ""
+        launch_id, leader = read_launch(self.connectors[name], self.job_folder(name))
+        return ("" if launch_id == own_id else launch_id), leader
 
     # --- questions ------------------------------------------------------------------------------------------------
 

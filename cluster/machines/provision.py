@@ -48,7 +48,7 @@ shift 2
 mkdir -p -m 700 "${{log%/*}}" && : >>"$log" || exit 1
 tmux -L {tmux.SOCKET_NAME} has-session -t "=$session" 2>/dev/null || "$@" || exit
 """
-JOB_FILES = ("job.json", "recipe.json", "launch")
+JOB_FILES = ("job.json", "recipe.json", "leader", "launch")
 # $1: the job's folder; $2: a file of the launch before; the rest: name and bytes of each file. Their contents are on
 # stdin, in the same order.
 JOB_FILES_SCRIPT = r"""

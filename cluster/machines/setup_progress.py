@@ -3,8 +3,9 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from cluster.errors import SetupFailed
@@ -70,7 +71,7 @@ class SetupProgress:
                 )
                 for name, host in hosts.items()
             }
-            self.record = replace(self.record, launch=launch_id, is_ready=False, machines=machines)
+            self.record = replace(self.record, launch=launch_id, is_ready=False, leader="", machines=machines)
         self._write()
 
     def set_step(self, name: str, step: SetupStep, seconds: float | None = None) -> None:
@@ -104,6 +105,19 @@ class SetupProgress:
         """Replace the record by what `change` makes of it, without writing it yet."""
         with self.lock:
             self.record = change(self.record)
+
+    def note_reach(self, unreachable: Collection[str]) -> None:
+        """Record since when this computer cannot reach these machines, and that it reaches the others."""
+        for name, row in self.rows.items():
+            if (name in unreachable) != bool(row.unreachable_since):
+                since = time.time() if name in unreachable else 0.0
+                self.update(name, partial(replace, unreachable_since=since))
+
+    def follow_launch(self, launch_id: str, leader: str) -> None:
+        """Record that another computer has launched the job again and leads it. Raises `OSError`."""
+        text = f"{leader} has resumed the job at {time.strftime('%H:%M')} and leads it; this computer follows"
+        self.update_record(lambda record: replace(record, launch=launch_id, leader=text))
+        self.mark_ready()
 
     def mark_ready(self) -> None:
         """Record that all usable machines are set up and their agents started. Raises `OSError` if the disk is full."""

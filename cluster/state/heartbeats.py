@@ -51,13 +51,14 @@ class MachineLoad:
 class MachineStatus(TrainingNumbers):
     """Status published by one agent and read by its peers, who agree by it on the members of the next attempt.
 
-    `id` is the machine's name with a random part that is new at each start of its agent. Others reach the machine at
-    `address`; `addresses` are all those from which it may reach others. `is_standby_ready` says whether the machine
-    could start new trainers at once. `last_step` is the last step that the current attempt has made, -1 before its
-    first. `kept_step` is the step whose state its trainers keep while they wait for the next attempt; None: they keep
-    none, as `not_in_place` says. `leave_reason` is why the machine has to leave, "" when it does not; `risk_reason` is
-    why it may have to soon. `fault` says whose fault a failure was, which rank it was (None: not known), and when that
-    was seen. With `asks_exit` the processes of the attempt were asked to save and exit.
+    `id` is the machine's name with a random part that is new at each start of its agent. `host` is its name where only
+    the machine knows it, as in a Slurm job. Others reach the machine at `address`; `addresses` are all those from which
+    it may reach others. `is_standby_ready` says whether the machine could start new trainers at once. `last_step` is
+    the last step that the current attempt has made, -1 before its first. `kept_step` is the step whose state its
+    trainers keep while they wait for the next attempt; None: they keep none, as `not_in_place` says. `leave_reason` is
+    why the machine has to leave, "" when it does not; `risk_reason` is why it may have to soon. `fault` says whose
+    fault a failure was, which rank it was (None: not known), and when that was seen. With `asks_exit` the processes of
+    the attempt were asked to save and exit.
 
     The other fields are for people and for the supervisor. `launch` is the ID of the launch, `time` the moment of
     writing by the machine's own steady clock (seconds since 1970); `boot_id` is the ID of its last boot, `clock_offset`
@@ -68,6 +69,7 @@ class MachineStatus(TrainingNumbers):
     """
 
     id: str
+    host: str = ""
     address: str = "127.0.0.1"
     addresses: tuple[str, ...] = ()
     port: int = 0

@@ -6,12 +6,14 @@ import hashlib
 import math
 import os
 import re
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Self
+from uuid import uuid4
 
 from train.metrics.records import KIND_MARKERS, EpochRow, StepRow, parse_row, read_metrics_file
 from train.metrics.step_search import first_and_last_step
@@ -144,6 +146,7 @@ class RunFolder:
     # The random ID of the last launch. Agents copy it into their status files, so that a status of an earlier launch is
     # recognized without comparing clocks.
     launch_path = PathBelow(*SHARED_FOLDER, "launch")
+    leader_path = PathBelow(*SHARED_FOLDER, "leader")  # the computer and the run folder of that launch, for people
     stop_path = PathBelow(*SHARED_FOLDER, "stop")  # exists when the job is to save and end
 
     @property
@@ -192,6 +195,11 @@ class RunFolder:
     def launch_id(self) -> str:
         """The ID of the last launch, "" before the first."""
         return self.read_launch_id(self.shared)
+
+    def begin_launch(self) -> None:
+        """Give the job a new launch, led from this computer. Raises `OSError`."""
+        write_atomic(self.leader_path, f"{socket.gethostname()}:{self.path}".encode())
+        write_atomic(self.launch_path, uuid4().hex.encode())
 
     @staticmethod
     def read_launch_id(shared: Path) -> str:

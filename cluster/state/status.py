@@ -1,6 +1,7 @@
 """The state of a job: its status, derived from its files, and its result, result.json, which result.py writes."""
 
 import shutil
+import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -203,6 +204,8 @@ def job_status(run: Run, result: JobResult | None) -> JobStatus:
     """Return the job's state and numbers. `result` is its result, None while it has not ended."""
     agent_status = best_informed_status(run)
     numbers: dict[str, Any] = {name: getattr(agent_status, name, None) for name in TRAINING_NUMBERS}
+    if agent_status is None and (last := read_status(run.folder.status_path())):  # of the launch before
+        numbers |= {"top1": last.top1, "top5": last.top5}
     where = reported_time_table(agent_status) if result is None else None
     status = JobStatus(
         job=run.spec.name,
@@ -326,12 +329,15 @@ def machine_rows(run: Run) -> dict[str, MachineRow]:
             if is_behind or run.folder.result_path.exists():
                 state = MachineState.LOST
         notes = [*setup_row.notes, *([status.risk_reason] if status and status.risk_reason else [])]
+        if setup_row.unreachable_since and status and not status.ended and state != MachineState.LOST:
+            since = time.strftime("%H:%M", time.localtime(setup_row.unreachable_since))
+            notes.append(f"not reachable from here since {since}; its heartbeat still comes, through another machine")
         spans = timeline.state_spans(run.folder, name) if newest is None else ()  # later, the attempts tell of a loss
         if any(span_state == MachineState.LOST for span_state, *_ in spans):
             notes.append("lost during its set-up, and started again")
         setup_seconds = {str(step): seconds for step, seconds in setup_row.seconds.items()}
         rows[name] = MachineRow(
-            host=setup_row.host,
+            host=setup_row.host or (status.host if status else ""),
             state=state,
             reason=status.reason if status else setup_row.reason,
             status=status,

@@ -26,8 +26,9 @@ class MachineSetup:
     `is_broken`: it failed because its GPUs do not answer, so another machine of the same type may do. `seconds` has the
     time of each step. `was_reached`: the job has logged in there, in this launch or an earlier one, so something of it
     may run there. `restarted` is when the set-up last began again during the job, on this machine or on a replacement,
-    or by a resume, in seconds since 1970; 0: never. `folder`, `work`, `code` and `python` are paths on the machine, ""
-    while they are not known. `gpus` are the names of its GPUs.
+    or by a resume, in seconds since 1970; 0: never. Since `unreachable_since` this computer cannot reach the machine;
+    0: it can. `folder`, `work`, `code` and `python` are paths on the machine, "" while they are not known. `gpus` are
+    the names of its GPUs.
     """
 
     host: str = ""
@@ -38,6 +39,7 @@ class MachineSetup:
     seconds: dict[SetupStep, float] = field(default_factory=dict)
     was_reached: bool = False
     restarted: float = 0.0
+    unreachable_since: float = 0.0
     address: str = ""
     folder: str = ""
     work: str = ""
@@ -50,13 +52,14 @@ class MachineSetup:
 class SetupRecord:
     """The set-up of all machines for one launch, machines.json in the run folder.
 
-    `is_adopted`: another computer launched the job, so its agents run already. `finished` and `time` (of writing) are
-    in seconds since 1970.
+    `is_adopted`: another computer launched the job, so its agents run already. `leader` says which computer has resumed
+    the job since, "" if none has. `finished` and `time` (of writing) are in seconds since 1970.
     """
 
     launch: str = ""
     is_ready: bool = False
     is_adopted: bool = False
+    leader: str = ""
     finished: float = 0.0
     time: float = 0.0
     machines: dict[str, MachineSetup] = field(default_factory=dict)

@@ -66,11 +66,16 @@ def test_job_survives_a_node_without_power_and_uses_each_image_once(user: SlurmU
     job = user.launch(recipe, "--log-ids", "--lost-seconds", "2")
     wait_for_steps(job, 5, "0", "1", "2")
     (slurm_job,) = user.slurm_jobs()
+    hosts = [row.host for row in job.machine_details().values()]
     # The node of the batch script: the job goes on without the script.
     lost_node = user.cluster.run("squeue", "--noheader", "--format=%B", f"--jobs={slurm_job}").strip()
     next(node for node in user.cluster.nodes if node.name == lost_node).power_off()
     wait_for_steps(job, 5, "0", "1", "2", after_attempt=2)  # the second attempt is that of the two others
     assert len(user.slurm_jobs()) == 2  # the replacement has a job of its own
+    new_host = ({node.name for node in user.cluster.nodes} - {*hosts}).pop()
+    assert [row.host for row in job.machine_details().values()] == [
+        new_host if host == lost_node else host for host in hosts
+    ], "status shows the nodes"
     user.sandbox.train_fast()
     user.assert_end(job, "done")
     assert not user.slurm_jobs(f"--jobs={slurm_job}")
@@ -118,9 +123,12 @@ def test_time_limit_of_slurm_stops_the_job_with_a_checkpoint(user: SlurmUser) ->
 def test_job_that_waits_for_nodes_shows_why_and_scancel_ends_it(user: SlurmUser) -> None:
     cluster, sandbox = user.cluster, user.sandbox
     for options in (("--time", "soon"), ("--sbatch=--constraint=none-such",)):
-        refused = sandbox.cli("launch", *SLURM_OPTIONS, *OPTIONS, *options, write_recipe(sandbox, 3, 2))
-        assert refused.code != 0 and "sbatch: " in refused.err and refused.err.count("\n") == 1, (options, refused)
-    assert not user.slurm_jobs() and not sandbox.job_pids()
+        for dry_run in ("--dry-run", "--no-standby"):
+            refused = sandbox.cli("launch", *SLURM_OPTIONS, *OPTIONS, *options, dry_run, write_recipe(sandbox, 3, 2))
+            assert refused.code == 2 and "sbatch: " in refused.err and refused.err.count("\n") == 1, refused
+    refused = sandbox.cli("launch", *SLURM_OPTIONS, *OPTIONS, "--sbatch=--mem=9999T", write_recipe(sandbox, 3, 2))
+    assert refused.code == 1 and "sbatch: " in refused.err, refused  # nodes that are down may be refused like this
+    assert not user.slurm_jobs() and not sandbox.job_pids() and not list((sandbox.path / "runs").glob("job-*"))
 
     blocker = cluster.run("sbatch", "--parsable", "--nodes=4", "--exclusive", "--wrap=sleep 600").strip()
     cluster.wait_for(lambda: user.slurm_jobs("--states=RUNNING") == [blocker])

@@ -3,15 +3,17 @@
 Machines lose their power, freeze, and are cut off from us; two users look after one job.
 """
 
+import json
 import os
 import shutil
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support import exact_jobs
-from support.exact_jobs import describe, final_parameters, wait_for_steps
+from support.exact_jobs import describe, final_parameters, newest_attempt, wait_for_steps
 from support.known import known
 from support.sandbox import ENDLESS, Sandbox
 from support.ssh_machines import Testbed
@@ -117,6 +119,7 @@ def test_unreachable_machines_train_on_and_another_user_can_adopt_the_job(make_u
     other_folder.mkdir()
     adopted = sandbox.cli("adopt", "--ssh", user.hosts_file, cwd=other_folder)
     assert adopted.code == 0 and job.spec.uid in adopted.out, adopted
+    assert json.loads(sandbox.cli("ls", "-o", "json", cwd=other_folder).out)[0]["seconds"] > 0, "at once"
     adopted_again = sandbox.cli("adopt", "--ssh", user.hosts_file, cwd=other_folder)
     assert adopted_again.code == 1 and "is here already" in adopted_again.err
     adopted_job = Job(next((other_folder / "runs").iterdir()))
@@ -125,11 +128,20 @@ def test_unreachable_machines_train_on_and_another_user_can_adopt_the_job(make_u
     wait_for(lambda: job.has_ended and adopted_job.has_ended, describe=lambda: describe(job))
     assert job.state == adopted_job.state == "stopped"
 
-    step = known(job.status().step)
-    assert sandbox.cli("resume", "-d", "job-1").code == 0
-    sandbox.wait_for_step(job, step + 1)
+    whole_spec = replace(adopted_job.spec, user_project=job.spec.user_project)  # an adoption leaves it out
+    adopted_job.run_folder.write_spec(whole_spec)
+    number = newest_attempt(job).number
+    assert sandbox.cli("resume", "-d", cwd=other_folder).code == 0
+    wait_for_steps(adopted_job, 1, after_attempt=number)
+    taken = sandbox.cli("resume", "-d", "job-1")
+    assert taken.code == 0 and "is running, led by " in taken.out and str(adopted_job.path) in taken.out, taken
+    step = known(adopted_job.status().step)
+    for each in (job, adopted_job):  # the other computer follows
+        sandbox.wait_for_step(each, step + 1)
+    assert "has resumed the job at" in adopted_job.status().warning and not job.status().warning
     assert sandbox.cli("stop", "job-1").code == 0
     assert job.state == "stopped"
+    wait_for(lambda: adopted_job.has_ended, describe=lambda: describe(adopted_job))
     for path in (job.path / "logs").rglob("rank-*.log"):
         assert path.read_bytes() == (user.remote_shared_folder() / path.relative_to(job.path)).read_bytes()
     assert user.bed.leaks() == []

@@ -208,7 +208,8 @@ class Schedule:
         processes = "1 process" if self.gpus == 1 else f"{self.gpus} processes"
         return (
             f"learning rates are stated for {nominal} GPU{'s' * (nominal > 1)}; on {processes} the global batch is "
-            f"multiplied by {self.gpus / nominal:g} and, by the {rule}, the learning rate by {self.lr_factor:g}"
+            f"multiplied by {self.gpus / nominal:g} and, by the {rule}, the learning rate by {self.lr_factor:g}; "
+            "--keep-batch keeps both"
         )
 
     @property

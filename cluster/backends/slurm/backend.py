@@ -7,6 +7,7 @@ follow from the uid of our job: Slurm's queue is the only record of them, and so
 
 import contextlib
 import math
+import re
 import shutil
 import time
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from cluster.connectors import tmux
 from cluster.errors import BadInput, ClusterError
 from cluster.state import status as state_status
 from cluster.state.heartbeats import MachineStatus
-from cluster.state.run_folder import Run
+from cluster.state.run_folder import Run, RunFolder
 from cluster.state.spec import JobSpec
 from train.tools.records import decode
 
@@ -46,6 +47,7 @@ REPLACEMENT_START_SECONDS = 15.0  # for a step that was just requested to be lis
 END_SECONDS = 6.0  # for Slurm to end a job whose processes have ended or were killed
 END_POLL_SECONDS = 0.5
 LIMIT_POLL_SECONDS = 20.0
+WRONG_OPTION = re.compile("invalid|unrecognized|unknown", re.IGNORECASE)  # in what sbatch says of wrong options
 
 
 class SlurmPlanner(MachinePlanner):
@@ -107,7 +109,7 @@ class SlurmBackend(SharedFolderBackend):
 
     @classmethod
     def check(cls, spec: JobSpec, runs_folder: Path) -> None:
-        """Check this computer as for a local job, because it shares data and Python with the nodes; then the partition.
+        """Check this computer as for a local job, because it shares data and Python with the nodes; then the options.
 
         That the nodes see the run folder shows only when they start.
         """
@@ -115,6 +117,7 @@ class SlurmBackend(SharedFolderBackend):
             raise ClusterError(f"{', '.join(missing)} missing; launch with --slurm on a login node of a Slurm cluster")
         LocalBackend.check(spec, runs_folder)
         check_partition(read_options(spec), len(spec.machine_names))
+        check_submission(spec, runs_folder)
 
     # --- Slurm's view ---------------------------------------------------------------------------------------------
 
@@ -355,6 +358,16 @@ def read_options(spec: JobSpec) -> SlurmOptions:
     """Return the options for Slurm in a specification. Without --gpus-per-node each process gets a GPU."""
     options = decode(SlurmOptions, spec.backend_options or {}, "backend_options")
     return options if options.gpus_per_node is not None else replace(options, gpus_per_node=spec.procs)
+
+
+def check_submission(spec: JobSpec, runs_folder: Path) -> None:
+    """Raise `BadInput` when sbatch says that an option is wrong. Other refusals pass: nodes may be down for a while."""
+    arguments = batch_arguments(spec, read_options(spec), RunFolder(runs_folder), spec.name, len(spec.machine_names))
+    try:
+        slurm_commands.run("sbatch", "--test-only", *arguments, input="#!/bin/sh\n")
+    except SlurmError as error:
+        if WRONG_OPTION.search(str(error)):
+            raise BadInput(str(error)) from error
 
 
 def check_partition(options: SlurmOptions, node_count: int) -> None:

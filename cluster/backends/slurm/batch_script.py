@@ -50,7 +50,8 @@ def agent_step(options: SlurmOptions, folder: RunFolder, machine: str, elapsed_s
     """Return the arguments of srun that start the agent of a machine; those that name the node are left out."""
     agent = agent_argv(folder, machine, elapsed_seconds)
     address = 'scontrol show node "$SLURMD_NODENAME" --oneliner | sed -n "s/.* NodeAddr=\\([^ ]*\\).*/\\1/p"'
-    command = f'address=$({address}); exec {shlex.join(agent)} --address "${{address:-$(hostname)}}"'
+    options_of_node = '--address "${address:-$(hostname)}" --host "$SLURMD_NODENAME"'
+    command = f"address=$({address}); exec {shlex.join(agent)} {options_of_node}"
     return [
         "--no-kill",
         "--kill-on-bad-exit=0",

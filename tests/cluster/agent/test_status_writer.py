@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 from support.small_disk import fill
 
-from cluster.agent.status_writer import StatusWriter, continue_clock, elapsed_by_statuses, read_previous_status
+from cluster.agent.status_writer import (
+    StatusWriter,
+    continue_clock,
+    elapsed_by_statuses,
+    first_status,
+    read_previous_status,
+)
 from cluster.state.heartbeats import MachineLoad, MachineStatus
 from cluster.state.states import AgentPhase, MachineState
 from train.tools import host
@@ -38,6 +44,8 @@ def test_urgent_change_is_written_at_once_and_a_number_with_the_next_heartbeat(
     tmp_path: Path, make_writer: Callable[..., StatusWriter], change: dict[str, Any], is_urgent: bool
 ) -> None:
     writer = make_writer()
+    writer.write(replace(STATUS, top1=21.0))
+    assert first_status(read_previous_status(tmp_path, "1"), id="1.c", host="node4").top1 == 21.0, "a resume shows it"
     writer.write(STATUS)
     written = decode(MachineStatus, read_status(tmp_path))
     assert (written.launch, written.use, written.state, written.last_step) == ("now", LOAD, STATUS.state, 8)

@@ -24,6 +24,7 @@ def shared(sandbox: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A shared folder with the description of one unfinished job, beside a hosts file that names it."""
     monkeypatch.setattr(adopt, "SSHConnector", lambda host: contextlib.nullcontext(LocalConnector()))
     monkeypatch.setattr(Job, "refresh", lambda self: None)  # would start a supervisor, which would log in
+    monkeypatch.setattr(adopt, "FIRST_FILES_SECONDS", 0.0)  # which it would bring
     shared: Path = sandbox.path / "shared"
     (shared / UID).mkdir(parents=True)
     (sandbox.path / "hosts.toml").write_text(f'shared = "{shared}"\n[[machines]]\nhost = "127.0.0.1"\n')

@@ -20,6 +20,7 @@ from support.log_lines import log_lines
 from support.lying_machine import lie_about, lying
 from support.waiting import wait_for
 
+from cluster.backends.ssh import SshBackend
 from cluster.connectors.ssh import Unreachable
 from cluster.connectors.untrusted import ArrivalFolder
 from cluster.machines import fleet as module
@@ -27,7 +28,7 @@ from cluster.machines import mirror
 from cluster.machines.provision import Provisioner
 from cluster.machines.setup_progress import SetupProgress
 from cluster.state.run_folder import Run
-from cluster.state.status import infer_end_state
+from cluster.state.status import infer_end_state, machine_rows, read_agent_status
 from cluster.state.supervisor_records import SetupRecord
 
 Job = Any  # a `FleetJob` of conftest.py
@@ -146,6 +147,36 @@ def test_dead_machines_excludes_unreachable_machines(job: Job, monkeypatch: pyte
         job.machines[int(name)].plug()
     wait_for(lambda: fleet.dead_machines() == ["1"])
     assert fleet.agents_alive(), "the other agent still runs"
+
+
+def test_machine_that_trains_on_out_of_reach_has_a_note(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REACH_QUERY_SECONDS", 0.1)
+
+    def notes() -> list[bool]:
+        assert job.fleet.agents_alive() and job.fleet.dead_machines() == []
+        rows = machine_rows(Run(job.fleet.spec, job.fleet.folders)).values()
+        return [any("not reachable from here since " in note for note in row.notes) for row in rows]
+
+    job.machines[1].unplug()
+    job.pull_until(lambda: notes() == [False, True])
+    job.machines[1].plug()
+    job.pull_until(lambda: notes() == [False, False])
+
+
+def test_supervisor_follows_the_launch_of_another_computer(job: Job) -> None:
+    fleet, launch = job.fleet, "ab" * 16
+    backend = SshBackend(Run(fleet.spec, fleet.folders))
+    vars(backend)["fleet"] = fleet
+    assert backend.poll() and backend.leader() == "" and fleet.folders.launch_id == "first"
+    (job.shared / "leader").write_text("desk:/runs/job-7\n\033[2J")
+    (job.shared / "launch").write_text(launch)
+    assert backend.leader() == "desk:/runs/job-7 [2J"
+    os.kill(job.status("1")["pid"], signal.SIGKILL)
+    (job.shared / "status" / "1.json").write_text(json.dumps(job.status("1") | {"launch": launch}))
+    wait_for(lambda: backend.poll() and fleet.folders.launch_id == launch)
+    backend.poll()
+    assert fleet.setup_progress.record.leader.startswith("desk:/runs/job-7 [2J has resumed the job at ")
+    assert read_agent_status(fleet.folders, "1") and job.stub.calls("cluster.agent") == ["0", "1"], "none is started"
 
 
 def test_time_since_a_stop_does_not_follow_the_wall_clock(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -233,6 +233,7 @@ def test_files_of_a_job_are_not_written_through_links(make_job: MakeJob, tmp_pat
     """Another user of the shared folder has placed them, before the job is resumed."""
     job = make_job(1)
     fleet = job.new_fleet()
+    fleet.folders.leader_path.write_text("desk:/runs/job-1")
     fleet.set_up_machines()
     shared, victim = Path(fleet.provisioner.job_folder("0")), tmp_path / "victim"
     victim.write_text("mine")

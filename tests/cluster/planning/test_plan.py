@@ -29,7 +29,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("options", "processes", "batches", "first_lr", "note"), [
-    pytest.param({}, (1, 1, 1), [10, 20], 0.1 / 8, "for 8 GPUs; .* linear scaling rule, .* by 0.125$", id="local"),
+    pytest.param({}, (1, 1, 1), [10, 20], 0.1 / 8, "for 8 GPUs; .* linear .* by 0.125; --keep-batch", id="local"),
     pytest.param({"backend": "plan"}, (2, 4, 8), [80, 160], 0.1, "", id="the recipe's machines"),
     pytest.param(
         {"procs": 2, "keep_batch": True}, (1, 2, 8), [80, 160], 0.1,

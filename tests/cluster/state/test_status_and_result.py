@@ -65,8 +65,9 @@ def test_agent_without_status_fails_the_job_after_some_time(hand_made: Any, monk
     young, old, resumed = hand_made("job-1", created=time.time()), hand_made("job-2"), hand_made("job-3")
     young.job.refresh()
     assert not young.job.has_ended and young.job.state == "booting"
-    resumed.write_status("stopped", reason="of an earlier launch", ended=True, time=time.time() - 1800)
+    resumed.write_status("stopped", reason="of an earlier launch", ended=True, time=time.time() - 1800, top1=21.0)
     resumed.run_folder.launch_path.write_text("the next one")
+    assert (resumed.job.status().top1, resumed.job.status().reason) == (21.0, ""), "the accuracy stays"
     resumed.job.refresh()
     assert not resumed.job.has_ended, "its agent may still start"
     os.utime(resumed.run_folder.launch_path, (time.time() - 600,) * 2)
@@ -93,7 +94,8 @@ def test_refresh_writes_the_result_once_and_not_while_an_agent_lives(
 ) -> None:
     run = hand_made(machines=3)
     for name in "012":
-        run.write_status(agent_state, name, step=8, steps=16)
+        run.write_status(agent_state, name, step=8, steps=16, host=f"node{name}")
+    assert [row.host for row in run.job.machine_details().values()] == ["node0", "node1", "node2"]
     with run.hold_agent_lock("2"):
         run.job.refresh()
         assert not run.job.has_ended and run.job.is_alive and run.job.backend.dead_machines() == ["0", "1"]

@@ -43,7 +43,7 @@ def test_schedule_on_other_gpus_has_a_note() -> None:
     recipe = make_recipe(make_phase((0, 2), 16, (0.4, 0.8)), machines=2, gpus=2)
     assert Schedule(recipe, 7680, 4).scaling_note == ""
     note = Schedule(recipe, 7680, 3).scaling_note
-    assert "stated for 4 GPUs; on 3 processes" in note and note.count("0.75") == 2
+    assert "stated for 4 GPUs; on 3 processes" in note and note.count("0.75") == 2 and "--keep-batch" in note
 
 
 @pytest.mark.parametrize("gpus, images, has_note", [(4, 16, False), (5, 1600, False), (5, 1500, True), (8, 50, True)])

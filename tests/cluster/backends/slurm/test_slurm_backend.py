@@ -10,7 +10,7 @@ import pytest
 
 from cluster.backends.backend_options import SlurmOptions
 from cluster.backends.slurm import slurm_commands
-from cluster.backends.slurm.backend import SlurmBackend, check_partition, may_run_agent, read_options
+from cluster.backends.slurm.backend import SlurmBackend, check_partition, check_submission, may_run_agent, read_options
 from cluster.backends.slurm.batch_script import batch_arguments, batch_script
 from cluster.backends.slurm.slurm_commands import SlurmError, SlurmJob, SlurmStep, parse_seconds
 from cluster.errors import BadInput, ClusterError
@@ -115,6 +115,18 @@ def test_partition_that_cannot_run_the_job_is_refused_and_no_other(
     check_partition(SlurmOptions(gpus_per_node=0), 4)
     check_partition(SlurmOptions(partition="gpu", gpus_per_node=8), 2)
     check_partition(SlurmOptions(partition="gpu,cpu", gpus_per_node=8), 4)
+
+
+def test_option_that_sbatch_refuses_is_found_before_the_launch_and_nodes_that_are_down_are_no_obstacle(
+    program: Any, backend: SlurmBackend, tmp_path: Path
+) -> None:
+    sbatch = program("sbatch", "echo 'sbatch: error: Invalid --time specification' >&2; exit 1")
+    with pytest.raises(BadInput, match=r"^sbatch: Invalid --time specification$"):
+        check_submission(backend.run.spec, tmp_path)
+    assert sbatch.read_text().startswith("--test-only ") and "--nodes=2" in sbatch.read_text()
+    busy = "allocation failure: Requested partition configuration not available now"
+    program("sbatch", f"echo '{busy}' >&2; exit 1")
+    check_submission(backend.run.spec, tmp_path)
 
 
 def test_refused_submission_cancels_a_job_whose_id_did_not_arrive(program: Any, backend: SlurmBackend) -> None:
