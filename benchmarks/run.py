@@ -7,8 +7,8 @@
 Each part is a script that also runs by itself, and runs in a process of its own. The compared programs alternate, so
 that a machine that becomes busy slows both; the numbers are medians. Nothing else should run on the machine: the load
 average is written beside the numbers. Scripts that take longer write sections of their own, which are kept:
-launch/local.py, launch/aws.py, elastic/recovery.py, training/comm.py, training/cifar_baseline.py, training/gpu.py,
-training/run_overhead.py.
+launch/local.py, launch/aws.py, elastic/recovery.py, elastic/soak.py, training/comm.py,
+training/cifar_baseline.py, training/gpu.py, training/run_overhead.py.
 """
 
 import argparse

@@ -10,6 +10,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from infra.aws import tags
 from infra.aws.client import Account, list_tagged
@@ -206,7 +207,6 @@ class Gang:
         instance_request: InstanceRequest,
         instance_type: InstanceType,
         placement_group: str = "",
-        efa_only_device: int = EFA_ONLY_DEVICES[0],
     ) -> list[Instance]:
         """Send one request for the named machines at a place, and return them when all run as requested.
 
@@ -215,22 +215,19 @@ class Gang:
         `CloudError`, `Interrupted`.
         """
         number = 1 + max((recorded.request.number for recorded in self.journal.launch_requests()), default=0)
-        request = build_launch_request(
-            instance_request, instance_type, place, names, number, placement_group, efa_only_device
-        )
+        request = build_launch_request(instance_request, instance_type, place, names, number, placement_group)
         self.pause(0)  # not later: the end of a job waits a minute for the machines of a request that it has recorded
         self.journal.write(request)
         try:
             return self._send_request(request)
         except LaunchRefused as refusal:
             is_about_device = refusal.code.startswith("InvalidParameter") and DEVICE_INDEX.search(str(refusal))
-            is_last = efa_only_device == EFA_ONLY_DEVICES[-1] or len(instance_type.interface_cards) == 1
+            other = replace(instance_request, efa_only_device=EFA_ONLY_DEVICES[-1])
+            is_last = other == instance_request or len(instance_type.interface_cards) == 1
             if is_last or not is_about_device:
                 raise
-            logger.info(f"{refusal}; asking with the device index {EFA_ONLY_DEVICES[-1]}")
-        return self.request_instances(
-            place, names, instance_request, instance_type, placement_group, EFA_ONLY_DEVICES[-1]
-        )
+            logger.info(f"{refusal}; asking with the device index {other.efa_only_device}")
+        return self.request_instances(place, names, other, instance_type, placement_group)
 
     def _send_request(self, request: LaunchRequest, is_retry: bool = False) -> list[Instance]:
         """Send a recorded request, wait until its machines run, and record the outcome.

@@ -7,6 +7,7 @@ call would succeed.
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
 from types import MappingProxyType
@@ -259,9 +260,8 @@ def _check_launch_permission(
     def try_request(instance_type: InstanceType, zone: str, efa_only_device: int = 0) -> LaunchFinding:
         place = Place(region=own_stack.region, zone=zone, type=instance_type.name, market=market.partition("-then-")[0])
         place = reservation.place(None) if reservation else place
-        request = build_launch_request(
-            instance_request, instance_type, place, ["0"], 0, efa_only_device=efa_only_device
-        )
+        own_request = replace(instance_request, efa_only_device=efa_only_device)
+        request = build_launch_request(own_request, instance_type, place, ["0"], 0)
         run_instances = partial(account.ec2_no_retry.run_instances, DryRun=True, **request.parameters)
         return _check_permission("RunInstances", run_instances)
 

@@ -37,6 +37,7 @@ class InstanceRequest:
     user_data: str
     internet: Internet = Internet.PUBLIC
     use_placement_group: bool = True  # in a cluster placement group
+    efa_only_device: int = EFA_ONLY_DEVICES[0]
 
 
 def build_launch_request(
@@ -46,7 +47,6 @@ def build_launch_request(
     names: Sequence[str],
     number: int,
     placement_group: str = "",
-    efa_only_device: int = EFA_ONLY_DEVICES[0],
 ) -> LaunchRequest:
     """Return request `number` of a job, for all of the named machines or none.
 
@@ -64,13 +64,7 @@ def build_launch_request(
         "IamInstanceProfile": {"Name": ROLE_NAME},
         "InstanceInitiatedShutdownBehavior": "terminate",
         "MetadataOptions": {"HttpEndpoint": "enabled", "HttpTokens": "required", "HttpPutResponseHopLimit": 1},
-        "NetworkInterfaces": _network_interfaces(
-            instance_type,
-            stack.subnets[place.zone],
-            stack.security_group,
-            is_public=instance_request.internet is Internet.PUBLIC,
-            efa_only_device=efa_only_device,
-        ),
+        "NetworkInterfaces": _network_interfaces(instance_request, instance_type, place.zone),
         "BlockDeviceMappings": [
             {
                 "DeviceName": image.root_device,
@@ -125,26 +119,25 @@ def build_launch_request(
     )
 
 
-def _network_interfaces(
-    instance_type: InstanceType, subnet: str, group: str, is_public: bool, efa_only_device: int
-) -> list[Resource]:
+def _network_interfaces(request: InstanceRequest, instance_type: InstanceType, zone: str) -> list[Resource]:
     """Return the network interfaces of a machine: the primary one, and one on each further card that takes EFA.
 
-    Those on further cards are EFA only, so that the machine has one IP address and no asymmetric routes. With
-    `is_public`, a machine with one interface gets a public address at once. EC2 accepts no request that asks for one
+    Those on further cards are EFA only, so that the machine has one IP address and no asymmetric routes. A machine with
+    one interface gets its public address, if it is to have one, at once. EC2 accepts no request that asks for one
     for several interfaces: these machines get theirs when they run (infra/aws/instances/internet.py).
     """
     interfaces: list[Resource] = [
         {
-            "DeviceIndex": efa_only_device if card else 0,
+            "DeviceIndex": request.efa_only_device if card else 0,
             "NetworkCardIndex": card,
-            "SubnetId": subnet,
-            "Groups": [group],
+            "SubnetId": request.stack.subnets[zone],
+            "Groups": [request.stack.security_group],
             "DeleteOnTermination": True,
             "InterfaceType": "efa-only" if card else "efa" if card in instance_type.efa_cards else "interface",
         }
         for card in instance_type.interface_cards
     ]
     if len(interfaces) == 1:
-        interfaces[0]["AssociatePublicIpAddress"] = is_public  # a subnet of the user's may give addresses by itself
+        # Also False is said: a subnet of the user's may give addresses by itself.
+        interfaces[0]["AssociatePublicIpAddress"] = request.internet is Internet.PUBLIC
     return interfaces

@@ -156,7 +156,7 @@ def inspect(account: Account, network_ids: Sequence[str] = (), internet: Interne
     else:
         lines.append("file system (EFS, encrypted, free while empty)")
     if not key_name:
-        lines.append("key pair (generated on this computer)")
+        lines.append("key pair")
     elif not has_key_pair.result():
         lines.append(f"key pair {key_name}")
     file_system_id = file_system.id if file_system else None

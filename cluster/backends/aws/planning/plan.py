@@ -15,7 +15,8 @@ from cluster.backends.aws.terms.rental_spec import (
     METADATA_URL,
     Inspection,
     RentalSpec,
-    check_limits,
+    check_hours,
+    drop_dear_places,
     drop_unpriced_places,
     sort_places,
 )
@@ -57,8 +58,7 @@ from .rental_request import (
 DEFAULT_MAX_HOURS = 2.0
 OFFLINE_REGION = "us-east-1"
 UPLOAD_HINT = (
-    "from S3: imgnet-cluster data put FOLDER s3://BUCKET/NAME, and launch with --data s3://BUCKET/NAME "
-    "(docs/data-sets.md)"
+    "from S3: imgnet-cluster data put FOLDER s3://BUCKET/NAME, then --data s3://BUCKET/NAME (docs/data-sets.md)"
 )
 COMMAND_HINT = "or let the command fetch its data"
 
@@ -137,8 +137,9 @@ def plan_rental(
 
     constants = request.constants_for(rental_spec.places[0].type)
     start_seconds = constants.boot_seconds + constants.setup_seconds
-    rental_spec = replace(rental_spec, traffic=traffic_on(rental_spec.places[0].type)[0])
-    rental_spec, too_dear = check_limits(rental_spec, machine_count, spec.max_hours, spent_dollars, start_seconds)
+    check_hours(spec.max_hours, start_seconds)
+    traffic_by_type = {name: traffic_on(name)[0] for name in types_by_name}
+    rental_spec, too_dear = drop_dear_places(rental_spec, machine_count, traffic_by_type, spent_dollars, start_seconds)
     notes += [f"{choice}: too dear for --max-price-total, not requested" for choice in too_dear]
     first_place = rental_spec.places[0]
     instance_type = types_by_name[first_place.type]
@@ -193,11 +194,7 @@ def plan_rental(
             *plan_page.describe_places(rental_spec, machine_count, rest_forecasts, spot_scores),
             *plan_page.describe_machines(rental_spec, instance_type, image, machine_count, placement),
             *([("VPC", network.describe())] if network else []),
-            *(
-                ("creates", f"{region}: {', '.join(found.missing_parts)}")
-                for region, found in inspections.items()
-                if found.missing_parts
-            ),
+            *plan_page.describe_missing({region: found.missing_parts for region, found in inspections.items()}),
         ),
         requests=preview_requests(spec, rental_spec, instance_type, power_off_hours),
     )
@@ -447,7 +444,7 @@ def find_obstacle(folder: Path, ami: str | None, has_file_system: bool) -> str:
     is_in_home = folder.parts[:1] == ("~",) or folder.is_relative_to(Path.home())
     if ami or not is_in_home:
         return ""
-    return f"{folder}: rented machines have no folder of this computer, and AWS's machine images have no data"
+    return f"{folder}: rented machines have no folder of this computer, and AWS's images have no data"
 
 
 def describe_folder(folder: Path, ami: str | None) -> str:

@@ -85,6 +85,15 @@ def describe_machines(
     ]
 
 
+def describe_missing(parts_by_region: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
+    """Return what a launch would create of the stacks of its regions, with labels."""
+    return [
+        ("creates", (f"in {region}: " if len(parts_by_region) > 1 else "") + ", ".join(parts))
+        for region, parts in parts_by_region.items()
+        if parts
+    ]
+
+
 def describe_image(image: amis.Image | None, ami: str | None) -> str:
     """Return which machine image is launched, and its PyTorch. `image` is None when AWS was not asked."""
     if image is None:

@@ -85,6 +85,12 @@ class RentalSpec(RentalFacts):
         """Make the specification that `to_json` described. Raises `DamagedRecord`."""
         return decode(cls, value or {}, "the rental specification in job.json")
 
+    def at(self, places: Sequence[Place]) -> Self:
+        """Return the rental at some of its places only."""
+        beside = {(place.zone, place.type) for place in places}
+        spare_places = tuple(spare for spare in self.spare_places if (spare.zone, spare.type) in beside)
+        return replace(self, places=tuple(places), spare_places=spare_places)
+
     def split_spares(self, names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the machines that are rented by one request, and the spares that are rented otherwise or later."""
         count = len(names) - max(self.on_demand_spares, self.late_spares)
@@ -247,41 +253,51 @@ def drop_unpriced_places(rental_spec: RentalSpec, machine_count: int) -> tuple[R
             f"--max-price-total: the price of {', '.join(unpriced)} is unknown, so it cannot be limited; "
             "limit the time instead: --max-hours"
         )
-    return replace(rental_spec, places=tuple(priced)), list(unpriced)
+    return rental_spec.at(priced), list(unpriced)
 
 
-def check_limits(
-    rental_spec: RentalSpec, machine_count: int, max_hours: float | None, spent_dollars: float, start_seconds: float
-) -> tuple[RentalSpec, list[str]]:
-    """Return the rental without the places that are too dear for its limit in dollars, and their names.
-
-    Those would be ended before they train, or cost more than the limit by what EC2 bills at least. `start_seconds` are
-    those of boot and set-up. Raises `BadInput` when no place is left, or for a time limit that is too short.
-    """
+def check_hours(max_hours: float | None, start_seconds: float) -> None:
+    """Raise `BadInput` for a time limit that boot and set-up alone would reach; they take `start_seconds`."""
     if max_hours is not None and 3600 * max_hours < start_seconds:
         raise BadInput(
             f"--max-hours {max_hours:g}: boot and set-up take about {start_seconds:.0f} s, so nothing would be "
             f"trained; the smallest limit that makes sense: --max-hours {_round_up(start_seconds / 3600)}"
         )
+
+
+def drop_dear_places(
+    rental_spec: RentalSpec,
+    machine_count: int,
+    traffic_by_type: Mapping[str, TrafficForecast],
+    spent_dollars: float,
+    start_seconds: float,
+) -> tuple[RentalSpec, list[str]]:
+    """Return the rental without the places that are too dear for its limit in dollars, and their names.
+
+    Those would be ended before they train, or cost more than the limit by what EC2 bills at least. `start_seconds` are
+    those of boot and set-up. Raises `BadInput` when no place is left.
+    """
     max_dollars = rental_spec.max_dollars
     if max_dollars is None or max_dollars <= spent_dollars:
         return rental_spec, []
     seconds = max(MIN_BILLED_SECONDS, start_seconds / (1 - SHORT_GRACE_SHARE))
-    rates = [rental_spec.dollars_per_hour(machine_count, place) or 0.0 for place in rental_spec.places]
-    highest_rate = 3600 * (max_dollars - spent_dollars - rental_spec.traffic.dollars_once) / seconds
-    affordable: list[Place] = []
-    too_dear: list[Place] = []
-    for place, rate in zip(rental_spec.places, rates, strict=True):
-        (affordable if rate <= highest_rate else too_dear).append(place)
+
+    def least_dollars(place: Place) -> float:
+        at_place = replace(rental_spec, traffic=traffic_by_type[place.type])
+        rate = at_place.dollars_per_hour(machine_count, place) or 0.0
+        return spent_dollars + at_place.traffic.dollars_once + rate * seconds / 3600
+
+    affordable = [place for place in rental_spec.places if least_dollars(place) <= max_dollars]
     if not affordable:
-        least_dollars = spent_dollars + rental_spec.traffic.dollars_once + min(rates) * seconds / 3600
+        least = min(map(least_dollars, rental_spec.places))
         raise BadInput(
-            f"--max-price-total {max_dollars:g}: the machines need {seconds:.0f} s to boot, be set up and save at "
-            f"${min(rates):.2f} an hour, so nothing would be trained; the smallest limit that makes sense: "
-            f"--max-price-total {_round_up(least_dollars)}"
+            f"--max-price-total {max_dollars:g}: the machines need {seconds:.0f} s to boot, be set up and save, which "
+            f"costs ${least - spent_dollars:.2f}, so nothing would be trained; the smallest limit that makes sense: "
+            f"--max-price-total {_round_up(least)}"
         )
+    too_dear = [place for place in rental_spec.places if place not in affordable]
     left_out = dict.fromkeys(f"{place.type} {place.market} in {place.zone}" for place in too_dear)
-    return replace(rental_spec, places=tuple(affordable)), list(left_out)
+    return rental_spec.at(affordable), list(left_out)
 
 
 def _round_up(value: float) -> str:

@@ -19,6 +19,7 @@ from cluster.backends.aws.terms.rental_spec import (
     POWEROFF_GRACE_SECONDS,
     RentalSpec,
     RentalTerms,
+    drop_dear_places,
     drop_unpriced_places,
     internet_dollars,
     sort_places,
@@ -33,6 +34,7 @@ from cluster.state.spec import MAX_MACHINES, RentalFacts
 from infra.aws.instances import amis
 from infra.aws.launch_request import Internet, Place
 from infra.aws.market.instance_types import BUILTIN_TYPES
+from infra.costs import TrafficForecast
 from train.recipe import IMAGENET
 from train.tools.records import DamagedRecord
 
@@ -199,6 +201,15 @@ def test_type_that_is_too_dear_for_the_limit_is_left_out_and_a_short_limit_of_ea
         assert [line for line in planned.notes if line.startswith(note)], planned.notes
 
 
+def test_each_place_is_too_dear_by_the_traffic_of_its_own_type() -> None:
+    rental = rental_spec(place(), place(type="p5.48xlarge"), max_dollars=1.0)
+    traffic = {"g5.xlarge": TrafficForecast(dollars_once=2.0), "p5.48xlarge": TrafficForecast()}
+    left, names = drop_dear_places(rental, 1, traffic, spent_dollars=0.5, start_seconds=180)
+    assert left.places == rental.places[1:] and names == ["g5.xlarge spot in us-east-1a"]
+    with pytest.raises(BadInput, match=r"which costs \$2.07, so .* the smallest .*: --max-price-total 2.57"):
+        drop_dear_places(rental.at(rental.places[:1]), 1, traffic, spent_dollars=0.5, start_seconds=180)
+
+
 def test_types_of_the_user_alone_are_tried_in_the_users_order_and_each_has_its_price() -> None:
     planned = offline_plan(types=["p5.48xlarge", "p4d.24xlarge", "p4d.24xlarge"], market="on-demand", machines=2)
     places = RentalSpec.from_json(planned.spec.cloud).places
@@ -236,7 +247,9 @@ def test_on_demand_spares_cost_the_price_of_their_zone_and_a_place_without_one_i
     assert rental.split_spares(("0", "1", "2")) == (("0", "1"), ("2",))
     assert rental_spec(first).split_spares(("0", "1")) == (("0", "1"), ())
     priced, unpriced = drop_unpriced_places(rental, 3)
-    assert priced.places == (first,) and unpriced == ["g5.xlarge on-demand"]
+    assert (priced.places, priced.spare_places) == ((first,), rental.spare_places[:1]) and unpriced == [
+        "g5.xlarge on-demand"
+    ]
 
 
 @pytest.mark.parametrize(("options", "shown_spares", "counts"), [
