@@ -64,7 +64,7 @@ def fail_if_resources_remain(descriptions: list[str]) -> None:
 @click.option(
     "--stack", is_flag=True, help="Create the long-lived resources of the region: network, file system, keys, role."
 )
-@click.option("--bucket", metavar="NAME", help="Create an S3 bucket for data too.")
+@click.option("--bucket", metavar="imgnet-NAME", help="Create an S3 bucket for data too.")
 @click.option(
     "--from", "address", metavar="CIDR", help="Address range that may connect by ssh.  [default: this computer]"
 )
@@ -93,7 +93,7 @@ def up(
     cloud = open_cloud()
     network_ids = (*([vpc] if vpc else []), *subnets)
     if dry_run:
-        for description in cloud.missing_stack_parts(region, network_ids) or ["nothing is missing"]:
+        for description in cloud.missing_stack_parts(region, network_ids, bucket) or ["nothing is missing"]:
             click.echo(description)
         return
     click.echo(cloud.ensure_stack(region, address, bucket, tags, network_ids))
@@ -137,12 +137,9 @@ def down(
         if typed_options({"regions": regions}) and len(regions) > 1:
             raise BadInput("--stack: give one --region at a time")
         region = cloud.resolve_regions(regions)[0]
-        extent = (
-            "its file system, its bucket and all data"
-            if delete_data
-            else "all but the data in its file system and bucket"
-        )
-        target = f"the stack of {region}, {extent}"
+        data = " and ".join(cloud.stack_data(region))
+        extent = f", with all data in {data}" if delete_data else f", all but {data}"
+        target = f"the stack of {region}{extent if data else ''}"
         if dry_run:
             return click.echo(f"would remove {target}")
         confirm_or_abort(f"remove {target}?", yes)

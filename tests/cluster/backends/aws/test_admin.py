@@ -1,11 +1,18 @@
 """The account without a run folder: what `gc` finds, with its price."""
 
+import re
+from pathlib import Path
+
 import pytest
+from click.testing import CliRunner
 from support.simcloud.http_server import AwsFrontend
 
 from cluster.backends.aws.admin import AwsAdministration
+from cluster.cli.app import cli
 from infra.aws import tags
 from infra.aws.client import Account
+from infra.aws.stack import efs
+from infra.aws.stack.resources import StackContext
 from train.tools import host
 
 REGION = "us-east-1"
@@ -47,3 +54,41 @@ def test_gc_leaves_jobs_of_others_alone_although_the_clock_here_is_ahead(
     monkeypatch.setattr(host, "steady_clock", host.SteadyClock(host.SteadyClock.wall_offset() + 5 * 3600))
     garbage = AwsAdministration().find_garbage(REGION, {}, include_unknown=False)
     assert not garbage.remove and "job-3-9073e811" in garbage.stay[0]
+
+
+@pytest.fixture
+def quick_stack(front: AwsFrontend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AwsFrontend:
+    """A simulated cloud whose stack is made at once."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("infra.aws.stack.resources.SETTLE_SECONDS", 0.02)
+    monkeypatch.setattr("infra.aws.stack.resources.RESOURCE_POLL_SECONDS", 0.01)
+    return front
+
+
+def run(*words: str, code: int = 0) -> str:
+    ran = CliRunner().invoke(cli, words)
+    assert ran.exit_code == code, ran.output
+    return " ".join(ran.output.split())
+
+
+def test_stack_has_one_bucket_which_is_named_until_it_is_deleted(quick_stack: AwsFrontend) -> None:
+    s3, up = Account(REGION).s3, ("up", "--stack", "--from", "203.0.113.7/32", "--bucket")
+    s3.create_bucket(Bucket="imgnet-of-others")
+    for words in ((*up, "foo"), (*up, "foo", "--dry-run")):
+        assert "names that begin with imgnet- only; take --bucket imgnet-foo" in run(*words, code=1)
+    assert "bucket imgnet-wb" in run(*up, "imgnet-wb", "--dry-run")
+    run(*up, "imgnet-wb")
+    for words in ((*up, "imgnet-b"), (*up, "imgnet-b", "--dry-run")):
+        assert "the stack has the bucket imgnet-wb already" in run(*words, code=1)
+    assert re.search(r"all but file system fs-\w+ and bucket imgnet-wb$", run("down", "--stack", "-y"))
+    assert "imgnet-wb" in run("up", "--stack", "--dry-run", "--bucket", "imgnet-b", code=1), "it is empty, and stays"
+    file_system = efs.find_file_system(StackContext(Account(REGION)))
+    assert file_system
+    Account(REGION).efs.delete_file_system(FileSystemId=file_system.id)  # by hand, or by a command that then failed
+    quick_stack.sim.tick()
+    assert AwsAdministration().has_stack(REGION), "else a self-test would take it for its own"
+    assert "all data in bucket imgnet-wb?" in CliRunner().invoke(cli, ["down", "--stack", "--delete-data"]).output
+    removed = run("down", "--stack", "--delete-data", "-y")
+    assert removed.endswith(f"removed the stack of {REGION}, with all data in bucket imgnet-wb")
+    assert [bucket["Name"] for bucket in s3.list_buckets()["Buckets"]] == ["imgnet-of-others"]
+    assert run("down", "--stack", "--delete-data", "-y").endswith(f"removed the stack of {REGION}")

@@ -333,12 +333,6 @@ def test_bucket_is_private_encrypted_over_tls_only_and_found_by_others(account: 
     assert policy == policies.bucket_policy("imgnet-data", account.region)
 
 
-def test_empty_bucket_is_deleted_while_the_file_system_stays(account: RecordingAccount) -> None:
-    stack.ensure(account, OWN_CIDR, bucket="imgnet-data")
-    assert stack.remove(account, False) == []
-    assert not account.s3.list_buckets()["Buckets"] and stack.ensure(account, OWN_CIDR).bucket is None
-
-
 # --- claims: of the computers that adopt a job, the last one supervises it -------------------------------------------
 
 UID = "job-3-9073e811"
