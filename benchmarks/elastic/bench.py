@@ -7,41 +7,32 @@ import sys
 import threading
 from pathlib import Path
 
-from support.sandbox import SLOW_LOSS
-
-from benchmarks.elastic import faults
-from cluster.connectors.local import module_command
+from benchmarks.elastic.step_log import STEPS_FOLDER, loss_module
 from train.recipe import Data, Model, Optim, Phase, Recipe
 from train.tools import process
 from train.tools.text_files import to_json_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN_IMAGES, VAL_IMAGES = 60, 20
-SITECUSTOMIZE = """\
-import sys
-sys.path[:0] = [{root!r}]
-from benchmarks.elastic import faults
-faults.install_faults()
-"""
 
 
 class TrialBench:
     """The images, reference runs and fork server of a set of trials.
 
-    With `fork`, agents and trainers are forked from one process that has imported torch (see faults.py). With `small`,
-    trials are shorter. `in_place` is the option of a launch.
+    With `small`, trials are shorter; with `regroups` they are long enough for that many. `in_place` is the option of a
+    launch.
     """
 
-    def __init__(self, folder: Path, fork: bool, small: bool = False, in_place: bool = True) -> None:
-        self.folder, self.fork, self.small, self.in_place = folder, fork, small, in_place
+    def __init__(self, folder: Path, small: bool = False, in_place: bool = True, regroups: int = 0) -> None:
+        self.folder, self.small, self.in_place = folder, small, in_place
+        self.epochs = regroups or (6 if small else 20)
         self.start_lock = threading.Lock()
         self.reference_lock = threading.Lock()
         self.data = folder / "data"
         self.fork_server: subprocess.Popen[bytes] | None = None
-        (folder / "site").mkdir(parents=True)
-        (folder / "site" / "sitecustomize.py").write_text(SITECUSTOMIZE.format(root=str(ROOT)))
+        (folder / "site").mkdir(parents=True, exist_ok=True)
         # A process is slow if the folder in which it runs has a pace: trials have one, the reference runs have none.
-        (folder / "site" / "slow_loss.py").write_text(SLOW_LOSS.format(pace="pace"))
+        (folder / "site" / "slow_loss.py").write_text(loss_module("pace", STEPS_FOLDER))
         if not self.data.exists():
             from train.data.packing.synthetic import draw_sample_set
 
@@ -57,40 +48,17 @@ class TrialBench:
             optim=Optim(nesterov=True, loss="slow_loss:cross_entropy"),
             machines=1,
             gpus=1,
-            phases=[Phase(epochs=(0, 6 if self.small else 20), size=32, batch=2, lr=0.01)],
+            phases=[Phase(epochs=(0, self.epochs), size=32, batch=2, lr=0.01)],
         )
 
     def environment(self, folder: Path, **extra: str) -> dict[str, str]:
         """Return the environment of a trial's processes: not the caller's tmux server, and one thread each."""
         own = {"TMUX_TMPDIR": str(folder), "HOME": str(folder), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-        return {**os.environ, **own, "PYTHONPATH": self.python_path, **extra}
-
-    @property
-    def python_path(self) -> str:
-        """The search path of a trial's processes, with the folder of sitecustomize.py and of the slow loss."""
-        return os.pathsep.join([str(self.folder / "site"), str(ROOT)])
-
-    def module_command(self, *words: str) -> list[str]:
-        """Return the command that runs a module with the search path of a trial."""
-        command = module_command(*words)
-        command[1] = f"PYTHONPATH={self.python_path}"
-        return command
+        path = os.pathsep.join([str(self.folder / "site"), str(ROOT)])  # with the slow loss
+        return {**os.environ, **own, "PYTHONPATH": path, **extra}
 
     def start(self, argv: list[str], folder: Path, log: Path, environment: dict[str, str]) -> None:
-        """Start an agent with these arguments; it dies with this process."""
-        if not self.fork:
-            with log.open("ab") as log_file:
-                subprocess.Popen(
-                    self.module_command(faults.AGENT_MODULE, *argv),
-                    cwd=folder,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log_file,
-                    stderr=log_file,
-                    start_new_session=True,
-                    preexec_fn=process.die_with_parent,
-                )
-            return
+        """Start an agent with these arguments, forked from a process that has imported torch (faults.py)."""
         with self.start_lock:
             if self.fork_server is None:
                 self.fork_server = subprocess.Popen(
@@ -107,24 +75,25 @@ class TrialBench:
             self.fork_server.stdin.flush()
             self.fork_server.stdout.readline()
 
-    def reference_checkpoint(self, gpus: int) -> Path:
-        """Return the last checkpoint of an undisturbed run of one process, which computes as `gpus` GPUs would."""
+    def reference_folder(self, gpus: int) -> Path:
+        """Return the folder of an undisturbed run of one process, which computes as `gpus` GPUs would."""
         output_folder = self.folder / f"alone-{gpus}"
         with self.reference_lock:
             if not (output_folder / "result.json").exists():
+                output_folder.mkdir(exist_ok=True)
                 recipe_path = self.folder / "recipe.json"
                 recipe_path.write_bytes(to_json_bytes(self.recipe.to_json()))
-                options = ["--out", str(output_folder), "--exact", "--gpus", str(gpus), "--workers", "0"]
-                options += ["--save-seconds", "99"]
+                options = ["--exact", "--gpus", str(gpus), "--workers", "0", "--save-seconds", "99"]
+                command = [sys.executable, "-P", "-m", "train", str(recipe_path), "--out", str(output_folder)]
                 subprocess.run(
-                    self.module_command("train", str(recipe_path), *options),
+                    [*command, *options],
                     check=True,
                     capture_output=True,
-                    cwd=self.folder,
+                    cwd=output_folder,
                     env=self.environment(self.folder),
                     preexec_fn=process.die_with_parent,
                 )
-        return last_checkpoint(output_folder, 1)
+        return output_folder
 
     def close(self) -> None:
         """End the fork server."""
@@ -139,3 +108,21 @@ def last_checkpoint(output_folder: Path, attempt: int) -> Path:
     """
     paths = (output_folder / "checkpoints" / f"{attempt:06d}").glob("*.pt")
     return sorted(paths, key=lambda path: (path.stem.split("-")[1], path.name.startswith("step-")))[-1]
+
+
+def checkpoint_differences(path: Path, other_path: Path) -> list[str]:
+    """Return the weights, batch-norm statistics and momenta that differ in any bit, one line each."""
+    import torch
+
+    from train.tools import checkpoint_io
+
+    state = checkpoint_io.load_checkpoint(path)
+    other = checkpoint_io.load_checkpoint(other_path)
+    differences = []
+    if (state["epoch"], state["step"]) != (other["epoch"], other["step"]):
+        differences.append("another last step")
+    pairs = {name: (state["model"][name], value) for name, value in other["model"].items()}
+    for number, buffers in other["optimizer"]["state"].items():
+        own_buffers = state["optimizer"]["state"][number]
+        pairs[f"momentum {number}"] = own_buffers["momentum_buffer"], buffers["momentum_buffer"]
+    return differences + [f"{name} differs" for name, (a, b) in pairs.items() if not torch.equal(a, b)]

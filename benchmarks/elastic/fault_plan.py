@@ -1,13 +1,17 @@
-"""The random fault plans that the seeds of trials.py and rented_trials.py stand for; a trial, and its outcome."""
+"""The random fault plans that the seeds of trials.py stand for; a trial, and its outcome."""
 
 import random
+import shutil
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.elastic import faults
+from benchmarks.elastic.step_log import StepFindings
+from cluster.state.attempts import Attempt
 
 EVENT_WEIGHTS = {  # events, with the weights by which they are drawn
     "kill": 4,
@@ -17,8 +21,19 @@ EVENT_WEIGHTS = {  # events, with the weights by which they are drawn
     "freeze": 3,
     "notice": 3,
 }
-OTHER_FAULTS = ("join", "kill in link", "kill in save", "kill at result")
+KILL_IN_TURN = "kill in turn"
 MAX_TRAINER_KILLS = 2  # a third crash at one step ends a job by design
+SSH_EVENT_WEIGHTS = {  # events of a job over ssh
+    "machine off": 4,
+    "head off": 3,
+    "two machines off": 2,
+    "machine frozen": 3,
+    "network cut": 2,
+    "notice": 3,
+    "trainer killed": 2,
+    "agent killed": 3,
+    "supervisor killed": 2,
+}
 RENTED_EVENT_WEIGHTS = {  # events of a job on rented machines
     "machine interrupted with notice": 4,
     "machine lost": 4,
@@ -69,38 +84,59 @@ class TrialPlan:
             tuple(events),
         )
 
+    @classmethod
+    def of_kills_in_turn(cls, seed: int, kills: int) -> "TrialPlan":
+        """Return a plan that kills one of two machines after the other, each time all three train."""
+        return cls(seed, 3, 1, True, "", ((0.1, KILL_IN_TURN, 0.0),) * kills)
+
+    @property
+    def kills_in_turn(self) -> bool:
+        """Whether the trial asks what many regroups do to the process that is never killed."""
+        return self.events[0][1] == KILL_IN_TURN
+
 
 @dataclass(frozen=True)
-class RentedTrialPlan:
-    """What happens in the trial of a seed on rented machines: their number, and timed events."""
+class LaunchedTrialPlan:
+    """What happens in the trial of a seed over ssh or on rented machines: their number, and timed events."""
 
     seed: int
     machines: int
     events: tuple[tuple[float, str, float], ...]  # seconds after the previous event, kind, random number for details
 
     @classmethod
-    def from_seed(cls, seed: int) -> "RentedTrialPlan":
+    def from_seed(
+        cls, seed: int, event_weights: Mapping[str, int], machine_counts: Sequence[int]
+    ) -> "LaunchedTrialPlan":
         """Draw the plan of a seed."""
         rng = random.Random(seed)
-        names, weights = zip(*RENTED_EVENT_WEIGHTS.items(), strict=True)
+        names, weights = zip(*event_weights.items(), strict=True)
         events = [
             (rng.uniform(0.5, 10.0), rng.choices(names, weights)[0], rng.random()) for _ in range(rng.randint(4, 6))
         ]
-        return cls(seed, rng.choice((2, 3)), tuple(events))
+        return cls(seed, rng.choice(machine_counts), tuple(events))
 
 
 @dataclass
 class TrialOutcome:
     """What was done to a trial, how often, and what is wrong with its result (`problems`, empty for a good trial)."""
 
-    plan: TrialPlan | RentedTrialPlan
+    plan: TrialPlan | LaunchedTrialPlan
     folder: Path
+    in_place: bool
     event_counts: Counter[str] = field(default_factory=Counter)
     log_lines: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     attempts: int = 0
     attempts_in_place: int = 0  # of them, those that went on with the next step
+    findings: StepFindings = field(default_factory=StepFindings)
     seconds: float = 0.0
+
+    def note(self, history: Sequence[Attempt], findings: StepFindings) -> None:
+        """Note the attempts, and what the log of the steps shows."""
+        self.attempts = len(history)
+        self.attempts_in_place = sum(attempt.live_step is not None for attempt in history)
+        self.findings = findings
+        self.problems += findings.problems[:5]
 
 
 class FaultTrial(ABC):
@@ -108,6 +144,7 @@ class FaultTrial(ABC):
 
     def __init__(self, outcome: TrialOutcome) -> None:
         self.outcome = outcome
+        shutil.rmtree(outcome.folder, ignore_errors=True)  # of a trial that was killed
         self.start_time = time.monotonic()
 
     def run(self) -> TrialOutcome:

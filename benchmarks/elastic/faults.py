@@ -1,6 +1,6 @@
 """Faults inside a trial's own processes (trials.py): kills within a link or a save; and a fork server.
 
-Each process of a trial installs its faults from its environment, by a sitecustomize or right after its fork:
+Each process of a trial installs its faults from its environment, right after its fork:
 
     TRIAL_KILL    "attempt before 2 machine": the machine dies right before it links an attempt file for the second time
     TRIAL_NOTE    file that the one resulting kill creates; its content is the point

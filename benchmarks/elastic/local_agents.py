@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import time
@@ -43,6 +44,11 @@ class LocalJob:
 
     def __enter__(self) -> "LocalJob":
         self.folder.mkdir()
+        # Of six times the epochs: else the job would end, and be launched again, in the middle of the measurements.
+        text = re.sub(
+            r"epochs=\((\d+), +(\d+)\)", lambda m: f"epochs=({6 * int(m[1])}, {6 * int(m[2])})", RECIPE.read_text()
+        )
+        (self.folder / RECIPE.name).write_text(text)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -54,7 +60,7 @@ class LocalJob:
             subprocess.run([COMMAND, "stop", self.job.name], env=self.environment, cwd=self.folder, check=True)
         options = ["--machines", str(MACHINES), "--data", str(self.data), "--workers", "0"]
         options += ["--in-place" if self.in_place else "--no-in-place"]
-        options += ["--save-seconds", str(SAVE_SECONDS), "--stall-seconds", str(STALL_SECONDS), "-y", "-d", str(RECIPE)]
+        options += ["--save-seconds", str(SAVE_SECONDS), "--stall-seconds", str(STALL_SECONDS), "-y", "-d", RECIPE.name]
         completed = subprocess.run(
             [COMMAND, "launch", "--local", *options],
             env=self.environment,

@@ -1,17 +1,24 @@
 """Seconds from a loss to the next training step of four machines on this computer, compared with torchrun elastic.
 
-    .venv/bin/python benchmarks/elastic/recovery.py --data DIR      # about 45 minutes; writes its section of RESULTS.md
-    .venv/bin/python benchmarks/elastic/recovery.py --data DIR --quick worker notice
-    .venv/bin/python benchmarks/elastic/recovery.py --data DIR --losses 10      # goodput with a loss a minute
+    .venv/bin/python benchmarks/elastic/recovery.py --data DIR --results FILE        # about 60 minutes
+    .venv/bin/python benchmarks/elastic/recovery.py --data DIR --results FILE --minutes 4   # a part; again and again
+    .venv/bin/python benchmarks/elastic/recovery.py --data DIR --way in-place --quick worker notice
+    .venv/bin/python benchmarks/elastic/recovery.py --data DIR --results FILE --losses 7     # goodput, a loss a minute
+    .venv/bin/python benchmarks/elastic/recovery.py --results FILE --report          # writes the section of RESULTS.md
 
-DIR holds CIFAR-10 as JPEG files: train/<class>/*.jpg and val/... Nothing else should run on the computer. The time of a
-kill is taken by our clock. The time of the next step is that of the first line of the next attempt's metrics, which
-rank 0 writes after its first step. Where no process is killed, the pause begins with the last line of the previous
-attempt: before a planned end that line is written after the last step. Each case waits until all four machines train,
-their standbys are ready, and an epoch is in its middle, because validation is not to be measured.
+DIR holds CIFAR-10 as JPEG files: train/<class>/*.jpg and val/... Nothing else should run on the computer. Each
+measurement is a line of JSON in FILE at once, and a measurement that is there is not made again. With `--minutes` none
+begins later; the longest, of torchrun, takes four to five minutes.
+
+The time of a kill is taken by our clock. The time of the next step is that of the first line of the next attempt's
+metrics, which rank 0 writes after its first step. Where no process is killed, the pause begins with the last line of
+the previous attempt: before a planned end that line is written after the last step. Each case waits until all four
+machines train, their standbys are ready, and an epoch is in its middle, because validation is not to be measured.
 """
 
 import argparse
+import json
+import math
 import os
 import platform
 import shutil
@@ -20,9 +27,10 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,11 +41,19 @@ from support.ssh_machines import MARK_VARIABLE, marked_pids, process_table, send
 from benchmarks.elastic.local_agents import RECIPE, SAVE_SECONDS, STALL_SECONDS, LocalJob
 from benchmarks.elastic.torchrun_peer import MACHINES, TorchrunElastic
 from benchmarks.measure import goal_verdict, write_section
+from cluster.state.timeline import read_timeline
 
 ROUNDS, PEER_ROUNDS = 5, 3
+EXIT_UNFINISHED = 75  # EX_TEMPFAIL of sysexits.h
 LOSS_INTERVAL_SECONDS = 60.0
 GOODPUT_GOAL = 0.95
-RECOVERY_WAYS = ("in place", "restart")  # with --in-place and --no-in-place
+OUR_WAYS = ("in-place", "restart")  # with --in-place and --no-in-place
+WAYS = {
+    "in-place": "ours, in place",
+    "restart": "ours, restart",
+    "torchrun-defaults": "torchrun elastic, defaults",
+    "torchrun-tuned": "torchrun elastic, tuned, its store elsewhere",
+}
 CASE_TITLES = {
     "worker": "a machine other than the head killed",
     "head": "the head machine killed",
@@ -51,27 +67,51 @@ CASE_TITLES = {
 }
 
 
+class Measurements:
+    """The measurements so far: lines of JSON in a file, or with None in memory only."""
+
+    def __init__(self, path: Path | None, end_time: float = math.inf) -> None:
+        self.path, self.end_time = path, end_time
+        self.rows: list[dict[str, Any]] = []
+        if path and path.exists():
+            self.rows = [json.loads(line) for line in path.read_text().splitlines()]
+
+    def values(self, way: str, case: str) -> list[float | str]:
+        """Return the seconds of a case, or a text for a round without a next step."""
+        return [row["value"] for row in self.rows if (row["way"], row["case"]) == (way, case)]
+
+    def lacks(self, way: str, case: str, rounds: int) -> bool:
+        """Return whether a round is to be measured. Raises `SystemExit` when the time for that is over."""
+        is_missing = len(self.values(way, case)) < rounds
+        if is_missing and time.monotonic() > self.end_time:
+            print(f"not finished: {way}, {case}; run this command again", flush=True)
+            sys.exit(EXIT_UNFINISHED)
+        return is_missing
+
+    def add(self, way: str, case: str, value: float | str) -> None:
+        """Add a measurement, print it, and write it to the file."""
+        text = value if isinstance(value, str) else round(value, 4)
+        self.rows.append({"way": way, "case": case, "value": text, "load": os.getloadavg()[0], "time": time.time()})
+        print(time.strftime("%H:%M:%S"), self.rows[-1], flush=True)
+        if self.path:
+            with self.path.open("a") as file:
+                file.write(json.dumps(self.rows[-1]) + "\n")
+
+
 def measure_ours(
-    work_folder: Path, data: Path, cases: Sequence[str], rounds: int, in_place: bool
-) -> dict[str, list[float]]:
-    """Return the seconds of each round of each case. `in_place` is the option of the launch."""
-    seconds_by_case: dict[str, list[float]] = defaultdict(list)
-    folder = work_folder / f"ours-{in_place}"
-    with LocalJob(folder, data, process_environment(work_folder), in_place) as local_job:
+    measurements: Measurements, way: str, work_folder: Path, data: Path, cases: Sequence[str], rounds: int
+) -> None:
+    """Measure the rounds that are missing of each case. The pause of each join is measured too."""
+    with LocalJob(work_folder / way, data, process_environment(work_folder), way == "in-place") as local_job:
         for case in cases:
-            if case == "join":  # measured below: joins follow the losses
-                continue
             # A machine whose trainers crash a second time is left out, and the job would not be whole again.
-            for _ in range(min(rounds, MACHINES) if case == "crash" else rounds):
-                seconds_by_case[case].append(measure_case(local_job, case))
-                print_measurement(case, seconds_by_case[case][-1])
-        if "join" in cases:
-            while len(local_job.join_pauses) < rounds:
+            while measurements.lacks(way, case, min(rounds, MACHINES) if case == "crash" else rounds):
+                seconds = measure_case(local_job, "worker" if case == "join" else case)
+                if case != "join":
+                    measurements.add(way, case, seconds)
                 local_job.wait_until_ready()
-                if len(local_job.join_pauses) < rounds:
-                    measure_case(local_job, "worker")
-            seconds_by_case["join"] = local_job.join_pauses
-    return seconds_by_case
+                while local_job.join_pauses:
+                    measurements.add(way, "join", local_job.join_pauses.pop())
 
 
 def measure_case(local_job: LocalJob, case: str, max_tries: int = 3) -> float:
@@ -88,42 +128,32 @@ def measure_case(local_job: LocalJob, case: str, max_tries: int = 3) -> float:
 
 
 def measure_torchrun(
-    work_folder: Path, data: Path, cases: Sequence[str], rounds: int
-) -> dict[tuple[str, bool], list[float | str]]:
-    """Return torchrun's seconds, or a text for a round without a next step, by (case, whether torchrun is tuned).
-
-    torchrun is measured for the loss of a worker and of the head.
-    """
-    seconds_by_case: dict[tuple[str, bool], list[float | str]] = defaultdict(list)
+    measurements: Measurements, way: str, work_folder: Path, data: Path, cases: Sequence[str], rounds: int
+) -> None:
+    """Measure the rounds that are missing of torchrun, for the loss of a worker and of the head."""
     arguments = [str(RECIPE), "--data", str(data), "--gpus", str(MACHINES), "--workers", "0", "--threads", "1"]
     arguments += ["--save-seconds", str(SAVE_SECONDS)]
-    for round_number in range(rounds):
-        for case in ("worker", "head"):
-            if case not in cases:
-                continue
-            for is_tuned in (True, False):
-                folder = work_folder / f"torchrun-{case}-{is_tuned}-{round_number}"
-                with TorchrunElastic(folder, arguments, process_environment(work_folder), is_tuned) as run:
-                    run.wait_until_training()
-                    seconds = run.kill_agent(kill_head=case == "head")
-                seconds_by_case[case, is_tuned].append(seconds)
-                print_measurement(f"torchrun {'tuned' if is_tuned else 'defaults'}, {case}", seconds)
-    return seconds_by_case
+    for case in sorted({"worker", "head"} & {*cases}):
+        while measurements.lacks(way, case, rounds):
+            folder = work_folder / f"{way}-{case}-{len(measurements.rows)}"
+            is_tuned = way == "torchrun-tuned"
+            with TorchrunElastic(folder, arguments, process_environment(work_folder), is_tuned) as run:
+                run.wait_until_training()
+                seconds = run.kill_agent(kill_head=case == "head")
+            measurements.add(way, case, seconds)
 
 
-def print_goodput(work_folder: Path, data: Path, losses: int) -> None:
-    """Print the goodput of a job that loses one of its four machines every minute, in both ways."""
-    for way in RECOVERY_WAYS:
-        environment = process_environment(work_folder)
-        with LocalJob(work_folder / f"goodput-{way}", data, environment, way == "in place") as local_job:
-            local_job.wait_until_ready()
-            for number in range(losses):
-                next_loss_time = time.monotonic() + LOSS_INTERVAL_SECONDS
-                print_measurement(f"loss {number + 1}", local_job.worker())
-                time.sleep(max(0.0, next_loss_time - time.monotonic()))
-            goodput = local_job.running_job.status().goodput or 0.0
-        verdict = goal_verdict(goodput, GOODPUT_GOAL)
-        print(f"{way}: goodput {goodput:.1%} with {losses} losses, goal {GOODPUT_GOAL:.0%}: {verdict}", flush=True)
+def measure_goodput(measurements: Measurements, way: str, work_folder: Path, data: Path, losses: int) -> None:
+    """Measure the goodput of a job that loses one of its four machines every minute."""
+    with LocalJob(work_folder / way, data, process_environment(work_folder), way == "in-place") as local_job:
+        local_job.wait_until_ready()
+        for _ in range(losses):
+            next_loss_time = time.monotonic() + LOSS_INTERVAL_SECONDS
+            print(f"{time.strftime('%H:%M:%S')} {local_job.worker():.2f} s to the next step", flush=True)
+            time.sleep(max(0.0, next_loss_time - time.monotonic()))
+        goodput = read_timeline(local_job.running_job.run_folder).goodput or 0.0
+    measurements.add(way, "goodput", goodput)
+    print(f"{way}: {losses} losses, goal {GOODPUT_GOAL:.0%}: {goal_verdict(goodput, GOODPUT_GOAL)}", flush=True)
 
 
 def process_environment(work_folder: Path) -> dict[str, str]:
@@ -144,86 +174,82 @@ def kill_leftover_processes(work_folder: Path) -> None:
     wait_until(has_ended, "no process of the benchmark is left", 5.0)
 
 
-def print_measurement(description: str, seconds: float | str) -> None:
-    """Print a measurement, with the time of day."""
-    text = seconds if isinstance(seconds, str) else f"{seconds:.2f} s"
-    print(f"{time.strftime('%H:%M:%S')} {description}: {text}", flush=True)
-
-
 def format_cell(values: Sequence[float | str]) -> str:
     """Return median and range of the seconds, and the texts of rounds without a next step with their counts."""
     seconds = [value for value in values if not isinstance(value, str)]
-    parts = [f"{statistics.median(seconds):.1f} ({min(seconds):.1f}-{max(seconds):.1f})"] if seconds else []
+    parts = []
+    if seconds:
+        parts = [f"{statistics.median(seconds):.2f} ({min(seconds):.2f}-{max(seconds):.2f}), {len(seconds)}"]
     failures = Counter(value for value in values if isinstance(value, str))
     return "; ".join(parts + [f"{text}: {count} of {len(values)}" for text, count in failures.items()])
 
 
-def table(
-    our_seconds: dict[str, dict[str, list[float]]],
-    torchrun_seconds: dict[tuple[str, bool], list[float | str]],
-    load_before: Sequence[float],
-) -> Iterator[str]:
+def table(measurements: Measurements) -> Iterator[str]:
     """Yield the section of RESULTS.md."""
     import torch
 
-    some_seconds = next(iter(our_seconds.values()))
-    our_rounds = max((len(seconds) for case, seconds in some_seconds.items() if case != "join"), default=0)
-    torchrun_rounds = max((len(seconds) for seconds in torchrun_seconds.values()), default=0)
+    loads = [row["load"] for row in measurements.rows]
     yield "## Seconds from a loss to the next training step, compared with torchrun elastic"
     yield ""
     yield (
         f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, Python {platform.python_version()}, torch "
-        f"{torch.__version__}, gloo; load {load_before[0]:.1f} before, {os.getloadavg()[0]:.1f} after. `launch --local "
-        f"--machines {MACHINES} --workers 0 --save-seconds {SAVE_SECONDS} recipes/cifar10.py`; torchrun with the same "
-        f"trainer, four agents, `--max-restarts=1000`. Median (min-max), n = {our_rounds}, torchrun {torchrun_rounds}, "
-        f"joins {len(some_seconds.get('join', ()))}, crashes {len(some_seconds.get('crash', ()))}. "
-        "Written by `benchmarks/elastic/recovery.py`."
+        f"{torch.__version__}, gloo; load average {statistics.median(loads):.1f} (median, at most {max(loads):.1f}). "
+        f"`launch --local --machines {MACHINES} --workers 0 --save-seconds {SAVE_SECONDS}` with recipes/cifar10.py, of "
+        "six times the epochs; torchrun with the same trainer, four agents, `--max-restarts=1000`. Median (min-max), "
+        "and the number of rounds. Written by `benchmarks/elastic/recovery.py`."
     )
     yield ""
-    ways = " | ".join(f"ours, {way}" for way in our_seconds)
-    yield f"| | {ways} | torchrun elastic, defaults | torchrun elastic, tuned, its store elsewhere |"
-    yield f"|---|{'---|' * len(our_seconds)}---|---|"
+    yield f"| | {' | '.join(WAYS.values())} |"
+    yield f"|---|{'---|' * len(WAYS)}"
     for case, title in CASE_TITLES.items():
-        if case in some_seconds:
-            cells = (
-                *(format_cell(seconds[case]) for seconds in our_seconds.values()),
-                format_cell(torchrun_seconds.get((case, False), ())),
-                format_cell(torchrun_seconds.get((case, True), ())),
-            )
-            yield f"| {title} | {' | '.join(cells)} |"
+        yield f"| {title} | {' | '.join(format_cell(measurements.values(way, case)) for way in WAYS)} |"
+    goodputs = [[f"{value:.1%}" for value in measurements.values(way, "goodput")] for way in WAYS]
+    yield f"| goodput with a loss a minute, goal {GOODPUT_GOAL:.0%} | {' | '.join(map(', '.join, goodputs))} |"
 
 
 def main() -> int:
-    """Measure and print; if everything was measured, write the section of RESULTS.md."""
+    """Measure and print, or write the section of RESULTS.md from the measurements of a file."""
     parser = argparse.ArgumentParser(description="Measure the seconds from a loss to the next training step.")
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"{', '.join(CASE_TITLES)} (default: all)")
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="CIFAR-10 as JPEG files")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="CIFAR-10 as JPEG files")
+    parser.add_argument("--way", choices=WAYS, action="append", help="measure this way only; may be repeated")
     parser.add_argument("--losses", type=int, metavar="N", help="measure the goodput with N losses, one a minute")
-    parser.add_argument("--quick", action="store_true", help="run each case once, and write nothing")
+    parser.add_argument("--quick", action="store_true", help="run each case once")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="begin no measurement later (default: no limit)"
+    )
+    parser.add_argument(
+        "--results", type=Path, metavar="FILE", help="measurements as lines of JSON: read, and added to"
+    )
+    parser.add_argument("--report", action="store_true", help="measure nothing, and write the section of RESULTS.md")
     options = parser.parse_args()
     if unknown_cases := set(options.cases) - set(CASE_TITLES):
         parser.error(f"no such case: {', '.join(sorted(unknown_cases))}; cases are {', '.join(CASE_TITLES)}")
+    measurements = Measurements(options.results, time.monotonic() + 60 * options.minutes)
+    if options.report:
+        write_section("elastic/recovery.py", list(table(measurements)))
+        return 0
+    if not options.data:
+        parser.error("--data is missing")
     cases = options.cases or list(CASE_TITLES)
     work_folder = Path(tempfile.mkdtemp(prefix=f"imgr-{uuid4().hex[:6]}-", dir="/tmp"))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    load_before = os.getloadavg()
-    data = options.data.resolve()
+    common = work_folder, options.data.resolve()
     try:
-        if options.losses:
-            print_goodput(work_folder, data, options.losses)
-            return 0
-        rounds = 1 if options.quick else ROUNDS
-        our_seconds = {way: measure_ours(work_folder, data, cases, rounds, way == "in place") for way in RECOVERY_WAYS}
-        torchrun_seconds = measure_torchrun(work_folder, data, cases, 1 if options.quick else PEER_ROUNDS)
+        for way in options.way or WAYS:
+            if options.losses:
+                if way in OUR_WAYS and measurements.lacks(way, "goodput", 1):
+                    measure_goodput(measurements, way, *common, options.losses)
+            elif way in OUR_WAYS:
+                measure_ours(measurements, way, *common, cases, 1 if options.quick else ROUNDS)
+            else:
+                measure_torchrun(measurements, way, *common, cases, 1 if options.quick else PEER_ROUNDS)
     except KeyboardInterrupt:
         return 130
     finally:
         kill_leftover_processes(work_folder)
         shutil.rmtree(work_folder, ignore_errors=True)
-    lines = list(table(our_seconds, torchrun_seconds, load_before))
-    print("\n".join(["", *lines]))
-    if not (options.cases or options.quick):
-        write_section("elastic/recovery.py", lines)
+    print("\n".join(["", *table(measurements)]))
     return 0
 
 

@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.elastic.bench import TRAIN_IMAGES, TrialBench, last_checkpoint
-from benchmarks.elastic.fault_plan import MAX_TRAINER_KILLS, FaultTrial, TrialOutcome, TrialPlan
+from benchmarks.elastic.bench import TRAIN_IMAGES, TrialBench, checkpoint_differences, last_checkpoint
+from benchmarks.elastic.fault_plan import KILL_IN_TURN, MAX_TRAINER_KILLS, FaultTrial, TrialOutcome, TrialPlan
 from benchmarks.elastic.local_agents import is_trainer
+from benchmarks.elastic.step_log import STEPS_FOLDER, check_steps
 from cluster.state import attempts
 from cluster.state.recovery_options import RecoveryOptions
 from cluster.state.run_folder import AGENT_LOCK, RunFolder, is_locked
@@ -28,7 +29,7 @@ from train.tools import process
 from train.tools.files import write_atomic
 from train.tools.text_files import read_json, to_json_bytes
 
-DEADLINE_SECONDS = 180.0  # a trial takes a sixth of this
+DEADLINE_SECONDS, SECONDS_PER_EVENT = 150.0, 10.0  # a trial takes a sixth of this
 
 
 class Trial(FaultTrial):
@@ -36,7 +37,7 @@ class Trial(FaultTrial):
 
     def __init__(self, bench: TrialBench, plan: TrialPlan) -> None:
         self.folder = bench.folder / f"trial-{plan.seed}"
-        super().__init__(TrialOutcome(plan, self.folder))
+        super().__init__(TrialOutcome(plan, self.folder, bench.in_place))
         self.bench, self.plan = bench, plan
         self.folders = RunFolder(self.folder / "run")
         self.rng = random.Random(plan.seed + 1_000_000)
@@ -50,6 +51,7 @@ class Trial(FaultTrial):
             recovery=RecoveryOptions(
                 standby=plan.standby, lost_seconds=2.0, stall_seconds=30.0, in_place=bench.in_place
             ),
+            **({"heartbeat_seconds": 0.2, "heartbeat_timeout_seconds": 1.0} if plan.kills_in_turn else {}),
             machines=plan.machines,
             procs=plan.procs,
         )
@@ -57,7 +59,9 @@ class Trial(FaultTrial):
         self.frozen: dict[str, tuple[float, list[int]]] = {}  # by machine: until when, and its processes
         self.noticed: set[str] = set()
         self.trainer_kills: Counter[str] = Counter()
+        self.hit = {"0"} if " trainer" in plan.kill_point else set()  # also by a stop of its processes
         self.kill_note = self.folder / "note"
+        self.last_hit = 0  # the attempt of the last of many kills
 
     # --- observation -------------------------------------------------------------------------------------------------
 
@@ -138,8 +142,8 @@ class Trial(FaultTrial):
             if self.is_agent_alive(name) or self.is_done():
                 self.restart_times.pop(name, None)
             elif name not in self.restart_times:
-                self.restart_times[name] = now + self.rng.uniform(0.2, 4.0)
-            elif now >= self.restart_times[name] and self.machine_status(name).get("state") != "failed":
+                self.restart_times[name] = now + self.rng.uniform(0.2, 0.3 if self.plan.kills_in_turn else 4.0)
+            elif now >= self.restart_times[name] and not self.has_failed_for_good(name):
                 self.add_log_line(f"start {name}")
                 self.start(name)
                 self.outcome.event_counts["join"] += 1
@@ -162,6 +166,12 @@ class Trial(FaultTrial):
         # A machine with a kill point ahead must live until it reaches that link or save.
         excluded = {*self.frozen, *self.machines_about_to_die()}
         candidates = [name for name in self.members() if self.is_agent_alive(name) and name not in excluded]
+        if kind == KILL_IN_TURN:
+            newest = attempts.newest_attempt(self.folders.shared)
+            turn = 1 + self.outcome.event_counts[kind] % 2
+            is_whole = newest and newest.number > self.last_hit and len(candidates) == len(self.spec.machine_names)
+            candidates = [str(turn)] if is_whole else []
+            self.last_hit = newest.number if newest and is_whole else self.last_hit
         if kind == "kill head" and "0" not in self.machines_about_to_die():
             candidates = [name for name in candidates[:1] if name == self.members()[0]]
         if not candidates or not self.is_training():
@@ -196,6 +206,7 @@ class Trial(FaultTrial):
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGSTOP)
         self.frozen[name] = time.monotonic() + seconds, pids
+        self.hit.add(name)
 
     def kill_trainer(self, name: str, random_number: float) -> bool:
         """Kill one trainer of a machine. Return False if it has none, or if another kill would end the job.
@@ -208,6 +219,7 @@ class Trial(FaultTrial):
         if not pids or was_hit or self.trainer_kills.total() + kills_by_plan >= MAX_TRAINER_KILLS:
             return False
         self.trainer_kills[name] += 1
+        self.hit.add(name)
         self.add_log_line(f"kill trainer of {name}")
         os.kill(pids[int(random_number * 100) % len(pids)], signal.SIGKILL)
         return True
@@ -217,7 +229,8 @@ class Trial(FaultTrial):
     def start_job(self) -> None:
         """Write the files of the job, and start its agents."""
         self.folders.shared.mkdir(parents=True)
-        (self.folder / "pace").write_text("0 0.04")  # of the slow loss: gives faults time at no processor time
+        # Of the slow loss: gives faults time at no processor time.
+        (self.folder / "pace").write_text("0 0.2" if self.plan.kills_in_turn else "0 0.04")
         for name in self.spec.machine_names:
             self.folders.work_folder(name).mkdir(parents=True)
         self.folders.write_spec(self.spec)
@@ -229,8 +242,9 @@ class Trial(FaultTrial):
         """Inject the planned events, then wait for the job's end. Raises `TimeoutError` if the job hangs."""
         events = list(self.plan.events)
         next_event_time = 0.0
+        deadline = DEADLINE_SECONDS + SECONDS_PER_EVENT * len(events)
         for _ in poll_until(
-            lambda: self.is_done() and not any(map(self.is_agent_alive, self.spec.machine_names)), DEADLINE_SECONDS
+            lambda: self.is_done() and not any(map(self.is_agent_alive, self.spec.machine_names)), deadline
         ):
             self.thaw_and_restart()
             now = time.monotonic()
@@ -239,6 +253,8 @@ class Trial(FaultTrial):
             elif events and now >= next_event_time:
                 self.inject_next_event(events)
                 next_event_time = now + (events[0][0] if events else 0)
+            if self.plan.kills_in_turn and not events:
+                (self.folder / "pace").unlink(missing_ok=True)
             if any(map(self.has_failed_for_good, self.spec.machine_names)):
                 break
         self.outcome.seconds = time.monotonic() - self.start_time
@@ -251,8 +267,6 @@ class Trial(FaultTrial):
         """Check the job's result, and note the problems in the outcome."""
         history = attempts.AttemptHistory(self.folders.shared).all()
         problems = self.outcome.problems
-        self.outcome.attempts = len(history)
-        self.outcome.attempts_in_place = sum(attempt.live_step is not None for attempt in history)
         if self.kill_note.exists():
             point = self.kill_note.read_text()
             place = "in link" if point.startswith(("attempt", "resume")) else f"in {point.split()[0]}"
@@ -273,8 +287,12 @@ class Trial(FaultTrial):
         first_steps = {attempt.number: attempt.first_step for attempt in history if attempt.members}
         steps_per_epoch = {epoch.number: epoch.steps for epoch in schedule.epochs}
         problems += usage_log.find_usage_errors(usage_folder, first_steps, TRAIN_IMAGES, steps_per_epoch)
+        reference = self.bench.reference_folder(self.spec.schedule_gpus)
+        trained = [attempt for attempt in history if attempt.members]
+        steps = self.folder / STEPS_FOLDER, reference / STEPS_FOLDER
+        self.outcome.note(trained, check_steps(*steps, trained, self.plan.procs, self.hit))
         checkpoint = last_checkpoint(self.folders.shared, max(first_steps))
-        problems += checkpoint_differences(checkpoint, self.bench.reference_checkpoint(self.spec.schedule_gpus))
+        problems += checkpoint_differences(checkpoint, last_checkpoint(reference, 1))
         with contextlib.suppress(TimeoutError):
             for _ in poll_until(lambda: not self.processes(), 10):
                 pass
@@ -298,21 +316,3 @@ def poll_until(condition: Callable[[], bool], seconds: float) -> Iterator[None]:
             raise TimeoutError(f"a condition was not met within {seconds:g} s")
         yield
         time.sleep(0.1)
-
-
-def checkpoint_differences(path: Path, other_path: Path) -> list[str]:
-    """Return the weights, batch-norm statistics and momenta that differ in any bit, one line each."""
-    import torch
-
-    from train.tools import checkpoint_io
-
-    state = checkpoint_io.load_checkpoint(path)
-    other = checkpoint_io.load_checkpoint(other_path)
-    differences = []
-    if (state["epoch"], state["step"]) != (other["epoch"], other["step"]):
-        differences.append("another last step")
-    pairs = {name: (state["model"][name], value) for name, value in other["model"].items()}
-    for number, buffers in other["optimizer"]["state"].items():
-        own_buffers = state["optimizer"]["state"][number]
-        pairs[f"momentum {number}"] = own_buffers["momentum_buffer"], buffers["momentum_buffer"]
-    return differences + [f"{name} differs" for name, (a, b) in pairs.items() if not torch.equal(a, b)]

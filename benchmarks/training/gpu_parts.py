@@ -272,6 +272,17 @@ def eager(scale: Scale, work: Work, emit: Emit) -> None:
         with_fitting_batch(setting, lambda setting: compare_sides(scale, setting, emit, peers, 0.97))
 
 
+def graphs(scale: Scale, work: Work, emit: Emit) -> None:
+    """Our step with CUDA graphs beside ours without them, and beside a bare step that is one graph."""
+    peers: dict[str, Callable[[Setting], Step]] = {
+        "bare graph": gpu_steps.bare_graph_step,
+        "no graphs": lambda setting: gpu_steps.our_step(replace(setting, graphs=False), gpu_steps.temporary_folder()),
+    }
+    for (batch, size), precision in itertools.product(scale.shapes, scale.precisions):
+        setting = replace(scale.setting(batch, size, precision), graphs=True)
+        with_fitting_batch(setting, lambda setting: compare_sides(scale, setting, emit, peers, 0.97))
+
+
 def peer(scale: Scale, work: Work, emit: Emit) -> None:
     """Our step beside a plain loop."""
     setting = scale.setting(*scale.shapes[0])
@@ -405,6 +416,7 @@ class Part:
 PARTS = {
     "prepare": Part("Images", prepare, 120),
     "eager": Part("Our step and a bare step", eager, 120),
+    "graphs": Part("Our step with CUDA graphs", graphs, 150),
     "peer": Part("Our step and a plain loop", peer, 60),
     "warm-up": Part("Warm-up by shape", warm_up, 60),
     "hooks": Part("Hooks in a group of one", hooks, 60),

@@ -45,6 +45,7 @@ class Setting:
     device: torch.device
     use_compile: bool = False
     kernel_search: bool = False
+    graphs: bool = False
 
 
 def our_trainer(setting: Setting, output_folder: Path) -> Trainer:
@@ -56,6 +57,7 @@ def our_trainer(setting: Setting, output_folder: Path) -> Trainer:
         gpus=1,
         precision=setting.precision,
         kernel_search=setting.kernel_search,
+        graphs="on" if setting.graphs else "off",
         phases=[Phase(epochs=(0, 1), size=setting.size, batch=setting.batch, lr=0.01)],
     )
     sampler = DistributedBatchSampler(Schedule(recipe, 10**6, 1), {}, 0, 0, 1)
@@ -63,7 +65,10 @@ def our_trainer(setting: Setting, output_folder: Path) -> Trainer:
     classes = [str(number) for number in range(CLASSES)]
     group = ProcessGroup(0, 0, 1, 1, setting.device)
     trainer = Trainer(options, recipe, group, sampler, classes, AgentChannel())
-    trainer.preprocessor.warmed_shapes = {(setting.batch, setting.size, setting.size)}
+    shape = setting.batch, setting.size, setting.size
+    trainer.preprocessor.warmed_shapes = {shape}
+    trainer.freezer.set_train_mode()
+    trainer.capture_graphs([shape], trainer.freezer.set_train_mode)
     return trainer
 
 
@@ -107,6 +112,20 @@ def bare_step(setting: Setting, net: nn.Module | None = None, wrap: Callable[[nn
         optimizer.zero_grad(set_to_none=True)
 
     return step
+
+
+def bare_graph_step(setting: Setting) -> Step:
+    """Return the bare step as one CUDA graph, its update included; on a CPU the bare step."""
+    step = bare_step(setting)
+    if setting.device.type != "cuda":
+        return step
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        for _ in range(WARMUP_STEPS):
+            step()
+    with torch.cuda.graph(graph, stream=stream):
+        step()
+    return graph.replay
 
 
 def plain_loop_name() -> str:

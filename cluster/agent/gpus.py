@@ -66,6 +66,8 @@ class NvidiaSmi:
             return [], True
         has_ended = self.process.poll() is not None
         *lines, self.unread = (self.unread + (self.process.stdout.read() or b"")).split(b"\n")
+        if has_ended and self.unread:  # no more will come, not even the end of the line
+            lines, self.unread = [*lines, self.unread], b""
         return [line.decode(errors="replace") for line in lines], has_ended
 
     def stop(self) -> None:

@@ -19,10 +19,10 @@ from . import ssh_scripts, untrusted
 from .hosts_file import Host
 from .ssh_channel import AnswerTimeLimit, SSHChannel
 from .ssh_config import Route, resolve_route
-from .ssh_connection import CONNECT_SECONDS, SSHConnection, SSHRefused, Unreachable, connect
+from .ssh_connection import CONNECT_SECONDS, HostKeyRefused, SSHConnection, SSHRefused, Unreachable, connect
 from .untrusted import BadAnswer, CommandExit, NewBytes
 
-__all__ = ["CommandFailed", "CommandResult", "SSHConnector", "SSHRefused", "Unreachable"]
+__all__ = ["CommandFailed", "CommandResult", "HostKeyRefused", "SSHConnector", "SSHRefused", "Unreachable"]
 
 DEFAULT_RECONNECT_SECONDS = 30.0
 DEADLINE_GRACE_SECONDS = 10.0  # how long to wait beyond a command's own deadline, which the machine enforces

@@ -45,6 +45,10 @@ class SSHRefused(ClusterError):
     """The machine answers, but one side rejects the other: host key, user or login key."""
 
 
+class HostKeyRefused(SSHRefused):
+    """The machine offers a host key that is not known for it."""
+
+
 class SSHConnection:
     """An authenticated connection to one machine; `connect` makes it. Several threads may share its channels."""
 
@@ -242,7 +246,7 @@ def _verify_host_key(transport: "paramiko.Transport", route: Route, machine_labe
             "give the machine a new one"
         )
     if ("", key_type, key_base64) not in [(key.marker, key.key_type, key.key_base64) for key in known_keys]:
-        raise SSHRefused(host_key_error_message(route, machine_label, key_type, key_base64, known_keys))
+        raise HostKeyRefused(host_key_error_message(route, machine_label, key_type, key_base64, known_keys))
 
 
 def _log_in(transport: "paramiko.Transport", route: Route, machine_label: str) -> None:

@@ -68,7 +68,7 @@ def job_machine_type(spec: JobSpec, result: JobResult | None, rented_type: str =
     """
     machine_type = find_machine_type(rented_type) if rented_type else None
     return machine_type or MachineType(
-        name=f"as {spec.name}'s",
+        name=f"machine of {spec.name}",
         gpus=spec.procs,
         gpu=CPU_CARD if result and result.device == "cpu" else "",
         network_gbps=0.0,  # not used: the time of the network is in the measured steps

@@ -148,14 +148,14 @@ def _drop_repeated_steps(
 
 
 def describe_members(names: Sequence[str]) -> str:
-    """Return machines as text: "machine 0", "machines 0-7 9"; "" for none. A bare "0" could be taken for a count."""
+    """Return machines as text: "machine 0", "machines 0-7, 9"; "" for none. A bare "0" could be taken for a count."""
     ranges: list[list[str]] = []
     for name in names:
         if ranges and name.isdecimal() and ranges[-1][-1].isdecimal() and int(name) == int(ranges[-1][-1]) + 1:
             ranges[-1] = [ranges[-1][0], name]
         else:
             ranges.append([name])
-    return f"machine{'s' * (len(names) > 1)} {' '.join('-'.join(ends) for ends in ranges)}" if ranges else ""
+    return f"machine{'s' * (len(names) > 1)} {', '.join('-'.join(ends) for ends in ranges)}" if ranges else ""
 
 
 def moved_launches(run_folder: RunFolder) -> dict[str, str]:

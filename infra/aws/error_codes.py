@@ -231,3 +231,8 @@ def _shorten(text: str) -> str:
     """
     text = text.partition(" Encoded authorization failure message")[0]
     return text if len(text) < 300 else f"{text[:150]} ... {text[-145:]}"
+
+
+def may_succeed_later(error: CloudError) -> bool:
+    """Whether EC2 may accept a call later that ended with this error. An error without a code is not from EC2."""
+    return not error.code or KIND_BY_CODE.get(error.code) not in (None, ErrorKind.PLACE_UNSUITABLE)

@@ -27,6 +27,32 @@ from train.engine import inputs, warmup
 net, preprocessor = nn.Conv2d(3, 64, 3, padding=1).cuda(), inputs.BatchPreprocessor(torch.device("cuda", 0))
 warmup.warm_up(net, net, [(1 << 16, 512, 512)], [], preprocessor)
 """
+# The same weights to the bit after 20 steps with and without graphs, and with them in stages.
+GRAPHS = """
+import sys, torch
+from train.distributed import cuda_graphs
+from train.engine import inputs
+from train.models import registry
+from train.recipe.components import Model
+torch.use_deterministic_algorithms(True, warn_only=True)
+torch.backends.cudnn.deterministic = True
+preprocessor = inputs.BatchPreprocessor(torch.device("cuda", 0), precision=sys.argv[1])
+weights = []
+for shapes, in_stages in (([], False), ([(8, 64, 64), (4, 96, 96)], False), ([(8, 64, 64), (4, 96, 96)], True)):
+    net = registry.build_model(Model(name="resnet18"), 10, 0).cuda().to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, fused=True)
+    cuda_graphs.CudaGraphs(net, preprocessor, in_stages, print).capture(shapes, net.train)
+    torch.manual_seed(0)
+    for step in range(20):
+        for n, size in ((8, 64), (4, 96), (4, 96), (3, 64)):
+            images = torch.rand(n, 3, size, size, device="cuda").to(memory_format=torch.channels_last)
+            with preprocessor.autocast():
+                net(images).float().square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    weights.append([*net.state_dict().values()])
+assert all(torch.equal(*pair) for graphed in weights[1:] for pair in zip(weights[0], graphed)), "they differ"
+"""
 
 
 @pytest.fixture
@@ -84,3 +110,17 @@ def test_cuda_error_is_told_by_its_telling_line(environment: dict[str, str], tmp
 def test_full_memory_is_told_in_one_line(environment: dict[str, str]) -> None:
     completed = run_python(environment, "-c", FILLS_THE_MEMORY)
     assert "TrainingError: a batch of 65536 images of 512 x 512 pixels needs more memory" in completed.stderr
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_graphs_train_as_without_them(precision: str, environment: dict[str, str]) -> None:
+    """To the bit: gradients of several chunks, two shapes in one pool of memory, and a shape without a graph."""
+    completed = run_python({**environment, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}, "-c", GRAPHS, precision)
+    assert completed.returncode == 0, completed.stderr
+
+
+def test_a_run_with_graphs_trains_and_says_so(images: Path, tmp_path: Path, environment: dict[str, str]) -> None:
+    del environment["IMGNET_WORK"]
+    completed = run_python(environment, *trainer_argv(images, tmp_path / "out", "--set", "graphs=on"))
+    assert completed.returncode == 0, completed.stderr
+    assert "CUDA graphs: " in completed.stdout and result_of(tmp_path / "out")["device"] == "cuda"

@@ -26,7 +26,7 @@ TEST_TIMEOUT_SECONDS = 240  # a mutation that makes its test hang counts as caug
 class Mutation:
     """A rule, the text of a file that implements it, a broken replacement, and the test that must notice it.
 
-    `test` is the test's node id below tests/train/rules.
+    `test` is the test's node id: below tests/train/rules, or below tests where it names a folder.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Mutation:
 
     @property
     def node(self) -> str:
-        return f"tests/train/rules/{self.test}"
+        return f"tests/{self.test}" if "/" in self.test else f"tests/train/rules/{self.test}"
 
     @property
     def text_is_unique(self) -> bool:
@@ -55,6 +55,7 @@ LAYERWISE = "train/optim/layerwise.py"
 LOSSES = "train/optim/losses.py"
 MODELS = "train/models/registry.py"
 BATCHNORM = "train/distributed/batchnorm.py"
+GRAPHS = "train/distributed/cuda_graphs.py"
 
 # By the test that must notice it: the rule and how it is broken, the file, its text, the broken text.
 TABLE: dict[str, list[tuple[str, str, str, str]]] = {
@@ -337,6 +338,52 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "test_bugs_of_2018.py::test_bug_8_collapsing_loss_scale_stops": [
         ("bug 8: goes on with a loss scale that collapses", "train/distributed/ddp.py",
          "if scale < MIN_LOSS_SCALE:", "if False:"),
+    ],
+    "cluster/backends/test_local.py::test_each_machine_sees_its_share_of_the_gpus": [
+        ("GPUs: each machine of one computer sees all", "cluster/backends/local.py",
+         "{} if gpus is None else", "{} if True else"),
+    ],
+    "cluster/state/test_membership.py::test_crashes_in_a_row": [
+        ("GPUs: a broken one ends the job of all machines", "cluster/state/membership.py",
+         "has_others = 0 < len(left_out_ids) < len(attempt.members)", "has_others = False"),
+    ],
+    "train/distributed/test_process_group.py::test_join_takes_the_gpu_of_the_local_rank_and_nccl": [
+        ("NCCL: its watchdog sleeps a minute before it ends a process", "train/distributed/process_group.py",
+         "            for name, value in NCCL_WATCHDOG_VARIABLES.items():", "            for name, value in ():"),
+    ],
+    "train/engine/test_agent_channel.py::test_excepthook_prints_reports_and_exits": [
+        ("CUDA errors: told by their last line", "train/tools/errors.py",
+         "CUDA_ERROR_PATTERN.search(text)", "CUDA_ERROR_PATTERN.search(last_line(text))"),
+        ("NCCL: all of its failures are those of peers", "train/tools/errors.py",
+         "if OWN_NCCL_PATTERN.search(text):", "if False:"),
+    ],
+    "train/engine/test_warmup.py::test_warm_up_says_what_to_change_when_the_memory_is_full": [
+        ("GPU memory: tried again when it is full", "train/distributed/gpu.py",
+         "    except torch.OutOfMemoryError as error:", "    except StopIteration as error:"),
+    ],
+    "train/distributed/test_network.py::test_detect_transport_reads_and_removes_nccl_log": [
+        ("NCCL: a missing log ends the job", "train/distributed/network.py",
+         "with contextlib.suppress(OSError):  # NCCL could not write it", "if True:  # NCCL could not write it"),
+    ],
+    "train/distributed/test_process_group.py::test_ranks_on_gpus_exit_only_when_none_sends_any_more": [
+        ("NCCL: a process ends while it still sends to others", "train/distributed/process_group.py",
+         'store.wait(["all-leave"], EXIT_TIMEOUT)', "pass"),
+    ],
+    "train/distributed/test_process_group.py::test_gpu_that_torch_cannot_use_ends_one_of_several_machines": [
+        ("GPUs: one that torch cannot use trains on the CPU beside others", "train/distributed/process_group.py",
+         "raise MachineTrouble(refusal)", "pass"),
+    ],
+    "train/distributed/test_cuda_graphs.py::test_graphs_train_as_without_them": [
+        ("CUDA graphs: a norm counts no steps", GRAPHS, "torch._foreach_add_(self.counters, 1)", "pass"),
+        ("CUDA graphs: the capture changes the running statistics", GRAPHS, "buffer.copy_(saved)", "pass"),
+    ],
+    "train/distributed/test_cuda_graphs.py::test_dropout_of_a_graph_is_that_of_the_step": [
+        ("CUDA graphs: a chunk overwrites the gradients of the one before", GRAPHS,
+         "parameter.grad = parameter.grad.clone()", "pass"),
+    ],
+    "train/distributed/test_cuda_graphs.py::test_stages_of_several_processes_train_as_without_graphs": [
+        ("CUDA graphs: a stage's gradient of its input is lost", GRAPHS,
+         "(self.input_gradient, *self.gradients)", "(None, *self.gradients)"),
     ],
 }  # fmt: skip
 MUTATIONS = [Mutation(*row, test) for test, rows in TABLE.items() for row in rows]

@@ -107,9 +107,10 @@ class BatchPreprocessor:
         out = torch.empty_like(images, dtype=self.compute_dtype, memory_format=torch.preserve_format)
         return torch.addcmul(-self.mean / self.std, images, 1 / self.std, out=out)
 
-    def autocast(self) -> torch.autocast:
+    def autocast(self, cache_enabled: bool = True) -> torch.autocast:
         """Return a context of half precision on a GPU; it does nothing on a CPU."""
-        return torch.autocast(self.device.type, self.compute_dtype, enabled=self.compute_dtype != torch.float32)
+        is_half = self.compute_dtype != torch.float32
+        return torch.autocast(self.device.type, self.compute_dtype, is_half, cache_enabled)
 
 
 def allow_kernel_search(is_allowed: bool) -> None:

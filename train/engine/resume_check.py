@@ -25,12 +25,12 @@ class RunFingerprint(TypedDict):
 def run_fingerprint(recipe: Recipe, schedule: Schedule) -> RunFingerprint:
     """Return the fingerprint of a run, as JSON data. A run resumes only from a checkpoint with an equal fingerprint.
 
-    Six parts of the recipe are left out: a compiled network is the same network, a target, patience and `max_bad` say
-    when to stop, not what is trained, and the machines of a later attempt may compute in another precision, or search
-    kernels.
+    Seven parts of the recipe are left out: a compiled network is the same network, a target, patience and `max_bad` say
+    when to stop, not what is trained, and the machines of a later attempt may compute in another precision, search
+    kernels, or replay CUDA graphs.
     """
     recipe_json = replace(recipe, model=replace(recipe.model, compile=False)).to_json()
-    del recipe_json["kernel_search"], recipe_json["max_bad"]
+    del recipe_json["kernel_search"], recipe_json["graphs"], recipe_json["max_bad"]
     if recipe.comm.hook == "auto":  # the default was "none"
         recipe_json["comm"]["hook"] = "none"
     fingerprint: RunFingerprint = json_roundtrip(

@@ -30,6 +30,7 @@ from train.data.order.batch_sampler import DistributedBatchSampler
 from train.data.order.usage_log import UsageLog
 from train.distributed import ddp, exact_sum, process_group
 from train.distributed.batchnorm import RunningStatistics
+from train.distributed.cuda_graphs import open_graphs
 from train.distributed.process_group import ProcessGroup, sum_from_cpu
 from train.metrics.accuracy import Accuracy, zero_confusion
 from train.metrics.meters import StepMeter
@@ -101,13 +102,15 @@ class Trainer:
         self.freezer = freezing.Freezer(self.model)
         use_compile = recipe.model.compile and not options.exact
         self.wrapped_model: nn.Module = compile_per_shape(self.model) if use_compile else self.model
-
         score_dtype = torch.float64 if options.exact else torch.float32
         normalization = normalization_of(self.model)
         precision = recipe.precision, recipe.kernel_search
         self.preprocessor = BatchPreprocessor(group.device, score_dtype, normalization, *precision)
         if normalization != IMAGENET_NORMALIZATION:
             log(f"pixels are normalized as {recipe.model.name} expects: {normalization}")
+        self.capture_graphs = open_graphs(
+            recipe, self.model, self.preprocessor, self.is_distributed, options.exact, log
+        )
 
         self.optimizer = factory.build_optimizer(self.model, recipe.optim)
         self.loss = optim_losses.build_loss(recipe.optim)
@@ -153,10 +156,9 @@ class Trainer:
 
         # No epoch remains when a run was killed between its last checkpoint and its result.
         epochs = () if self.ends_here else self.schedule.epochs[self.epoch_index :]
-        first_epoch_index = len(self.schedule.epochs) - len(epochs)
         scheduled = [epoch.scheduled_phase for epoch in epochs]
         largest_batch_bytes = max((3 * each.phase.batch * each.size**2 for each in scheduled), default=1)
-        requests = self.sampler.all_requests(first_epoch_index, self.step, self.history)
+        requests = self.sampler.all_requests(len(self.schedule.epochs) - len(epochs), self.step, self.history)
         stream = stream_batches(decoder, requests, workers, self.group.device, largest_batch_bytes)
         batches = self.broken_images.watch(stream)
 
@@ -208,6 +210,7 @@ class Trainer:
         self.freezer.set_train_mode()
         shapes = batch_shapes(self.sampler, [epoch], self.recipe.model.compile)
         warm_up(self.wrapped_model, self.model, *shapes, self.preprocessor, self.agent_channel.tick)
+        self.capture_graphs(shapes[0], self.freezer.set_train_mode)
 
     def run_epoch(self, epoch: Epoch, batches: Iterator[Batch]) -> None:
         """Train the remaining steps of an epoch, validate if the phase asks for it, and write a checkpoint."""
@@ -229,9 +232,8 @@ class Trainer:
         self.running_statistics.write_to_norms()
         if not epoch.scheduled_phase.phase.frozen:
             self.running_statistics.average_foreign_statistics()
-        accuracies: dict[str, Accuracy] = {}
-        if should_validate(self.schedule, self.epoch_index, self.history):
-            accuracies = self.validate(epoch, batches)
+        is_validated = should_validate(self.schedule, self.epoch_index, self.history)
+        accuracies = self.validate(epoch, batches) if is_validated else {}
         seconds = time.perf_counter() - self.interval_start
         result = epoch_result(epoch, self.epoch_totals, accuracies, seconds, len(self.classes))
         now = unix_time()
@@ -306,7 +308,7 @@ class Trainer:
         All ranks call it after the same step, so they agree on both. Returns the number of steps until the next call.
         Raises `Diverged` with the step and its learning rate, and `StopRequested` when the checkpoint is written.
         """
-        is_first = self.group.is_first
+        is_first, channel = self.group.is_first, self.agent_channel
         step_count = self.meter.steps
         self.time_breakdown.flush()
         step_seconds, wait_seconds = self.time_breakdown.pop_recent_medians()
@@ -321,7 +323,6 @@ class Trainer:
         busy_shares = torch.zeros(self.group.world_size, dtype=torch.float64)
         busy_shares[self.group.rank] = self.time_breakdown.busy_share()
         loss_scale = ddp.loss_scale(self.scaler, self.group.device) * is_first
-        channel = self.agent_channel
         requests = [channel.stop_requested(), channel.save_requested(), save_is_due, len(self.broken_images.new)]
         flags = torch.tensor([*requests, step_seconds * is_first], dtype=torch.float64)
         flags = torch.cat([flags, busy_shares]).to(self.group.device)
@@ -367,9 +368,8 @@ class Trainer:
         if save_requests > self.save_requests:  # another machine may be taken away soon
             self.save_requests = save_requests
             self.is_early_save_due = True
-        if not step_seconds:
-            return 1
-        return int(max(1, min(MAX_STEPS_BETWEEN_SYNCS, round(SYNC_SECONDS / step_seconds))))
+        steps_until_sync = SYNC_SECONDS / step_seconds if step_seconds else 1
+        return int(max(1, min(MAX_STEPS_BETWEEN_SYNCS, round(steps_until_sync))))
 
     def validate(self, epoch: Epoch, batches: Iterator[Batch]) -> dict[str, Accuracy]:
         """Return the accuracy of each view that the phase asks for: "square", and "rect" before it.

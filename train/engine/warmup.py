@@ -83,7 +83,7 @@ def warm_up(
     preprocessor: BatchPreprocessor,
     tick: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run forward and backward on black images of the first training shape, so that memory and libraries are ready.
+    """Run forward and backward on black images of the largest training shape, so that memory and libraries are ready.
 
     A compiled model is compiled for each training shape. With `kernel_search`, cuDNN on a GPU searches kernels for each
     training shape, and for each validation shape by a forward pass; a search takes some 20 s for a shape of ResNet-50.
@@ -106,7 +106,7 @@ def warm_up(
     warmed_shapes |= {*train_shapes, *val_shapes}
     if device.type == "cpu" or not preprocessor.kernel_search:
         val_shapes = []
-        train_shapes = train_shapes if is_compiled else train_shapes[:1]
+        train_shapes = train_shapes if is_compiled else sorted(train_shapes, key=math.prod)[-1:]
     if device.type == "cpu" and not is_compiled:
         train_shapes = [(2, *shape[1:]) for shape in train_shapes if is_first]
     if is_compiled:

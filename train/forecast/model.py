@@ -105,9 +105,9 @@ def forecast(
     about the model, or about the card and the constants have no measured speed either.
     """
     device = hardware.device_in_precision(gpu, schedule.recipe.precision)
-    model_cost = MODEL_COSTS.get(schedule.recipe.model.name)
-    is_measured = constants.images_per_second is not None or bool(constants.batch_timings)
-    if model_cost is None or (device is None and not is_measured):
+    is_model_measured = bool(constants.batch_timings)  # the cost is then not asked for
+    model_cost = MODEL_COSTS.get(schedule.recipe.model.name, (0.0, 0) if is_model_measured else None)
+    if model_cost is None or (device is None and constants.images_per_second is None and not is_model_measured):
         return None
     return _ForecastModel(
         schedule=schedule,

@@ -112,6 +112,12 @@ class ResNet(nn.Module):
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(channels, classes)
 
+    def stages(self) -> list[nn.Sequential]:
+        """Return the parts of the network in the order of its forward pass."""
+        stem = nn.Sequential(self.conv1, self.bn1, nn.ReLU(inplace=True), self.maxpool)
+        head = nn.Sequential(self.avgpool, nn.Flatten(), self.fc)
+        return [stem, self.layer1, self.layer2, self.layer3, self.layer4, head]
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the scores [n, classes]."""
         x = self.maxpool(torch.relu_(self.bn1(self.conv1(x))))

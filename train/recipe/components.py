@@ -15,6 +15,7 @@ LARS_FORMS = ("paper", "google")
 LOSSES = ("cross_entropy", "bce")
 LR_SCALINGS = ("linear", "sqrt", "none")
 PRECISIONS = ("auto", "bf16", "fp16", "fp32")
+GRAPHS = ("auto", "on", "off")
 COMM_HOOKS = ("auto", "none", "fp16", "bf16", "powersgd", "hierarchical")
 MAX_VAL_FRACTION = 0.9  # of the images of a class; the rest is trained on
 

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
 from . import validators
-from .components import PRECISIONS, RESNETS, Comm, Data, Model, Optim
+from .components import GRAPHS, PRECISIONS, RESNETS, Comm, Data, Model, Optim
 
 LR_SHAPES = ("linear", "cosine", "polynomial", "one_cycle", "gradual_warmup", "constant_warmup")
 SINGLE_LR_SHAPES = ("one_cycle", "gradual_warmup", "constant_warmup")  # shapes that take one number, their peak
@@ -219,6 +219,8 @@ class Recipe:
             always. `--precision` overrides it. Default "auto".
         kernel_search: Let cuDNN try all its kernels for each image shape of a phase before the first step with it. That
             takes some 20 s for each on a GPU; its heuristic's choice was as fast on an H100. Default False.
+        graphs: One of `GRAPHS`: whether GPUs replay the network's training as CUDA graphs, captured for each full shape
+            of batch (train/distributed/cuda_graphs.py). "auto": no, until they have run on a GPU. Default "auto".
         max_bad: Number of broken images that a run may meet. Each is named, and replaced by the next of its class. One
             more ends the run. `--max-bad` overrides it. Default 10.
         target: Top-5 accuracy in percent that the run is for. It is reported, and phases with `validate="near"` need
@@ -244,6 +246,7 @@ class Recipe:
     types: tuple[str, ...] = ()
     precision: str = "auto"
     kernel_search: bool = False
+    graphs: str = "auto"
     max_bad: int = 10
     target: float | None = None
     patience: int | None = None
@@ -265,6 +268,7 @@ class Recipe:
         object.__setattr__(self, "types", check_machine_types(where, self.types))
         validators.check_choice(where, "precision", self.precision, PRECISIONS)
         validators.check_bool(where, "kernel_search", self.kernel_search)
+        validators.check_choice(where, "graphs", self.graphs, GRAPHS)
         if self.target is not None:
             validators.check_number(where, "target", self.target, 0.0, 100.0)
         if self.patience is not None:

@@ -12,10 +12,10 @@ PartT = TypeVar("PartT", Model, Optim, Comm, Phase)
 
 
 def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
-    """Return the recipe with other values in fields of `model`, `optim`, `comm` or a phase, or in one of three others.
+    """Return the recipe with other values in fields of `model`, `optim`, `comm` or a phase, or in one of four others.
 
-    These are `patience`, `transform` and `kernel_search`. Phases count from 1. A value is a Python literal, such as
-    (0.9, 0.95) or None; anything else is a text. Raises `ValueError` that names the setting.
+    These are `patience`, `transform`, `kernel_search` and `graphs`. Phases count from 1. A value is a Python literal,
+    such as (0.9, 0.95) or None; anything else is a text. Raises `ValueError` that names the setting.
     """
     for setting in settings:
         path, _, text = setting.partition("=")
@@ -31,7 +31,7 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
                     recipe = replace(recipe, optim=_changed(recipe.optim, field, value))
                 case ["comm", field]:
                     recipe = replace(recipe, comm=_changed(recipe.comm, field, value))
-                case ["patience" | "transform" | "kernel_search" as field]:
+                case ["patience" | "transform" | "kernel_search" | "graphs" as field]:
                     recipe = replace(recipe, **{field: value})
                 case ["phases", number, field] if number in map(str, range(1, len(recipe.phases) + 1)):
                     phases = list(recipe.phases)
@@ -39,8 +39,8 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
                     recipe = replace(recipe, phases=phases, tables={})
                 case _:
                     raise ValueError(
-                        f"{path}: must be model.FIELD, optim.FIELD, comm.FIELD, patience, transform, kernel_search, or "
-                        f"phases.N.FIELD with N from 1 to {len(recipe.phases)}"
+                        f"{path}: must be model.FIELD, optim.FIELD, comm.FIELD, patience, transform, kernel_search, "
+                        f"graphs, or phases.N.FIELD with N from 1 to {len(recipe.phases)}"
                     )
         except ValueError as error:
             raise ValueError(f"--set {setting}: {error}") from error

@@ -28,14 +28,23 @@ BACKGROUND_NICENESS = 5  # added to the niceness of the writing thread
 def copy_to_cpu(value: Any) -> Any:  # Any: what torch.save takes
     """Return a copy of nested dicts and lists with the tensors on the CPU, so that training can go on.
 
-    Tuples become lists, parameters become plain tensors. Other values are not copied.
+    Tuples become lists, parameters become plain tensors. Other values are not copied. All tensors of a GPU are under
+    way at once, into pinned memory, which torch keeps for the next checkpoint; the host waits once.
     """
+    copied = _begin_copy(value)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.current_stream().synchronize()
+    return copied
+
+
+def _begin_copy(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True)
+        pinned = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda, requires_grad=False)
+        return pinned.copy_(value.detach(), non_blocking=value.is_cuda)
     if isinstance(value, dict):
-        return {key: copy_to_cpu(item) for key, item in value.items()}
+        return {key: _begin_copy(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [copy_to_cpu(item) for item in value]
+        return [_begin_copy(item) for item in value]
     return value
 
 

@@ -138,6 +138,6 @@ def _network_interfaces(request: InstanceRequest, instance_type: InstanceType, z
         for card in instance_type.interface_cards
     ]
     if len(interfaces) == 1:
-        # Also False is said: a subnet of the user's may give addresses by itself.
+        # Said in both cases: a subnet of the user's may give addresses by itself.
         interfaces[0]["AssociatePublicIpAddress"] = request.internet is Internet.PUBLIC
     return interfaces

@@ -93,15 +93,15 @@ def exists(context: StackContext) -> bool:
 
 
 def ensure(
-    context: StackContext, stack_network: network.StackNetwork, security_group: str
+    context: StackContext, stack_network: network.StackNetwork, security_group: str, found: FileSystem | None = None
 ) -> tuple[FileSystem, dict[str, str]]:
     """Create what is missing, wait until it is ready, and return the file system with the subnets that it serves.
 
-    Raises `CloudError`.
+    `found` is the file system as it was a moment ago. Raises `CloudError`.
     """
     account, efs, subnets = context.account, context.account.efs, stack_network.subnets
     network_tags = {NETWORK_TAG: " ".join(stack_network.given_ids)} if stack_network.is_given else {}
-    file_system = find_file_system(context) or _create(context, network_tags)
+    file_system = found or find_file_system(context) or _create(context, network_tags)
     if network_tags and not file_system.network_ids:
         aws_tags = tags.to_aws_tags(network_tags)
         context.create("network tag of the file system", efs.tag_resource, ResourceId=file_system.id, Tags=aws_tags)

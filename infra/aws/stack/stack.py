@@ -98,7 +98,8 @@ def ensure(
     group = stack_security_group.ensure_security_group(context, vpc)
     _allow_ssh_from(context, vpc, group, address)
     key_pairs.ensure_key_pair(context, key_name, public_key)
-    file_system, subnets = efs.ensure(context, stack_network, group)
+    file_system, subnets = efs.ensure(context, stack_network, group, found)
+    buckets.check_name(bucket, file_system.bucket)  # another process may have made one
     bucket = bucket or file_system.bucket
     if bucket:
         buckets.ensure(context, bucket, file_system.id)

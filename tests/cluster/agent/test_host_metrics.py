@@ -153,7 +153,7 @@ def test_gpus_of_an_nvidia_smi_that_fails_are_none_until_it_works(smi: FakeNvidi
         if sampler.gpus.nvidia_smi.process:
             sampler.gpus.nvidia_smi.process.wait()
         smi.now += gpus.QUERY_SECONDS
-    (smi.folder / "nvidia-smi").write_text('#!/bin/sh\necho "0, 1, 2, 3, 4"\n')
+    (smi.folder / "nvidia-smi").write_text('#!/bin/sh\nprintf "0, 1, 2, 3, 4"\n')  # without the end of the line
     wait_for(lambda: sampler.sample().gpus)
 
 

@@ -158,5 +158,5 @@ def test_down_names_machines_that_did_not_answer(
     hand_made()
     cloud.refusal = NoCredentials("AWS: no credentials")
     down = run("down", "-y", *words)
-    told = "machines 0-1 3 of job-1 did not answer at the end, so processes may still be running there; to end them"
+    told = "machines 0-1, 3 of job-1 did not answer at the end, so processes may still be running there; to end them"
     assert down.exit_code == 0 and told in down.output and "job-1 is gone" not in down.output, down.output

@@ -492,7 +492,8 @@ def refusal_line(host: Host, kind: type[ClusterError] = SSHRefused, reconnect_se
     with SSHConnector(host, "machine 2 (gpu3)", reconnect_seconds) as connector, pytest.raises(ClusterError) as caught:
         connector.run(["true"])
     line = str(caught.value)
-    assert type(caught.value) is kind and "\n" not in line and line.startswith(("machine 2 (gpu3): ", "the jump host"))
+    assert isinstance(caught.value, kind) and "\n" not in line
+    assert line.startswith(("machine 2 (gpu3): ", "the jump host"))
     return line
 
 

@@ -29,7 +29,7 @@ from train.tools.records import encode
 (LARGE,) = load_recipes("recipes/resnet50_18min.py")
 A100 = candidates.get_machine_type("p4d.24xlarge")
 H100 = candidates.get_machine_type("p5.48xlarge")
-OWN_CPU = MachineType("as job-3's", 2, "CPU", 0.0, None, 0.0)
+OWN_CPU = MachineType("machine of job-3", 2, "CPU", 0.0, None, 0.0)
 OWN_GPU = replace(OWN_CPU, gpu="")
 
 
@@ -176,7 +176,7 @@ def test_constants_for_another_machine_type(
 def test_job_machine_type_of_rented_and_own_machines(hand_made: Any) -> None:
     spec = hand_made(procs=2).spec
     on_cpu = JobResult(state=JobState.DONE, reason="", epochs=(), attempts=1, device="cpu")
-    assert calibration.job_machine_type(spec, on_cpu) == replace(OWN_CPU, name=f"as {spec.name}'s")
-    assert calibration.job_machine_type(spec, None) == replace(OWN_GPU, name=f"as {spec.name}'s")
+    assert calibration.job_machine_type(spec, on_cpu) == replace(OWN_CPU, name=f"machine of {spec.name}")
+    assert calibration.job_machine_type(spec, None) == replace(OWN_GPU, name=f"machine of {spec.name}")
     rented = replace(spec, cloud={"places": [{"type": H100.name}, {"type": A100.name}]})
     assert calibration.job_machine_type(rented, None, A100.name) == A100, "not the type that was tried first"

@@ -85,7 +85,7 @@ def test_plan_from_a_job_uses_its_constants(finished: Any) -> None:
     (size, batch, seconds) = finished.job().result.constants.batch_timings[0]
     recipe = finished.write_recipe(3)
     row = plan_json(finished, "--from", "job-1", recipe=recipe)
-    assert (row["type"], row["forecast"]["source"], row["dollars"]) == ("as job-1's", "job-1", 0)
+    assert (row["type"], row["forecast"]["source"], row["dollars"]) == ("machine of job-1", "job-1", 0)
     steps = sum(phase["steps"] for phase in row["phases"])
     assert (size, batch) == (32, 8) and row["forecast"]["terms"]["compute"] == pytest.approx(steps * seconds, rel=0.2)
     note = "job-1 ran on 1 machine; slower communication among more machines is not included"

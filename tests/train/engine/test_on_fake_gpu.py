@@ -20,6 +20,7 @@ from train.engine import validation, warmup
 from train.engine.inputs import BatchPreprocessor
 from train.inference import predict
 from train.recipe import Comm
+from train.tools import checkpoint_io
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -105,7 +106,7 @@ def test_validation_fills_its_last_batch_and_counts_the_real_images(events: Any,
 
 
 @pytest.mark.parametrize("searches", [False, True])
-def test_warm_up_runs_the_first_shape_or_all_to_search(searches: bool, events: Any, monkeypatch: Any) -> None:
+def test_warm_up_runs_the_largest_shape_or_all_to_search(searches: bool, events: Any, monkeypatch: Any) -> None:
     train, val = [(8, 32, 32), (4, 64, 64)], [(16, 32, 32)]
     model, preprocessor, searched = Network(), BatchPreprocessor(GPU, kernel_search=searches), set[bool]()
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", not searches)
@@ -113,7 +114,10 @@ def test_warm_up_runs_the_first_shape_or_all_to_search(searches: bool, events: A
     for val_shapes in (val, []):  # the second time there is nothing new
         warmup.warm_up(model, model, train, val_shapes, preprocessor)
     assert searched == {searches}
-    assert model.shapes == [(True, 8, 32, 32), *([(True, 4, 64, 64), (False, 16, 32, 32)] if searches else [])]
+    expected = [(True, 8, 32, 32), (True, 4, 64, 64), (False, 16, 32, 32)]
+    assert model.shapes == (expected if searches else expected[1:2]), (
+        "a later phase may take more memory than the first"
+    )
     assert preprocessor.warmed_shapes == {*train, *val}, "so that the last batches of validation are filled up"
 
 
@@ -131,6 +135,27 @@ def test_loader_pins_batches_for_a_gpu_and_gives_way_to_the_trainer(
     requests: list[Any] = [batch_of(2)]
     assert len(list(loader.stream_batches(decoder, requests, 0, device, 1000))) == 1
     assert pinned.call_count == (2 if device == GPU else 0), "images and labels"
+
+
+def test_a_checkpoint_is_copied_into_pinned_memory_and_waited_for_once(events: list[str], monkeypatch: Any) -> None:
+    def empty_like(tensor: torch.Tensor, *, device: str, pin_memory: bool, requires_grad: bool) -> torch.Tensor:
+        return torch.empty(tensor.shape, device=device) if pin_memory else empty(tensor, device=device)
+
+    def copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> torch.Tensor:
+        events.append(f"{source.device.type} to {target.device}, non_blocking={non_blocking}")
+        return target
+
+    empty = torch.empty_like
+    monkeypatch.setattr(torch, "empty_like", empty_like)
+    monkeypatch.setattr(torch.Tensor, "copy_", copy)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    stream = SimpleNamespace(synchronize=lambda: events.append("waits"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    state = {"a": nn.Parameter(torch.zeros(3, device=GPU)), "b": [torch.zeros(2, device=GPU), torch.zeros(1)], "c": 1}
+    copied = checkpoint_io.copy_to_cpu(state)
+    assert copied["a"].device == CPU and not copied["a"].requires_grad and copied["c"] == 1
+    on_gpu, on_cpu = "cuda to cpu, non_blocking=True", "cpu to cpu, non_blocking=False"
+    assert events == [on_gpu, on_gpu, on_cpu, "waits"]
 
 
 def test_hierarchical_sums_run_beside_the_backward_pass(events: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,13 @@ def test_check_same_run_ignores_what_changes_no_training(tiny: Any) -> None:
     schedule = Schedule(recipe, 50, 2)
     saved = resume_check.run_fingerprint(with_copies(recipe, 160), schedule)
     assert saved["recipe"]["phases"][0]["copy"] == 160  # kept in the checkpoint, for evaluations
-    changes: list[dict[str, Any]] = [{"target": 90.0}, {"precision": "fp16"}, {"patience": 3}, {"kernel_search": True}]
+    changes: list[dict[str, Any]] = [
+        {"target": 90.0},
+        {"precision": "fp16"},
+        {"patience": 3},
+        {"kernel_search": True},
+        {"graphs": "on"},
+    ]
     for other_recipe in (recipe, with_copies(recipe, 352), *(replace(recipe, **change) for change in changes)):
         resume_check.check_same_run(saved, resume_check.run_fingerprint(other_recipe, schedule))
 

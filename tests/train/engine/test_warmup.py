@@ -73,7 +73,7 @@ def test_warm_up_on_cpu_runs_one_small_batch_and_leaves_the_model_unchanged(mode
     model.register_forward_pre_hook(lambda _, inputs: seen.append(tuple(inputs[0].shape)))
     shapes = [(4, 32, 32), (3, 64, 64)]
     warmup.warm_up(model, model, shapes, [(4, 32, 48)], BatchPreprocessor(CPU))
-    assert seen == [(2, 3, 32, 32)]
+    assert seen == [(2, 3, 64, 64)]
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert model.training and all(tensor.grad is None for tensor in model.parameters())
 

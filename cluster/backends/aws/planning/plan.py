@@ -148,10 +148,11 @@ def plan_rental(
     rental_spec = replace(rental_spec, traffic=traffic)
     if reservation:
         notes.append(describe_reservation(reservation))
-    sends_over_sockets = instance_type.gpus and not instance_type.efa_cards and spec.machines > 1
-    if schedule and schedule.recipe.comm.hook == "auto" and sends_over_sockets and not spec.train.exact:
+    place_types = dict.fromkeys(place.type for place in rental_spec.places)
+    slow_types = [name for name in place_types if types_by_name[name].gpus and not types_by_name[name].efa_cards]
+    if schedule and schedule.recipe.comm.hook == "auto" and slow_types and spec.machines > 1 and not spec.train.exact:
         notes.append(
-            f"{first_place.type} has no EFA, so gradients are summed in bfloat16, which halves what is sent; "
+            f"without EFA ({', '.join(slow_types)}), gradients are summed in bfloat16, which halves what is sent; "
             "comm='none' in the recipe keeps float32"
         )
     if options.ami and amis.is_legacy_arch(instance_type.gpu_arch):

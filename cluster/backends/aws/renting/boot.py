@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from cluster.connectors import untrusted
-from cluster.connectors.ssh import SSHRefused, Unreachable
+from cluster.connectors.ssh import HostKeyRefused, SSHRefused, Unreachable
 from cluster.errors import ClusterError, SetupFailed
 from cluster.machines.fleet import Fleet
 from cluster.state.heartbeats import MachineStatus
@@ -46,8 +46,9 @@ def wait_until_ready(
     The key that the machine boots with is no secret: its boot script contains it. `list_machines` returns the job's
     live machines by name. Called for several machines at once, each in a thread. Raises `BootFailed` when the boot
     failed, took too long, or left a machine that accepts the login and nothing else, and when the answer with the new
-    host key was lost: nothing else tells that key. Raises `SetupFailed` when the machine is gone, or the job is to stop
-    or cannot get enough machines any more; `ClusterError` when the new host key cannot be read.
+    host key was lost, here or to an earlier supervisor: nothing else tells that key. Raises `SetupFailed` when the
+    machine is gone, or the job is to stop or cannot get enough machines any more; `ClusterError` when the new host key
+    cannot be read.
     """
     start = last_usable = time.monotonic()
     machine = list_machines().get(name)
@@ -60,6 +61,10 @@ def wait_until_ready(
         try:
             pending_reason = _pending_reason(provider, fleet, machine, list_machines())
             last_usable = now
+        except HostKeyRefused as error:  # a supervisor had the key replaced, and was killed before it wrote it down
+            if provider.has_own_host_key(machine):
+                raise
+            raise BootFailed(f"its new host key is not known: {error}") from error
         except (SetupFailed, SSHRefused):
             raise
         except ClusterError as error:

@@ -6,7 +6,6 @@ command may terminate. This module never connects to the machines themselves.
 
 import contextlib
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,7 @@ from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
 from infra.aws import prices, tags
 from infra.aws.client import Account, get_public_address
-from infra.aws.error_codes import AUTHENTICATION_CODES, DENIED_CODES, KIND_BY_CODE, ErrorKind
+from infra.aws.error_codes import AUTHENTICATION_CODES, DENIED_CODES, may_succeed_later
 from infra.aws.instances import amis, instances, internet
 from infra.aws.instances.gang import Gang, LaunchRefused
 from infra.aws.instances.instances import Instance
@@ -47,9 +46,9 @@ from infra.errors import AdoptedElsewhere, CloudError, Interrupted, NoCredential
 from train.tools import host
 
 from .instance_history import NO_MACHINES_IN_TIME, InstanceHistory, own_host_keys, ssh_hosts
+from .traffic import GatewayMeter
 
 ACQUIRE_TIMEOUT_SECONDS = 1200.0
-GATEWAY_LOOK_SECONDS = 60.0  # between two looks at what NAT gateways have processed
 
 logger = logging.getLogger(__name__)
 
@@ -75,14 +74,11 @@ class JobInstances(InstanceHistory):
         self.stack: stack.Stack | None = None
         self.instance_types: dict[str, InstanceType] = {}
         self.nat_subnets: dict[str, str] = {}  # by zone
-        self.gateway_bytes: dict[str, int] = {}  # that the job's NAT gateways had processed at the last look
-        self._last_gateway_look = -math.inf  # monotonic seconds
+        self.gateways = GatewayMeter()
         self.resolved_images: dict[tuple[str, str], amis.Image] = {}  # by region and GPU architecture
-        inspection = self.rental_spec.inspection
-        self.inspection = inspection if inspection and inspection.is_fresh else None
-        if self.inspection:
-            self.instance_types |= self.inspection.types
-            self.resolved_images[self.inspection.region, self.inspection.gpu_arch] = self.inspection.image
+        if seen := self.rental_spec.fresh_inspection:
+            self.instance_types |= seen.types
+            self.resolved_images[seen.region, seen.gpu_arch] = seen.image
 
     def _make_gang(self, account: Account) -> Gang:
         return Gang(account, self.spec.uid, self.journal, self.sleep_unless_stopping)
@@ -143,11 +139,7 @@ class JobInstances(InstanceHistory):
         """Return the live instances by machine name. Raises `CloudError` when AWS does not answer."""
         self.check_account()
         self.require_ownership()
-        if time.monotonic() - self._last_gateway_look > GATEWAY_LOOK_SECONDS:
-            self._last_gateway_look = time.monotonic()
-            with contextlib.suppress(CloudError):  # the machines' own counts remain
-                is_nat = self.internet is Internet.NAT
-                self.gateway_bytes |= internet.read_nat_bytes(self.account, self.spec.uid) if is_nat else {}
+        self.gateways.look(lambda: self.account if self.internet is Internet.NAT else None, self.spec.uid)
         return instances.live_by_name(self._without_strays(self.gang.list_instances()))
 
     def _without_strays(self, found_instances: list[Instance]) -> list[Instance]:
@@ -175,7 +167,7 @@ class JobInstances(InstanceHistory):
             instances_by_name = self._ensure_public_addresses(instances_by_name)
             return self._ensure_jump_host(instances_by_name)
         except CloudError as error:
-            if _may_succeed_later(error):
+            if may_succeed_later(error):
                 raise
             raise NoMachines(str(error)) from error
 
@@ -198,14 +190,11 @@ class JobInstances(InstanceHistory):
                     internet.give_public_address(self.account, instance.primary_interface_id)
                 return self._wait_for_addresses([*without_address.values()])
             except CloudError as error:
-                if _may_succeed_later(error) or error.code in (*DENIED_CODES, *AUTHENTICATION_CODES):
+                if may_succeed_later(error) or error.code in (*DENIED_CODES, *AUTHENTICATION_CODES):
                     raise
                 self.journal.write(PublicAddressRefused(id=instance.id, message=str(error)))
                 if self.rental_spec.network_ids:
-                    raise NoMachines(
-                        f"{error}; no NAT gateway is made in your network: name a subnet behind one, with "
-                        "--internet private"
-                    ) from error
+                    raise NoMachines(f"{error}; name a subnet behind a NAT gateway: --internet private") from error
         logger.info(
             "EC2 refuses machines with several network cards public addresses; renting them again behind a NAT gateway "
             f"({prices.NAT_PER_HOUR + prices.ADDRESS_PER_HOUR:g} $/h and {prices.NAT_PER_GB:g} $/GB)"
@@ -258,14 +247,10 @@ class JobInstances(InstanceHistory):
             is_last_region = region == regions[-1]
             self.account = self.account.in_region(region)
             self.gang = self._make_gang(self.account)
-            region_stack = self._ensure_stack(self.account)
+            zones = self._ensure_stack(self.account).subnets
             if self.is_too_late:  # this computer may have slept meanwhile
                 raise NoMachines(f"{NO_MACHINES_IN_TIME}; to continue: imgnet-cluster resume {self.spec.name}")
-            places = [
-                place
-                for place in self.rental_spec.places
-                if place.region == region and place.zone in region_stack.subnets
-            ]
+            places = [each for each in self.rental_spec.places if each.region == region and each.zone in zones]
             self._look_up_types({place.type for place in places})
             places = [place for place in places if place.type in self.instance_types]
             try:
@@ -312,15 +297,10 @@ class JobInstances(InstanceHistory):
 
     def _ensure_stack(self, account: Account) -> stack.Stack:
         if self.stack is None or self.stack.region != account.region:
-            seen = self.inspection
-            self.stack = stack.ensure(
-                account,
-                self.resolve_ssh_address(),
-                user_tags=self.rental_spec.user_tags,
-                network_ids=self.rental_spec.network_ids,
-                internet=self.internet,
-                complete=seen.stack if seen and seen.region == account.region and seen.is_fresh else None,
-            )
+            terms, seen = self.rental_spec, self.rental_spec.fresh_inspection
+            known = seen.stack if seen and seen.region == account.region else None
+            address, ids = self.resolve_ssh_address(), terms.network_ids
+            self.stack = stack.ensure(account, address, None, terms.user_tags, ids, self.internet, known)
         return self.stack
 
     def _look_up_types(self, names: set[str]) -> None:
@@ -518,9 +498,3 @@ class JobInstances(InstanceHistory):
             f"the address of this computer is now {public_address}, but ssh is open to {self.allowed_address}; "
             "run: imgnet-cluster up --stack"
         )
-
-
-def _may_succeed_later(error: CloudError) -> bool:
-    """Whether EC2 may accept a call later that ended with this error. An error without a code is not from EC2."""
-    kind = KIND_BY_CODE.get(error.code, ErrorKind.PLACE_UNSUITABLE)
-    return not error.code or kind is not ErrorKind.PLACE_UNSUITABLE

@@ -43,11 +43,6 @@ class Inspection:
     gpu_arch: str
     image: Image
 
-    @property
-    def is_fresh(self) -> bool:
-        """Whether it was made a moment ago."""
-        return abs(unix_time() - self.time) < INSPECTION_SECONDS
-
 
 @dataclass(frozen=True, kw_only=True)
 class RentalSpec(RentalFacts):
@@ -70,6 +65,12 @@ class RentalSpec(RentalFacts):
     is_address_fixed: bool = False  # the user set the address (--from); else it follows the supervisor's computer
     traffic: TrafficForecast = field(default_factory=TrafficForecast)  # as it was planned
     inspection: Inspection | None = None
+
+    @property
+    def fresh_inspection(self) -> Inspection | None:
+        """What the plan has found, None when that was long ago."""
+        seen = self.inspection
+        return seen if seen and abs(unix_time() - seen.time) < INSPECTION_SECONDS else None
 
     @property
     def region(self) -> str:

@@ -11,7 +11,7 @@ from support.toy_cloud import make_machine
 
 from cluster.backends.aws.renting import boot
 from cluster.backends.aws.renting.boot import BootFailed, wait_until_ready
-from cluster.connectors.ssh import SSHRefused, Unreachable
+from cluster.connectors.ssh import HostKeyRefused, SSHRefused, Unreachable
 from cluster.errors import ClusterError, SetupFailed
 from infra.aws.instances.instances import Instance
 
@@ -109,7 +109,9 @@ def test_boot_of_a_whole_computer_may_take_half_an_hour(machine_with: Any) -> No
     # Another machine would not help.
     (lambda now: {}, {"shortage_reason": SHORTAGE}, SetupFailed, SHORTAGE, 0),
     (lambda now: {}, {"polls": 2}, SetupFailed, "EC2 terminated instance toy-1 during boot", 0),
-    (lambda now: raise_(SSHRefused("another host key")), {}, SSHRefused, "another host key", 0),
+    (lambda now: raise_(SSHRefused("wants a password")), {}, SSHRefused, "wants a password", 0),
+    # A supervisor that was killed has had the key replaced.
+    (lambda now: raise_(HostKeyRefused("another")), {}, BootFailed, "its new host key is not known: another", 0),
 ])  # fmt: skip
 def test_boot_that_fails_ends_the_wait(
     machine_with: Any, files: Files, options: dict[str, Any], error: type[Exception], message: str, seconds: float

@@ -244,7 +244,7 @@ def test_refused_public_addresses_release_the_machines_also_after_a_crash(
 def test_no_nat_gateway_is_made_in_a_network_of_the_user(refused_addresses: Any) -> None:
     job_instances = refused_addresses(CloudError("not for several interfaces", "UnsupportedOperation"))
     job_instances.rental_spec = replace(job_instances.rental_spec, network_ids=("vpc-1",))
-    with pytest.raises(NoMachines, match="no NAT gateway is made in your network: name a subnet behind one"):
+    with pytest.raises(NoMachines, match="not for several interfaces; name a subnet behind a NAT gateway"):
         job_instances.ensure_reachable(job_instances.machines)
     assert job_instances.internet is Internet.PUBLIC
 

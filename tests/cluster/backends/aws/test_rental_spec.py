@@ -216,13 +216,14 @@ def test_types_of_the_user_alone_are_tried_in_the_users_order_and_each_has_its_p
     assert [(place.type, place.price) for place in places] == [("p5.48xlarge", 55.04), ("p4d.24xlarge", 21.957642)]
 
 
-@pytest.mark.parametrize(("type_name", "machines", "comm", "is_told"), [
-    ("g4dn.xlarge", 2, "auto", True), ("g4dn.xlarge", 1, "auto", False), ("g4dn.xlarge", 2, "none", False),
-    ("p4d.24xlarge", 2, "auto", False),
+@pytest.mark.parametrize(("types", "machines", "comm", "is_told"), [
+    (["g4dn.xlarge"], 2, "auto", True), (["g4dn.xlarge"], 1, "auto", False), (["g4dn.xlarge"], 2, "none", False),
+    (["p4d.24xlarge"], 2, "auto", False), (["g5.8xlarge", "g5.xlarge"], 2, "auto", True),
 ])  # fmt: skip
-def test_plan_says_where_sums_are_bfloat16(type_name: str, machines: int, comm: str, is_told: bool) -> None:
-    planned = offline_plan(types=[type_name], machines=machines, set=(f"comm.hook={comm}",))
-    assert any("has no EFA, so gradients are summed in bfloat16" in note for note in planned.notes) == is_told
+def test_plan_says_where_sums_are_bfloat16(types: list[str], machines: int, comm: str, is_told: bool) -> None:
+    planned = offline_plan(types=types, machines=machines, set=(f"comm.hook={comm}",))
+    text = f"without EFA ({types[-1]}), gradients are summed in bfloat16"
+    assert any(text in note for note in planned.notes) == is_told
 
 
 def test_forecast_of_a_day_is_told_in_whole_minutes() -> None:

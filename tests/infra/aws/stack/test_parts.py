@@ -284,7 +284,7 @@ def test_ensure_creates_an_encrypted_file_system_in_each_zone_for_tls_and_a_role
     account: RecordingAccount, work: StackContext, own_network: StackNetwork, group: str
 ) -> None:
     subnets = own_network.subnets
-    file_system, served = efs.ensure(work, subnets, group)
+    file_system, served = efs.ensure(work, own_network, group)
     (description,) = account.efs.describe_file_systems()["FileSystems"]
     assert description["Encrypted"]
     targets = account.efs.describe_mount_targets(FileSystemId=file_system.id)["MountTargets"]
@@ -342,7 +342,7 @@ TOMORROW = time.time() + 86400
 @pytest.fixture
 def file_system(work: StackContext) -> str:
     """The stack's file system. Two other jobs are claimed on it: one claim has expired, one is valid."""
-    efs.ensure(work, {}, "sg-1")
+    efs.ensure(work, StackNetwork(None, {}, ()), "sg-1")
     description = efs.describe_own(work)
     assert description
     old, other = (f"{'0' * 32} {tags.format_time(TOMORROW - days * 86400)}" for days in (2, 0))
