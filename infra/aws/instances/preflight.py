@@ -70,6 +70,8 @@ def run_preflight(
             findings.append(LaunchFinding(OK, f"network {inspection.network.describe()}"))
         if inspection and inspection.missing_parts:
             findings.append(LaunchFinding(OK, f"the first launch creates {', '.join(inspection.missing_parts)}"))
+        for zone in inspection.network.zones_without_efs if inspection else ():
+            findings.append(LaunchFinding(OK, f"{zone}: EFS does not serve it, so no machines are rented there"))
         own_stack = inspection.stack if inspection else None
         if image and instance_types:
             findings += _check_launch_permission(

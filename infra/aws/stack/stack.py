@@ -141,10 +141,7 @@ def remove(account: Account, delete_data: bool) -> list[str]:
 
 
 def inspect(
-    account: Account,
-    network_ids: Sequence[str] = (),
-    internet: Internet | None = None,
-    bucket: str | None = None,
+    account: Account, network_ids: Sequence[str] = (), internet: Internet | None = None, bucket: str | None = None
 ) -> StackInspection:
     """Look at the stack, in its own network or in the user's, which must have this way to the internet.
 

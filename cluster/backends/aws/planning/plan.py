@@ -122,6 +122,9 @@ def plan_rental(
         inspection=inspection,
     )
     notes = [*notes]
+    notes += [
+        f"{zone}: EFS does not serve it, so no machines are rented there" for zone in _zones_without_efs(inspections)
+    ]
     if max_dollars is not None:
         rental_spec, unpriced = drop_unpriced_places(rental_spec, machine_count)
         notes += [f"{choice}: unknown price, not requested with --max-price-total" for choice in unpriced]
@@ -243,15 +246,21 @@ def _find_places(
     on_demand_places = [place for place in all_places if place.market == "on-demand"]
     inspections = {region: answer.result() for region, answer in inspected.items()}
     spot_scores = scored.result() if scored else {}
-    places = [place for place in all_places if place.market in markets]
+    unserved = _zones_without_efs(inspections)
+    places = [place for place in all_places if place.market in markets and place.zone not in unserved]
     network = _find_given_network(inspections)
     if network:
         subnets = {zone: id for zone, id in network.subnets.items() if not options.subnets or id in options.subnets}
         places = [place for place in places if not inspections[place.region].network.is_given or place.zone in subnets]
     if not places:
         searched = f"the zones of {network.describe()}" if network else ", ".join(options.zones or regions)
+        searched += f" where EFS serves, which leaves out {', '.join(unserved)}" if unserved else ""
         raise ClusterError(f"{', '.join(types)}: not offered in {searched}; to list what is: imgnet-cluster offers")
     return sort_places(places, regions, [*types], markets, spot_scores), on_demand_places, inspections, spot_scores
+
+
+def _zones_without_efs(inspections: Mapping[str, StackInspection]) -> list[str]:
+    return [zone for found in inspections.values() for zone in found.network.zones_without_efs]
 
 
 def _find_given_network(inspections: Mapping[str, StackInspection]) -> StackNetwork | None:

@@ -1,14 +1,21 @@
 """The account without a run folder: what `gc` finds, with its price."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from support.simcloud.http_server import AwsFrontend
+from support.specs import TINY
 
 from cluster.backends.aws.admin import AwsAdministration
+from cluster.backends.aws.terms.rental_spec import RentalSpec
 from cluster.cli.app import cli
+from cluster.errors import ClusterError
+from cluster.jobs import submit
+from cluster.planning.launch_options import make_launch_options
 from infra.aws import tags
 from infra.aws.client import Account
 from infra.aws.stack import efs
@@ -92,3 +99,20 @@ def test_stack_has_one_bucket_which_is_named_until_it_is_deleted(quick_stack: Aw
     assert removed.endswith(f"removed the stack of {REGION}, with all data in bucket imgnet-wb")
     assert [bucket["Name"] for bucket in s3.list_buckets()["Buckets"]] == ["imgnet-of-others"]
     assert run("down", "--stack", "--delete-data", "-y").endswith(f"removed the stack of {REGION}")
+
+
+def plan_launch(**options: Any) -> Any:
+    recipe = replace(TINY, gpus=8, types=("p4d.24xlarge",))
+    return submit.plan(recipe, make_launch_options(backend="aws", **{"machines": 2, **options}))
+
+
+def test_zone_without_efs_is_left_out_with_a_note(quick_stack: AwsFrontend) -> None:
+    quick_stack.set(zone_without_efs="us-east-1b")
+    assert "EFS does not serve us-east-1b: no machines will be launched there" in run("up", "--stack")
+    assert run("up", "--stack", "--dry-run") == "nothing is missing"
+    assert "us-east-1b: EFS does not serve it" in run("check", "--machines", "2", "--type", "p4d.24xlarge")
+    plan = plan_launch()
+    assert "us-east-1b" not in {place.zone for place in RentalSpec.from_json(plan.spec.cloud).places}
+    assert "us-east-1b: EFS does not serve it, so no machines are rented there" in plan.notes
+    with pytest.raises(ClusterError, match="not offered in us-east-1b where EFS serves, which leaves out us-east-1b"):
+        plan_launch(zones=("us-east-1b",))
