@@ -1,8 +1,8 @@
 """The stack's optional S3 bucket: data below data/, the files of jobs below runs/. Encrypted, private, TLS only.
 
 The bucket is tagged last, so a tagged bucket is complete. A bucket without tags belongs to the stack only if the
-stack's journal says that it was about to be created. What is stored in a bucket is billed whatever else there is, so the
-buckets are found by their names and tags, not only by the tag of the file system.
+stack's journal says that it was about to be created. What a bucket stores is billed whatever else of the stack there
+is, so buckets are found by their names and tags, not only by the tag of the file system.
 """
 
 import json

@@ -3,7 +3,7 @@
 With the `offline` option, all facts come from tables that ship with the program and AWS is not asked.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -29,10 +29,10 @@ from infra.aws.client import Account, get_public_address
 from infra.aws.instances import amis
 from infra.aws.instances.request import InstanceRequest, build_launch_request
 from infra.aws.instances.user_data import build_user_data
-from infra.aws.launch_request import Place
+from infra.aws.launch_request import Internet, Place
 from infra.aws.market import offers
 from infra.aws.market.instance_types import ON_DEMAND_PRICES, InstanceType
-from infra.aws.s3 import S3_SCHEME
+from infra.aws.s3 import S3_SCHEME, find_bucket_region, parse_s3_url
 from infra.aws.stack import efs, security_group, stack
 from infra.aws.stack.network import StackNetwork
 from infra.aws.stack.resources import StackContext
@@ -134,9 +134,11 @@ def plan_rental(
     steps_done, spent_dollars = (resumed.steps_done, resumed.spent_dollars) if resumed else (0, 0.0)
     rest_forecasts = {name: whole.of_steps(steps_done) for name, whole in forecasts.items()}
     installs_torch = image is None or not image.python
+    far_region = find_far_region(spec, account, {place.region for place in places})
 
     def traffic_on(name: str) -> tuple[TrafficForecast, tuple[str, ...]]:
-        return expect_traffic(spec, schedule, options.internet, forecasts.get(name), installs_torch, steps_done)
+        whole = forecasts.get(name)
+        return expect_traffic(spec, schedule, options.internet, whole, installs_torch, steps_done, far_region)
 
     constants = request.constants_for(rental_spec.places[0].type)
     start_seconds = constants.boot_seconds + constants.setup_seconds
@@ -433,7 +435,11 @@ def find_images(spec: JobSpec, options: AwsOptions, account: Account | None) -> 
     Without an account AWS is not asked. Raises `ClusterError`.
     """
     if account and spec.data_source.startswith(S3_SCHEME):
-        return machine_role_problems(spec.data_source, account), []
+        far_region = find_far_region(spec, account, options.regions or (account.region,))
+        obstacle = f"{spec.data_source}: the bucket is in {far_region}, and --internet none leads to no other region"
+        return machine_role_problems(spec.data_source, account), [obstacle] * bool(
+            far_region and options.internet is Internet.NONE
+        )
     if spec.generate_data or "://" in spec.data_source or not spec.train.data:
         return [], []
     hint = COMMAND_HINT if spec.own_command else UPLOAD_HINT
@@ -445,6 +451,14 @@ def find_images(spec: JobSpec, options: AwsOptions, account: Account | None) -> 
     if obstacle := find_obstacle(folder, options.ami, has_file_system):
         return [], [f"{obstacle}; {hint}"]
     return [f"{describe_folder(folder, options.ami)}; {hint}"], []
+
+
+def find_far_region(spec: JobSpec, account: Account | None, regions: Collection[str]) -> str:
+    """Return the region of the bucket with a job's images if machines may be rented in another one, else ""."""
+    if not account or not spec.data_source.startswith(S3_SCHEME):
+        return ""
+    bucket_region = find_bucket_region(account, parse_s3_url(spec.data_source)[0])
+    return bucket_region if {bucket_region} != {*regions} else ""
 
 
 def find_obstacle(folder: Path, ami: str | None, has_file_system: bool) -> str:
