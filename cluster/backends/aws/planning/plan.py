@@ -165,6 +165,10 @@ def plan_rental(
             f"{instance_type.gpu_arch}: {options.ami} must have NVIDIA's proprietary driver, R580 or older; "
             f"each machine takes {amis.LEGACY_TORCH} from {amis.LEGACY_TORCH_INDEX_URL}"
         )
+
+    def hours_at(place: Place) -> float:
+        return rental_spec.compute_limits(machine_count, place, spec.max_hours, spent_dollars)[0]
+
     max_hours, grace_seconds = rental_spec.compute_limits(machine_count, first_place, spec.max_hours, spent_dollars)
     minutes = rest_forecast.minutes if rest_forecast else None
     notes += _limit_notes(spec, rental_spec, rest_forecasts, spent_dollars)
@@ -188,16 +192,17 @@ def plan_rental(
         minutes=minutes,
         forecast_source=rest_forecast.source if rest_forecast else "",
         dollars=None if rate is None or minutes is None else rate * minutes / 60,
+        other_dollars=(rental_spec.other_dollars_per_hour(machine_count), rental_spec.traffic.dollars_once),
         max_hours=max_hours,
         poweroff_grace=grace_seconds,
         max_dollars=highest_dollars,
+        ceiling_dollars=rental_spec.ceiling_dollars(machine_count, spec.max_hours, spent_dollars, on_demand_places),
         is_dollar_limit_set=bound_spec.max_dollars is not None
         and round(bound_spec.max_dollars - spent_dollars - (highest_dollars or 0.0), 2) == 0,
         spent_dollars=resumed.spent_dollars if resumed else None,
         traffic=traffic_lines,
         facts=(
-            *plan_page.describe_spot_price(rental_spec, machine_count, on_demand_places),
-            *plan_page.describe_places(rental_spec, machine_count, rest_forecasts, spot_scores),
+            *plan_page.describe_places(rental_spec, machine_count, rest_forecasts, spot_scores, hours_at),
             *plan_page.describe_machines(rental_spec, instance_type, image, machine_count, placement),
             *([("VPC", network.describe())] if network else []),
             *plan_page.describe_missing({region: found.missing_parts for region, found in inspections.items()}),
