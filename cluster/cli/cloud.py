@@ -105,7 +105,7 @@ def up(
     "--all",
     "all_jobs",
     is_flag=True,
-    help="All jobs: those in this folder, and every AWS resource with imgnet-cluster's tags.",
+    help="All jobs: those in this folder, also not rented ones, and every AWS resource with imgnet-cluster's tags.",
 )
 @click.option(
     "--stack",
@@ -227,6 +227,7 @@ def _down_all(cloud: "AwsAdministration", regions: Sequence[str], dry_run: bool,
             tagged_uids[name] = [row.uid for row in cloud.rented_jobs(name)]
     except (NoCredentials, NoAnswer) as error:
         unasked_reason = f"machines of other folders and computers were not looked for: {error}"
+        warn(unasked_reason)
     may_have_machines = bool(unasked_reason and (typed_options({"regions": regions}) or billing.rented_jobs()))
     own_uids = {job.spec.uid for job in unfinished_jobs}
     other_uids = [uid for uids in tagged_uids.values() for uid in uids if uid not in own_uids]
@@ -237,7 +238,9 @@ def _down_all(cloud: "AwsAdministration", regions: Sequence[str], dry_run: bool,
     elif dry_run:
         click.echo(f"would terminate {', '.join(names)}")
     else:
-        confirm_or_abort(f"terminate {', '.join(names)}, without saving?", assume_yes)
+        not_rented = [f"{job.name} (--{job.spec.backend}, not rented)" for job in unfinished_jobs if not job.spec.cloud]
+        rented = [job.name for job in unfinished_jobs if job.spec.cloud]
+        confirm_or_abort(f"terminate {', '.join([*rented, *not_rented, *other_uids])}, without saving?", assume_yes)
         for job in unfinished_jobs:
             try:
                 _terminate(job)
@@ -250,8 +253,6 @@ def _down_all(cloud: "AwsAdministration", regions: Sequence[str], dry_run: bool,
         click.echo(f"{', '.join(names)}: gone")
     if may_have_machines:
         raise ClusterError(unasked_reason)
-    if unasked_reason:
-        warn(unasked_reason)
 
 
 @click.command(cls=FaultTolerantCommand)

@@ -149,6 +149,8 @@ def plan_rental(
     first_place = rental_spec.places[0]
     instance_type = types_by_name[first_place.type]
     rest_forecast = rest_forecasts.get(first_place.type)
+    if rest_forecast:  # measurements and presets cannot be compared
+        rest_forecasts = {name: rest for name, rest in rest_forecasts.items() if rest.source == rest_forecast.source}
     traffic, traffic_lines = traffic_on(first_place.type)
     rental_spec = replace(rental_spec, traffic=traffic)
     if reservation:
