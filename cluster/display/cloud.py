@@ -65,6 +65,8 @@ def show_rental_plan(rental: RentalPlan) -> None:
             until = f" at today's prices, {format_dollars(ceiling)} if spot prices rise to on demand,"
         if rental.is_dollar_limit_set:
             counted = "--max-price-total"
+            if on_demand_rate is not None and minutes and on_demand_rate * minutes / 60 > rental.max_dollars:
+                counted += "; too little for the whole run at on-demand prices"
         elif on_demand_rate is not None:
             counted = "at on-demand prices of us-east-1, 2026"
         dollars = format_dollars(rental.max_dollars)
