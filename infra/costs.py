@@ -22,6 +22,7 @@ class Traffic:
     shared_written_bytes: int = 0
     internet_bytes: int = 0  # over the machines' way to the internet, in both directions
     home_bytes: int = 0  # from the machines to the user's computer
+    between_regions_bytes: int = 0  # from an object store in another region; expected, and not measured
     object_reads: int = 0  # requests to an object store
     stored_bytes: int = 0  # in the job's folder on the shared file system; each machine sees the same ones
 

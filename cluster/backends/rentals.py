@@ -22,9 +22,12 @@ class RentalPlan:
     minutes: float | None  # forecast of the whole run, None when there is none
     forecast_source: str = "presets"  # of its constants: "presets", or the job that measured them
     dollars: float | None
+    # Of disks, addresses, a NAT gateway and the expected traffic: an hour, and once.
+    other_dollars: tuple[float, float] = (0.0, 0.0)
     max_hours: float
     poweroff_grace: float  # seconds from the time limit until the machines power off
-    max_dollars: float | None  # from now on
+    max_dollars: float | None  # from now on, at today's prices
+    ceiling_dollars: float | None = None  # from now on if spot prices rise to those on demand; None: unknown, no spot
     is_dollar_limit_set: bool  # by the user; else it follows from the hours and the dearest place
     spent_dollars: float | None = None  # by a job that is resumed, of which only the rest is planned; None: a new job
     traffic: tuple[str, ...]  # what is billed by amount: the expected cost, then what it assumes, a line each

@@ -236,7 +236,7 @@ def selftest(
     )
     if not clean:
         _show_costs(session)
-        confirm_or_abort(f"rent machines in {region} for at most ${max_dollars:.2f}?", yes)
+        confirm_or_abort(f"rent machines in {region} for at most ${max_dollars:.2f} at today's prices?", yes)
     for signal_number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(signal_number) is not signal.SIG_IGN:  # as nohup sets it
             signal.signal(signal_number, signal.default_int_handler)
@@ -289,9 +289,9 @@ def _show_costs(session: "SelftestSession") -> None:
         rows.append({"job": request.title, "machines": machines, "minutes": minutes, "dollars": price})
         total += dollars or 0.0
     print_table(rows)
-    limit = f"at most ${session.max_dollars:.2f}"
     click.echo(
-        f"about ${total:.2f} in all, {limit}; disks, addresses, data transfer and one hour of a NAT gateway come on top"
+        f"about ${total:.2f} in all, at most ${session.max_dollars:.2f} at today's prices: with disks, addresses, "
+        "expected traffic and a NAT gateway; a spot price may rise meanwhile, at most to on demand"
     )
 
 

@@ -64,7 +64,7 @@ def fail_if_resources_remain(descriptions: list[str]) -> None:
 @click.option(
     "--stack", is_flag=True, help="Create the long-lived resources of the region: network, file system, keys, role."
 )
-@click.option("--bucket", metavar="NAME", help="Create an S3 bucket for data too.")
+@click.option("--bucket", metavar="imgnet-NAME", help="Create an S3 bucket for data too.")
 @click.option(
     "--from", "address", metavar="CIDR", help="Address range that may connect by ssh.  [default: this computer]"
 )
@@ -93,7 +93,7 @@ def up(
     cloud = open_cloud()
     network_ids = (*([vpc] if vpc else []), *subnets)
     if dry_run:
-        for description in cloud.missing_stack_parts(region, network_ids) or ["nothing is missing"]:
+        for description in cloud.missing_stack_parts(region, network_ids, bucket) or ["nothing is missing"]:
             click.echo(description)
         return
     click.echo(cloud.ensure_stack(region, address, bucket, tags, network_ids))
@@ -105,7 +105,7 @@ def up(
     "--all",
     "all_jobs",
     is_flag=True,
-    help="All jobs: those in this folder, and every AWS resource with imgnet-cluster's tags.",
+    help="All jobs: those in this folder, also not rented ones, and every AWS resource with imgnet-cluster's tags.",
 )
 @click.option(
     "--stack",
@@ -137,12 +137,9 @@ def down(
         if typed_options({"regions": regions}) and len(regions) > 1:
             raise BadInput("--stack: give one --region at a time")
         region = cloud.resolve_regions(regions)[0]
-        extent = (
-            "its file system, its bucket and all data"
-            if delete_data
-            else "all but the data in its file system and bucket"
-        )
-        target = f"the stack of {region}, {extent}"
+        data = " and ".join(cloud.stack_data(region))
+        extent = f", with all data in {data}" if delete_data else f", all but {data}"
+        target = f"the stack of {region}{extent if data else ''}"
         if dry_run:
             return click.echo(f"would remove {target}")
         confirm_or_abort(f"remove {target}?", yes)
@@ -230,6 +227,7 @@ def _down_all(cloud: "AwsAdministration", regions: Sequence[str], dry_run: bool,
             tagged_uids[name] = [row.uid for row in cloud.rented_jobs(name)]
     except (NoCredentials, NoAnswer) as error:
         unasked_reason = f"machines of other folders and computers were not looked for: {error}"
+        warn(unasked_reason)
     may_have_machines = bool(unasked_reason and (typed_options({"regions": regions}) or billing.rented_jobs()))
     own_uids = {job.spec.uid for job in unfinished_jobs}
     other_uids = [uid for uids in tagged_uids.values() for uid in uids if uid not in own_uids]
@@ -240,7 +238,9 @@ def _down_all(cloud: "AwsAdministration", regions: Sequence[str], dry_run: bool,
     elif dry_run:
         click.echo(f"would terminate {', '.join(names)}")
     else:
-        confirm_or_abort(f"terminate {', '.join(names)}, without saving?", assume_yes)
+        not_rented = [f"{job.name} (--{job.spec.backend}, not rented)" for job in unfinished_jobs if not job.spec.cloud]
+        rented = [job.name for job in unfinished_jobs if job.spec.cloud]
+        confirm_or_abort(f"terminate {', '.join([*rented, *not_rented, *other_uids])}, without saving?", assume_yes)
         for job in unfinished_jobs:
             try:
                 _terminate(job)
@@ -253,8 +253,6 @@ def _down_all(cloud: "AwsAdministration", regions: Sequence[str], dry_run: bool,
         click.echo(f"{', '.join(names)}: gone")
     if may_have_machines:
         raise ClusterError(unasked_reason)
-    if unasked_reason:
-        warn(unasked_reason)
 
 
 @click.command(cls=FaultTolerantCommand)

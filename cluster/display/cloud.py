@@ -59,6 +59,10 @@ def show_rental_plan(rental: RentalPlan) -> None:
     print_field("limits", f"{format_hours(rental.max_hours)}; {poweroff}")
     if rental.max_dollars is not None:
         counted = "at the dearest of the places below"
+        ceiling = rental.ceiling_dollars
+        until = ""
+        if on_demand_rate is None and ceiling is not None:
+            until = f" at today's prices, {format_dollars(ceiling)} if spot prices rise to on demand,"
         if rental.is_dollar_limit_set:
             counted = "--max-price-total"
             if on_demand_rate is not None and minutes and on_demand_rate * minutes / 60 > rental.max_dollars:
@@ -66,7 +70,9 @@ def show_rental_plan(rental: RentalPlan) -> None:
         elif on_demand_rate is not None:
             counted = "at on-demand prices of us-east-1, 2026"
         dollars = format_dollars(rental.max_dollars)
-        print_field("at most", f"{dollars} until power-off, with disks, addresses and expected traffic ({counted})")
+        print_field(
+            "at most", f"{dollars}{until} until power-off, with disks, addresses and expected traffic ({counted})"
+        )
     for number, line in enumerate(rental.traffic):
         print_field("" if number else "traffic", line)
     for label, fact in rental.facts:

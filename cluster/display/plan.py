@@ -99,8 +99,19 @@ def rental_question(plans: Sequence[Plan]) -> str:
     known_limits = [limit for limit in limits if limit is not None]
     if len(known_limits) < len(limits):
         return f"rent {machines} at an unknown price?"
-    dollars = cloud.format_dollars(sum(known_limits))
-    return f"rent {machines} for at most {dollars} at today's prices, and for a minute at least?"
+    return f"rent {machines} for at most {_highest_cost(plans)}, and for a minute at least?"
+
+
+def _highest_cost(plans: Sequence[Plan]) -> str:
+    """Return what plans of known prices cost at most: at today's prices, and if spot prices rise meanwhile."""
+    rentals = [plan.rental_plan for plan in plans if plan.rental_plan]
+    dollars = cloud.format_dollars(sum(rental.max_dollars or 0.0 for rental in rentals))
+    if all(rental.ceiling_dollars is None for rental in rentals):
+        return f"{dollars} at today's prices"
+    ceiling = sum(
+        rental.max_dollars or 0.0 if rental.ceiling_dollars is None else rental.ceiling_dollars for rental in rentals
+    )
+    return f"{dollars} at today's prices ({cloud.format_dollars(ceiling)} if spot prices rise to on demand)"
 
 
 def _summary_line(plan: Plan) -> str:
@@ -171,6 +182,6 @@ def show_other_plans(plans: Sequence[Plan]) -> None:
     print_table(rows)
     known_dollars = [dollars for dollars in most_dollars if dollars is not None]
     if has_price and len(known_dollars) == len(plans):
-        print(f"all runs together at most {cloud.format_dollars(sum(known_dollars))}")
+        print(f"all runs together at most {_highest_cost(plans)}")
     for note in dict.fromkeys(note for plan in plans for note in plan.notes if note not in plans[0].notes):
         print_wrapped(f"note: {note}", len("note: "))

@@ -111,10 +111,13 @@ class SelftestSession:
 
     def expected_cost(self, request: JobRequest) -> tuple[str, float | None]:
         """Return the market of a job, and its dollars at today's prices, None where unknown. Raises `ClusterError`."""
-        plan = self.plan(request)
-        assert plan.rental_plan
-        rate = plan.rental_plan.dollars_per_hour
-        return plan.rental_plan.market, None if rate is None else rate * request.minutes / 60
+        rental = self.plan(request).rental_plan
+        assert rental
+        if rental.dollars_per_hour is None:
+            return rental.market, None
+        dollars_per_hour, dollars_once = rental.other_dollars
+        hours = request.minutes / 60
+        return rental.market, (rental.dollars_per_hour + dollars_per_hour) * hours + dollars_once
 
     def launch(self, request: JobRequest) -> Job:
         """Launch a job. Raises `ClusterError`."""

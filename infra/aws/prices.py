@@ -12,6 +12,8 @@ here the public pages of 2026 that quote them:
   data out                  AWS, "Amazon EC2 on-demand pricing", data transfer: 0.09 per GB up to 10 TB a
                             month (leanopstech.com/blog/aws-data-transfer-pricing-2026). The first 100 GB of an account
                             in a month are free; that is not deducted here
+  between regions           AWS, "Amazon S3 pricing", data transfer: 0.02 per GB from the regions of the USA and Europe
+                            to most others (repost.aws, "Cost effective methods for accessing S3 buckets cross-region")
 """
 
 from infra.costs import GB, Traffic, TrafficCost
@@ -27,6 +29,7 @@ EFS_PER_GB_WRITTEN = 0.06
 S3_PER_GB_MONTH = 0.023
 S3_PER_1000_READS = 0.0004
 DATA_OUT_PER_GB = 0.09
+BETWEEN_REGIONS_PER_GB = 0.02
 
 
 def price_traffic(traffic: Traffic, uses_nat: bool) -> tuple[TrafficCost, ...]:
@@ -36,6 +39,7 @@ def price_traffic(traffic: Traffic, uses_nat: bool) -> tuple[TrafficCost, ...]:
         _by_gb("shared folder, written", traffic.shared_written_bytes, EFS_PER_GB_WRITTEN),
         _by_gb("NAT gateway", traffic.internet_bytes * uses_nat, NAT_PER_GB),
         _by_gb("data out to this computer", traffic.home_bytes, DATA_OUT_PER_GB),
+        _by_gb("between regions", traffic.between_regions_bytes, BETWEEN_REGIONS_PER_GB),
         _row("S3", traffic.object_reads / 1000, "1000 requests", S3_PER_1000_READS),
     )
     return tuple(row for row in rows if row.amount)

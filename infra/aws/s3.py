@@ -15,7 +15,7 @@ from botocore.config import Config
 
 from infra.errors import CloudError, NoCredentials
 
-from .client import Account
+from .client import Account, call
 from .error_codes import DENIED_CODES, OTHER_POLICY, explain_error, get_error_code
 
 S3_SCHEME = "s3://"
@@ -42,6 +42,18 @@ def parse_s3_url(url: str) -> tuple[str, str]:
     if not url.startswith(S3_SCHEME) or not bucket:
         raise CloudError(f"{url}: not an S3 address; write it like s3://my-bucket/data/imagenet")
     return bucket, prefix.strip("/")
+
+
+def find_bucket_region(account: Account, bucket: str) -> str:
+    """Return the region of a bucket, "" when S3 does not tell it. S3 tells it also those who may not read the bucket.
+
+    Source: AWS, API reference, HeadBucket.
+    """
+    try:
+        response = call(f"bucket {bucket}", account.s3.head_bucket, Bucket=bucket)
+    except CloudError as error:
+        response = getattr(error.__cause__, "response", {})
+    return str(response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region", ""))
 
 
 class S3Prefix:

@@ -64,13 +64,19 @@ class AwsAdministration:
         own_stack = stack.ensure(Account(region), address, bucket, user_tags, network_ids)
         return f"the stack of {own_stack.region} is ready: {own_stack.vpc}, file system {own_stack.file_system}"
 
-    def missing_stack_parts(self, region: str | None, network_ids: Sequence[str] = ()) -> list[str]:
+    def missing_stack_parts(
+        self, region: str | None, network_ids: Sequence[str] = (), bucket: str | None = None
+    ) -> list[str]:
         """Return what `ensure_stack` would create."""
-        return stack.inspect(Account(region), network_ids).missing_parts
+        return stack.inspect(Account(region), network_ids, bucket=bucket).missing_parts
 
     def has_stack(self, region: str) -> bool:
-        """Return whether the network or the file system of a region's stack exists."""
+        """Return whether the network, the file system or a bucket of a region's stack exists."""
         return stack.exists(Account(region))
+
+    def stack_data(self, region: str) -> list[str]:
+        """Return a short name of each part of a region's stack that stores data."""
+        return stack.list_data(Account(region))
 
     def remove_stack(self, region: str | None, delete_data: bool) -> list[str]:
         """Remove a region's stack, unless instances still run in it. Returns a line for each resource that is left."""

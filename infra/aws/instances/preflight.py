@@ -13,7 +13,7 @@ from functools import partial
 from types import MappingProxyType
 
 from infra.aws import tags
-from infra.aws.client import Account, call
+from infra.aws.client import Account, call, paginate
 from infra.aws.error_codes import DENIED_CODES, TAG_POLICY_CODE
 from infra.aws.launch_request import Place
 from infra.aws.market import offers, quotas
@@ -65,11 +65,14 @@ def run_preflight(
         image, image_findings = _check_image(account, instance_types)
         quota_findings = [] if reservation else _check_quotas(account, instance_types, machines, market)
         findings += type_findings + image_findings + quota_findings
+        findings += _check_network_quotas(account, needs_network=inspection is not None and not inspection.network.vpc)
         given_vpc = inspection.network.vpc if inspection and inspection.network.is_given else None
         if inspection and given_vpc:
             findings.append(LaunchFinding(OK, f"network {inspection.network.describe()}"))
         if inspection and inspection.missing_parts:
             findings.append(LaunchFinding(OK, f"the first launch creates {', '.join(inspection.missing_parts)}"))
+        for zone in inspection.network.zones_without_efs if inspection else ():
+            findings.append(LaunchFinding(OK, f"{zone}: EFS does not serve it, so no machines are rented there"))
         own_stack = inspection.stack if inspection else None
         if image and instance_types:
             findings += _check_launch_permission(
@@ -205,6 +208,32 @@ def _check_quotas(
             new_account = "" if default is None else f"; a new account has {default:g}"
             command = quotas.quota_increase_command(account.region, code, vcpus)
             findings.append(LaunchFinding(level, f"{label}, but quota {code} allows {limit:g}{new_account}", command))
+    return findings
+
+
+def _check_network_quotas(account: Account, needs_network: bool) -> list[LaunchFinding]:
+    """Compare the networks (VPC) and the addresses of all users in the region with what the quotas allow.
+
+    A job needs addresses of this kind only without public ones: those are not Elastic IP addresses.
+    """
+    findings = []
+    wanted = [(quotas.ADDRESSES, "describe_addresses", "Addresses", 2, WARNING, "Elastic IP addresses")]
+    if needs_network:
+        wanted.insert(0, (quotas.NETWORKS, "describe_vpcs", "Vpcs", 1, ERROR, "networks (VPC)"))
+    for code, operation, key, need, level, name in wanted:
+        try:
+            used = len(paginate(name, account.ec2, operation, key))
+        except CloudError as error:
+            findings.append(finding_from_error(error, WARNING))
+            continue
+        limit = quotas.look_up_quota(account, code)
+        purpose = "the stack needs one" if code == quotas.NETWORKS else "--internet nat needs 2, --internet none 1"
+        label = (
+            f"{used} {name} in use of {'an unknown number' if limit is None else f'{limit:g}'} that quota {code} allows"
+        )
+        is_short = limit is not None and used + need > limit
+        command = quotas.quota_increase_command(account.region, code, used + 2 * need) if is_short else ""
+        findings.append(LaunchFinding(level if is_short else OK, f"{label}; {purpose}", command))
     return findings
 
 

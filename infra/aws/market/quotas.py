@@ -1,5 +1,7 @@
 """EC2 quotas: how many vCPUs of a family an account may use at once in a region. AWS counts neither machines nor GPUs.
 
+Also those of networks and addresses, of which AWS allows 5 each a region at first.
+
 Sources: AWS, "Amazon EC2 endpoints and quotas", "Spot Instance quotas" (a new account may use 0 vCPUs of P and G as
 spot machines, 5 of the standard families).
 """
@@ -11,6 +13,8 @@ from infra.errors import CloudError
 
 SPOT = "spot"
 ON_DEMAND = "on-demand"
+NETWORKS = "L-F678F1CE"  # VPCs in a region, a quota of the service vpc
+ADDRESSES = "L-0263D0A3"  # Elastic IP addresses in a region
 QUOTA_CODES = {
     ("P5", SPOT): "L-C4BD4855",
     ("P", SPOT): "L-7212CCBC",
@@ -42,19 +46,23 @@ def get_quota_code(type_name: str, market: str) -> str:
 
 
 def look_up_quota(account: Account, code: str, *, of_new_account: bool = False) -> float | None:
-    """Return the vCPUs that a quota allows this account or a new one, None when unknown. Raises nothing."""
+    """Return what a quota allows this account or a new one, None when unknown. Raises nothing."""
     try:
         client = account.quotas
         function = client.get_aws_default_service_quota if of_new_account else client.get_service_quota
-        response = call("look up a quota", function, ServiceCode="ec2", QuotaCode=code)
+        response = call("look up a quota", function, ServiceCode=_service(code), QuotaCode=code)
         return float(response["Quota"]["Value"])
     except (CloudError, KeyError, TypeError, ValueError):
         return None
 
 
-def quota_increase_command(region: str, code: str, vcpus: int) -> str:
-    """Return the shell command that requests a quota of this many vCPUs."""
+def quota_increase_command(region: str, code: str, value: int) -> str:
+    """Return the shell command that requests a quota of this value."""
     return (
-        f"aws service-quotas request-service-quota-increase --region {region} --service-code ec2 --quota-code {code} "
-        f"--desired-value {vcpus}"
+        f"aws service-quotas request-service-quota-increase --region {region} --service-code {_service(code)} "
+        f"--quota-code {code} --desired-value {value}"
     )
+
+
+def _service(code: str) -> str:
+    return "vpc" if code == NETWORKS else "ec2"

@@ -31,7 +31,8 @@ RAISE_VPC_QUOTA_COMMAND = "aws service-quotas request-service-quota-increase --s
 class StackNetwork:
     """The existing network: VPC, usable subnets by zone, and one short line for each missing part.
 
-    `is_given`: it is the user's, and never changed. Then `notes` are what the user should know of it.
+    `is_given`: it is the user's, and never changed. Then `notes` are what the user should know of it. EFS has refused
+    to serve `zones_without_efs`, in which no machines are rented.
     """
 
     vpc: str | None
@@ -39,6 +40,7 @@ class StackNetwork:
     missing_parts: tuple[str, ...]
     is_given: bool = False
     notes: tuple[str, ...] = ()
+    zones_without_efs: tuple[str, ...] = ()
 
     @property
     def given_ids(self) -> tuple[str, ...]:
@@ -76,7 +78,9 @@ def inspect_network(context: StackContext) -> StackNetwork:
         **{f"subnet in {zone}": zone in _subnets_by_zone(subnets) for zone in zones.result()},
     }
     missing_parts = tuple(part for part, exists in part_exists.items() if not exists)
-    return StackNetwork(vpc, _subnets_by_zone(subnets, only_with_efs=True), missing_parts)
+    served = _subnets_by_zone(subnets, only_with_efs=True)
+    unserved = tuple(sorted(_subnets_by_zone(subnets).keys() - served.keys()))
+    return StackNetwork(vpc, served, missing_parts, zones_without_efs=unserved)
 
 
 def ensure(context: StackContext) -> StackNetwork:

@@ -18,7 +18,7 @@ ROLE_NAME = "imgnet-machine"
 DATA_PREFIX = "data"  # machines read objects of the bucket below this prefix
 RUNS_PREFIX = "runs"  # machines write objects of the bucket below this prefix
 ONLY_TLS, BY_MOUNT_TARGET = "OnlyTLS", "ByMountTarget"  # statement IDs of the policies of file system and bucket
-BUCKET_PATTERN = "imgnet-*"
+BUCKET_PREFIX = "imgnet-"  # of the names of the stack's buckets
 
 # Patterns keep the policy below the limit.
 READ_ACTIONS = """
@@ -27,7 +27,7 @@ ec2:DescribeInstances ec2:DescribeInternetGateways ec2:DescribeKeyPairs ec2:Desc
 ec2:DescribeNetworkInterfaces ec2:DescribePlacementGroups ec2:DescribeRouteTables
 ec2:DescribeSecurityGroups ec2:DescribeSpot* ec2:DescribeSubnets ec2:DescribeVolumes ec2:DescribeVpc*
 ec2:GetGroupsForCapacityReservation ec2:GetSpotPlacementScores elasticfilesystem:Describe*
-cloudwatch:GetMetricData pricing:GetProducts servicequotas:Get*
+cloudwatch:GetMetricData pricing:GetProducts s3:ListAllMyBuckets servicequotas:Get*
 """
 CREATE_ACTIONS = """
 ec2:AllocateAddress ec2:CreateInternetGateway ec2:CreateNatGateway ec2:CreatePlacementGroup ec2:CreateRouteTable
@@ -84,7 +84,7 @@ class Policy(TypedDict):
     Statement: list[Statement]
 
 
-def user_policy(account: str = "*", region: str = "*", bucket: str = BUCKET_PATTERN) -> Policy:
+def user_policy(account: str = "*", region: str = "*", bucket: str = f"{BUCKET_PREFIX}*") -> Policy:
     """Return the smallest policy that lets a person launch.
 
     `account` (its number), `region` and `bucket` (a name or pattern) limit the policy; "*" allows all.

@@ -51,9 +51,17 @@ def stack_journal(region: str) -> Journal:
 
 
 def exists(account: Account) -> bool:
-    """Return whether the stack's network or its file system exists, complete or not. Raises `CloudError`."""
+    """Return whether the stack's network, file system or bucket exists, complete or not. Raises `CloudError`."""
     context = StackContext(account)
-    return bool(network.list_vpc_ids(context) or efs.exists(context))
+    return bool(network.list_vpc_ids(context) or efs.exists(context) or buckets.list_own(context))
+
+
+def list_data(account: Account) -> list[str]:
+    """Return a short name of each part of the stack that stores data. Raises `CloudError`."""
+    context = StackContext(account)
+    file_system = efs.find_file_system(context)
+    names = [f"bucket {name}" for name in buckets.list_own(context, file_system.bucket if file_system else None)]
+    return [f"file system {file_system.id}", *names] if file_system else names
 
 
 def ensure(
@@ -79,6 +87,7 @@ def ensure(
         _allow_ssh_from(context, complete.vpc, complete.security_group, address)
         return complete
     found = efs.find_file_system(context)
+    buckets.check_name(bucket, found.bucket if found else None)
     stack_network = _find_given_network(context, found, network_ids, internet)
     key_file = key_pairs.ensure_own_key()
     public_key = key_pairs.read_public_key(key_file)
@@ -90,11 +99,7 @@ def ensure(
     _allow_ssh_from(context, vpc, group, address)
     key_pairs.ensure_key_pair(context, key_name, public_key)
     file_system, subnets = efs.ensure(context, stack_network, group, found)
-    if bucket and file_system.bucket not in (None, bucket):
-        raise CloudError(
-            f"--bucket {bucket}: the stack has the bucket {file_system.bucket} already; leave --bucket out, or remove "
-            "that one first, with all data: imgnet-cluster down --stack --delete-data"
-        )
+    buckets.check_name(bucket, file_system.bucket)  # another process may have made one
     bucket = bucket or file_system.bucket
     if bucket:
         buckets.ensure(context, bucket, file_system.id)
@@ -123,8 +128,10 @@ def remove(account: Account, delete_data: bool) -> list[str]:
             f"machines still run in the stack of {account.region}: {labels}; type: imgnet-cluster down --all"
         )
     file_system = efs.find_file_system(context)
-    if file_system and file_system.bucket:
-        buckets.remove(context, file_system.bucket, file_system.id, delete_data)
+    stack_bucket = file_system.bucket if file_system else None
+    for name in buckets.list_own(context, stack_bucket):
+        if buckets.remove(context, name, delete_data) and file_system and name == stack_bucket:
+            buckets.untag_file_system(context, file_system.id)
     efs.remove(context, delete_data)
     role.remove(context)
     key_pairs.remove_key_pairs(context)
@@ -133,10 +140,12 @@ def remove(account: Account, delete_data: bool) -> list[str]:
     return context.leftovers
 
 
-def inspect(account: Account, network_ids: Sequence[str] = (), internet: Internet | None = None) -> StackInspection:
+def inspect(
+    account: Account, network_ids: Sequence[str] = (), internet: Internet | None = None, bucket: str | None = None
+) -> StackInspection:
     """Look at the stack, in its own network or in the user's, which must have this way to the internet.
 
-    Changes nothing. Raises `CloudError`.
+    `bucket` is one that it is to have. Changes nothing. Raises `CloudError`.
     """
     context = StackContext(account)
     key_file = key_pairs.KEY_PATH.expanduser()
@@ -146,6 +155,8 @@ def inspect(account: Account, network_ids: Sequence[str] = (), internet: Interne
         file_system_answer = pool.submit(efs.find_file_system, context)
         has_key_pair = pool.submit(lambda: bool(key_name) and key_pairs.has_key_pair(context, key_name))
     file_system = file_system_answer.result()
+    stack_bucket = file_system.bucket if file_system else None
+    buckets.check_name(bucket, stack_bucket)
     stack_network = _find_given_network(context, file_system, network_ids, internet) or own_network.result()
     vpc = stack_network.vpc
     group = stack_security_group.find_security_group(context, vpc) if vpc else None
@@ -161,7 +172,8 @@ def inspect(account: Account, network_ids: Sequence[str] = (), internet: Interne
     elif not has_key_pair.result():
         lines.append(f"key pair {key_name}")
     file_system_id = file_system.id if file_system else None
-    lines += role.missing_parts(context, file_system_id, file_system.bucket if file_system else None)
+    lines += role.missing_parts(context, file_system_id, stack_bucket)
+    lines += [f"bucket {bucket}"] if bucket and bucket != stack_bucket else []
     if not vpc or not group or not file_system or lines:
         return StackInspection(lines, None, stack_network)
     file_system = replace(file_system, network_ids=stack_network.given_ids)

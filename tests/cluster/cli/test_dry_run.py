@@ -40,7 +40,6 @@ def test_plan_without_aws_is_a_page_that_fits_the_terminal(
         "rents 16 x p4d.24xlarge (8 x A100 each), spot: unknown price (on demand $351.32 an hour, us-east-1, 2026)",
         "limits 2 hours; the machines power off 15 minutes later",
         "until power-off, with disks, addresses and expected traffic (at on-demand prices of us-east-1, 2026)",
-        "spot price may rise meanwhile, at most to on demand, $351.32 an hour",
         "then p5.48xlarge: on demand $880.64 an hour, about 8.63 minutes",
         "internet a public address each, $0.08 an hour; if EC2 refuses, a NAT gateway, $0.055 an hour",
         "network 400 Gbit/s on 4 cards: IP and EFA on card 0, EFA on the others",
@@ -72,7 +71,7 @@ def test_dry_run_asks_aws_and_rents_nothing(renter: Renter, on_terminal: Callabl
     )
     for expected in (
         "spares 1 of them on demand, $21.96 an hour of it",
-        "spot price may rise meanwhile",
+        " if spot prices rise to on demand, until power-off, with disks, addresses and expected traffic",
         "zones in order us-east-1b $",
         " an hour each; by EC2's spot score, then price",
         "image ami-",

@@ -119,6 +119,8 @@ def test_down_all_ends_the_jobs_of_this_folder_also_where_the_cloud_cannot_be_as
     ended = record_ends(monkeypatch)
     hand_made()
     cloud.refusal = NoCredentials("AWS: no credentials")
+    asked = run("down", "--all").output
+    assert asked.index("were not looked for") < asked.index("terminate job-1 (--local, not rented), without saving?")
     down = run("down", "--all", "-y")
     assert (down.exit_code, ended) == (0, ["job-1"]) and "job-1: gone" in down.output, down.output
     assert "warning: machines of other folders and computers were not looked for: AWS: no cred" in down.output

@@ -164,6 +164,9 @@ def test_rest_of_a_rented_job_is_forecast_from_what_it_has_measured(
     show_resume_plan(same)
     shown = " ".join(capsys.readouterr().out.split())
     assert "(from what job-1 has measured; boot and set-up from presets)" in shown
+    both = plan_resume(run, 25, 0.0, rented_type="p4d.24xlarge", types=("p4d.24xlarge", "p5.48xlarge")).rental_plan
+    (other,) = [line for label, line in known(both).facts if label == "then"]
+    assert "p5.48xlarge" in other and "minutes" not in other, "presets cannot be compared with measurements"
     assert same.spec.forecast == run.spec.forecast, "it compares the whole job with its launch"
 
 

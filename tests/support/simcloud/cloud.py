@@ -60,6 +60,7 @@ class Settings:
     boot_seconds: float = 0.0  # from pending to running
     stop_seconds: float = 0.0  # from shutting-down to terminated
     efs_seconds: float = 0.0  # to create or delete a file system or mount target
+    zone_without_efs: str = "us-east-1e"  # use1-az3; sources: AWS, "Managing mount targets"
     forget_seconds: float = 3600.0  # EC2 lists a terminated instance for this long
     policy: Policy | None = None  # of the caller, see `permissions`; None allows every call
     has_launch_indexes: bool = True  # False: all instances of a request have the launch index 0

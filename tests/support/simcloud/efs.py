@@ -54,6 +54,8 @@ def create_mount_target(self: Any, file_system_id: str, *arguments: Any, **optio
     subnet_id = arguments[0] if arguments else options["subnet_id"]
     if vpcs and self.ec2_backend.get_subnet(subnet_id).vpc_id not in vpcs:
         raise EFSError("MountTargetConflict", "A file system can be mounted in one VPC at a time.")
+    if self.ec2_backend.get_subnet(subnet_id).availability_zone == SimulatedAws.current.zone_without_efs:
+        raise EFSError("UnsupportedAvailabilityZone", "EFS is not available in this zone.")
     mount_target = call_moto("create_mount_target", self, file_system_id, *arguments, **options)
     interface = self.ec2_backend.enis[mount_target.network_interface_id]
     interface.description = f"EFS mount target for {file_system_id} ({mount_target.mount_target_id})"

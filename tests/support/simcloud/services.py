@@ -14,6 +14,7 @@ from infra.aws import tags
 
 PRICE_LIST_REGIONS = ("us-east-1", "eu-central-1", "ap-south-1")
 NEW_ACCOUNT_VCPU = 5.0  # of the standard types, none of P and G. Source: AWS, "Spot Instance quotas"
+NETWORK_QUOTAS = {"L-F678F1CE": ("vpc", 5.0), "L-0263D0A3": ("ec2", 5.0)}  # networks, Elastic IP addresses
 LOGIN_ACTION = "ec2-instance-connect:SendSSHPublicKey"
 KEY_SECONDS = 60.0  # a key may log in for so long; source: AWS, API reference, SendSSHPublicKey
 
@@ -65,9 +66,10 @@ def get_default_service_quota(sim: Any, region: str, arguments: dict[str, Any]) 
 
 def _quota(arguments: dict[str, Any], vcpus: dict[str, float]) -> dict[str, Any]:
     code = arguments.get("QuotaCode", "")
-    if arguments.get("ServiceCode") != "ec2" or code not in vcpus:
+    service, value = NETWORK_QUOTAS.get(code, ("ec2", vcpus.get(code)))
+    if arguments.get("ServiceCode") != service or value is None:
         raise ServiceError("NoSuchResourceException", f"The request failed because the quota {code} does not exist.")
-    return {"Quota": {"ServiceCode": "ec2", "QuotaCode": code, "Value": float(vcpus[code])}}
+    return {"Quota": {"ServiceCode": service, "QuotaCode": code, "Value": float(value)}}
 
 
 def send_ssh_public_key(sim: Any, region: str, arguments: dict[str, Any]) -> dict[str, Any]:

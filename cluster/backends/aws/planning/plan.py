@@ -3,7 +3,7 @@
 With the `offline` option, all facts come from tables that ship with the program and AWS is not asked.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -29,10 +29,10 @@ from infra.aws.client import Account, get_public_address
 from infra.aws.instances import amis
 from infra.aws.instances.request import InstanceRequest, build_launch_request
 from infra.aws.instances.user_data import build_user_data
-from infra.aws.launch_request import Place
+from infra.aws.launch_request import Internet, Place
 from infra.aws.market import offers
 from infra.aws.market.instance_types import ON_DEMAND_PRICES, InstanceType
-from infra.aws.s3 import S3_SCHEME
+from infra.aws.s3 import S3_SCHEME, find_bucket_region, parse_s3_url
 from infra.aws.stack import efs, security_group, stack
 from infra.aws.stack.network import StackNetwork
 from infra.aws.stack.resources import StackContext
@@ -122,6 +122,9 @@ def plan_rental(
         inspection=inspection,
     )
     notes = [*notes]
+    notes += [
+        f"{zone}: EFS does not serve it, so no machines are rented there" for zone in _zones_without_efs(inspections)
+    ]
     if max_dollars is not None:
         rental_spec, unpriced = drop_unpriced_places(rental_spec, machine_count)
         notes += [f"{choice}: unknown price, not requested with --max-price-total" for choice in unpriced]
@@ -131,9 +134,11 @@ def plan_rental(
     steps_done, spent_dollars = (resumed.steps_done, resumed.spent_dollars) if resumed else (0, 0.0)
     rest_forecasts = {name: whole.of_steps(steps_done) for name, whole in forecasts.items()}
     installs_torch = image is None or not image.python
+    far_region = find_far_region(spec, account, {place.region for place in places})
 
     def traffic_on(name: str) -> tuple[TrafficForecast, tuple[str, ...]]:
-        return expect_traffic(spec, schedule, options.internet, forecasts.get(name), installs_torch, steps_done)
+        whole = forecasts.get(name)
+        return expect_traffic(spec, schedule, options.internet, whole, installs_torch, steps_done, far_region)
 
     constants = request.constants_for(rental_spec.places[0].type)
     start_seconds = constants.boot_seconds + constants.setup_seconds
@@ -144,6 +149,8 @@ def plan_rental(
     first_place = rental_spec.places[0]
     instance_type = types_by_name[first_place.type]
     rest_forecast = rest_forecasts.get(first_place.type)
+    if rest_forecast:  # measurements and presets cannot be compared
+        rest_forecasts = {name: rest for name, rest in rest_forecasts.items() if rest.source == rest_forecast.source}
     traffic, traffic_lines = traffic_on(first_place.type)
     rental_spec = replace(rental_spec, traffic=traffic)
     if reservation:
@@ -160,6 +167,10 @@ def plan_rental(
             f"{instance_type.gpu_arch}: {options.ami} must have NVIDIA's proprietary driver, R580 or older; "
             f"each machine takes {amis.LEGACY_TORCH} from {amis.LEGACY_TORCH_INDEX_URL}"
         )
+
+    def hours_at(place: Place) -> float:
+        return rental_spec.compute_limits(machine_count, place, spec.max_hours, spent_dollars)[0]
+
     max_hours, grace_seconds = rental_spec.compute_limits(machine_count, first_place, spec.max_hours, spent_dollars)
     minutes = rest_forecast.minutes if rest_forecast else None
     notes += _limit_notes(spec, rental_spec, rest_forecasts, spent_dollars)
@@ -183,16 +194,17 @@ def plan_rental(
         minutes=minutes,
         forecast_source=rest_forecast.source if rest_forecast else "",
         dollars=None if rate is None or minutes is None else rate * minutes / 60,
+        other_dollars=(rental_spec.other_dollars_per_hour(machine_count), rental_spec.traffic.dollars_once),
         max_hours=max_hours,
         poweroff_grace=grace_seconds,
         max_dollars=highest_dollars,
+        ceiling_dollars=rental_spec.ceiling_dollars(machine_count, spec.max_hours, spent_dollars, on_demand_places),
         is_dollar_limit_set=bound_spec.max_dollars is not None
         and round(bound_spec.max_dollars - spent_dollars - (highest_dollars or 0.0), 2) == 0,
         spent_dollars=resumed.spent_dollars if resumed else None,
         traffic=traffic_lines,
         facts=(
-            *plan_page.describe_spot_price(rental_spec, machine_count, on_demand_places),
-            *plan_page.describe_places(rental_spec, machine_count, rest_forecasts, spot_scores),
+            *plan_page.describe_places(rental_spec, machine_count, rest_forecasts, spot_scores, hours_at),
             *plan_page.describe_machines(rental_spec, instance_type, image, machine_count, placement),
             *([("VPC", network.describe())] if network else []),
             *plan_page.describe_missing({region: found.missing_parts for region, found in inspections.items()}),
@@ -243,15 +255,21 @@ def _find_places(
     on_demand_places = [place for place in all_places if place.market == "on-demand"]
     inspections = {region: answer.result() for region, answer in inspected.items()}
     spot_scores = scored.result() if scored else {}
-    places = [place for place in all_places if place.market in markets]
+    unserved = _zones_without_efs(inspections)
+    places = [place for place in all_places if place.market in markets and place.zone not in unserved]
     network = _find_given_network(inspections)
     if network:
         subnets = {zone: id for zone, id in network.subnets.items() if not options.subnets or id in options.subnets}
         places = [place for place in places if not inspections[place.region].network.is_given or place.zone in subnets]
     if not places:
         searched = f"the zones of {network.describe()}" if network else ", ".join(options.zones or regions)
+        searched += f" where EFS serves, which leaves out {', '.join(unserved)}" if unserved else ""
         raise ClusterError(f"{', '.join(types)}: not offered in {searched}; to list what is: imgnet-cluster offers")
     return sort_places(places, regions, [*types], markets, spot_scores), on_demand_places, inspections, spot_scores
+
+
+def _zones_without_efs(inspections: Mapping[str, StackInspection]) -> list[str]:
+    return [zone for found in inspections.values() for zone in found.network.zones_without_efs]
 
 
 def _find_given_network(inspections: Mapping[str, StackInspection]) -> StackNetwork | None:
@@ -424,7 +442,11 @@ def find_images(spec: JobSpec, options: AwsOptions, account: Account | None) -> 
     Without an account AWS is not asked. Raises `ClusterError`.
     """
     if account and spec.data_source.startswith(S3_SCHEME):
-        return machine_role_problems(spec.data_source, account), []
+        far_region = find_far_region(spec, account, options.regions or (account.region,))
+        obstacle = f"{spec.data_source}: the bucket is in {far_region}, and --internet none leads to no other region"
+        return machine_role_problems(spec.data_source, account), [obstacle] * bool(
+            far_region and options.internet is Internet.NONE
+        )
     if spec.generate_data or "://" in spec.data_source or not spec.train.data:
         return [], []
     hint = COMMAND_HINT if spec.own_command else UPLOAD_HINT
@@ -436,6 +458,14 @@ def find_images(spec: JobSpec, options: AwsOptions, account: Account | None) -> 
     if obstacle := find_obstacle(folder, options.ami, has_file_system):
         return [], [f"{obstacle}; {hint}"]
     return [f"{describe_folder(folder, options.ami)}; {hint}"], []
+
+
+def find_far_region(spec: JobSpec, account: Account | None, regions: Collection[str]) -> str:
+    """Return the region of the bucket with a job's images if machines may be rented in another one, else ""."""
+    if not account or not spec.data_source.startswith(S3_SCHEME):
+        return ""
+    bucket_region = find_bucket_region(account, parse_s3_url(spec.data_source)[0])
+    return bucket_region if {bucket_region} != {*regions} else ""
 
 
 def find_obstacle(folder: Path, ami: str | None, has_file_system: bool) -> str:

@@ -1,6 +1,6 @@
 """What the plan of a launch says about machines rented from AWS besides their price: image, network, shared folder."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from cluster.backends.aws.terms.rental_spec import RentalSpec, internet_dollars
 from infra.aws import prices
@@ -13,25 +13,17 @@ from train.metrics.text import three_digits
 NOT_COUNTED = "what stays in the shared folder: about $0.30 per GB and month"
 
 
-def describe_spot_price(
-    rental_spec: RentalSpec, machine_count: int, on_demand_places: Sequence[Place]
-) -> list[tuple[str, str]]:
-    """Return how far the price of spot machines may rise, with a label; nothing for machines on demand."""
-    first = rental_spec.places[0]
-    if first.market != "spot":
-        return []
-    same = [place for place in on_demand_places if (place.zone, place.type) == (first.zone, first.type)]
-    rate = rental_spec.machine_dollars_per_hour(machine_count, same[0]) if same else None
-    price = "" if rate is None else f", ${rate:,.2f} an hour"
-    return [("spot price", f"may rise meanwhile, at most to on demand{price}")]
-
-
 def describe_places(
-    rental_spec: RentalSpec, machine_count: int, forecasts: Mapping[str, Forecast], spot_scores: Mapping[str, int]
+    rental_spec: RentalSpec,
+    machine_count: int,
+    forecasts: Mapping[str, Forecast],
+    spot_scores: Mapping[str, int],
+    hours_at: Callable[[Place], float],
 ) -> list[tuple[str, str]]:
     """Return where the machines are rented, with labels: the zones of the first type and market, then other choices.
 
-    Those have a line for each type, market and region: the price in the cheapest zone, and the time.
+    Those have a line for each type, market and region: the price in the cheapest zone, the time, and the time limit
+    where it is another one. `hours_at` returns the limit at a place.
     """
     first = rental_spec.places[0]
     zones = dict.fromkeys(
@@ -53,6 +45,8 @@ def describe_places(
         if run_forecast := forecasts.get(place.type):
             parts.append(f"about {three_digits(run_forecast.minutes)} minutes")
             parts += [f"${rate * run_forecast.minutes / 60:,.2f}"] if rate is not None else []
+        if round(60 * hours_at(place)) != round(60 * hours_at(first)):
+            parts.append(f"limit {three_digits(60 * hours_at(place))} minutes")
         lines[choice] = f"{choice}: {', '.join(parts)}"
     other_choices = [*lines.values()][1:]
     is_scored = first.market == "spot" and any(place.zone in spot_scores for place in rental_spec.places)

@@ -114,8 +114,12 @@ class RentalSpec(RentalFacts):
         machine_dollars = self.machine_dollars_per_hour(machine_count, place)
         if machine_dollars is None:
             return None
+        return machine_dollars + self.other_dollars_per_hour(machine_count)
+
+    def other_dollars_per_hour(self, machine_count: int) -> float:
+        """Return the price of the disks of `machine_count` machines, their way to the internet, and the traffic."""
         other_dollars = machine_count * DISK_DOLLARS_PER_HOUR + internet_dollars(self.internet, machine_count)
-        return machine_dollars + other_dollars + self.traffic.dollars_per_hour
+        return other_dollars + self.traffic.dollars_per_hour
 
     def compute_limits(
         self, machine_count: int, place: Place, max_hours: float | None, spent_dollars: float = 0.0
@@ -128,6 +132,27 @@ class RentalSpec(RentalFacts):
         seconds = place.closing_time - unix_time() if place.closing_time is not None else math.inf
         spent_dollars += self.traffic.dollars_once
         return compute_limits(max_hours, self.max_dollars, rate, spent_dollars, seconds_until_closing=seconds)
+
+    def ceiling_dollars(
+        self, machine_count: int, max_hours: float | None, spent_dollars: float, on_demand_places: Sequence[Place]
+    ) -> float | None:
+        """Return the highest cost from now on if spot prices rise to those on demand: EC2 charges no more.
+
+        The limits follow from the prices of the places, whatever spot machines cost later, and so do not prevent it.
+        None: a price is unknown, or nothing is rented as spot machines.
+        """
+        if all(place.market != "spot" for place in self.places):
+            return None
+        on_demand_prices = {(place.zone, place.type): place.price for place in on_demand_places}
+        highest = 0.0
+        for place in self.places:
+            hours, grace_seconds = self.compute_limits(machine_count, place, max_hours, spent_dollars)
+            price = on_demand_prices.get((place.zone, place.type)) if place.market == "spot" else place.price
+            rate = self.dollars_per_hour(machine_count, replace(place, price=price))
+            if rate is None:
+                return None
+            highest = max(highest, rate * (hours + grace_seconds / 3600))
+        return highest + self.traffic.dollars_once
 
     def highest_dollars(self, machine_count: int, hours: float, spent_dollars: float) -> float | None:
         """Return the highest cost from now on: of `hours` at the dearest place, or the limit; None: unknown."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from cluster.backends.aws.planning.expected_traffic import expect_traffic
 from cluster.backends.aws.terms.rental_spec import RentalSpec
 from cluster.backends.planner import checkpoint_bytes
 from cluster.jobs import submit
@@ -72,6 +73,20 @@ def test_traffic_has_a_line_for_each_cause_and_its_cost(
     start, end = line
     assert [text for text in lines if text.startswith(start) and text.endswith(end)], lines
     assert rental_spec.traffic.dollars_once == pytest.approx(HOME_DOLLARS + dollars_once, abs=5e-4)
+
+
+def test_images_in_another_region_cost_by_the_gigabyte_also_through_a_gateway() -> None:
+    plan, _, _ = rental_of(FROM_S3, machines=16)
+    gigabytes = 16 * fetch_bytes(plan.schedule) / 1e9
+    for internet, gb_dollars in ((Internet.PUBLIC, 0.02), (Internet.NAT, 0.02 + 0.045)):
+        near, far = (
+            expect_traffic(plan.spec, plan.schedule, internet, None, False, far_region=region)
+            for region in ("", "eu-west-1")
+        )
+        dollars = gigabytes * gb_dollars
+        assert far[0].dollars_once - near[0].dollars_once == pytest.approx(dollars, abs=0.01) and dollars > 10
+        (line,) = (text for text in far[1] if text.startswith("images from S3 in eu-west-1, another region"))
+        assert f": {gigabytes:,.0f} GB, ${dollars:,.2f}" in line and ("NAT" in line) == (internet is Internet.NAT)
 
 
 def test_fewer_checkpoints_cost_less_by_the_hour() -> None:

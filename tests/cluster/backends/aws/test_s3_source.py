@@ -1,6 +1,7 @@
 """Packed sets in S3: upload, fetch, and the messages when S3 fails."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,15 @@ import boto3
 import pytest
 from support.packed_sets import content, make_set
 from support.simcloud.http_server import AwsFrontend
+from support.specs import TINY
 
 from cluster.backends.aws.s3_source import S3Source, machine_role_problems
+from cluster.backends.planner import Plan
 from cluster.errors import ClusterError
+from cluster.jobs import submit
+from cluster.planning.launch_options import make_launch_options
 from infra.aws.client import Account
+from infra.aws.launch_request import Internet
 from infra.aws.stack import efs as stack_efs
 from infra.aws.stack.resources import StackContext
 from infra.errors import NoCredentials
@@ -94,6 +100,29 @@ def test_machine_role_problems_of_an_unreadable_location(front: AwsFrontend) -> 
     assert machine_role_problems(SET_URL, Account()) == []
     (line,) = machine_role_problems("s3://imgnet-sets/database/x", Account())
     assert "reads only s3://imgnet-sets/data;" in line
+
+
+@pytest.mark.parametrize(("name", "region", "line"), [
+    ("imgnet-far", "eu-west-1", "images from S3 in eu-west-1, another region: each GB costs $0.02"),
+    ("imgnet-near", "us-east-1", "images from S3, free but for the requests"),
+])  # fmt: skip
+def test_plan_names_the_region_of_a_bucket_elsewhere_which_needs_the_internet(
+    front: AwsFrontend, tmp_path: Path, name: str, region: str, line: str
+) -> None:
+    is_far = region != "us-east-1"
+    location: Any = {"CreateBucketConfiguration": {"LocationConstraint": region}} if is_far else {}
+    boto3.client("s3", region_name=region).create_bucket(Bucket=name, **location)
+    url = f"s3://{name}/data/set"
+    S3Source(url).upload(make_set(tmp_path / "set"), ignore_progress)
+
+    def plan(**options: Any) -> Plan:
+        launch_options = make_launch_options(backend="aws", types=["p4d.24xlarge"], data=url, **options)
+        return submit.plan(replace(TINY, gpus=8), launch_options)
+
+    rental = plan().rental_plan
+    assert rental and [text for text in rental.traffic if text.startswith(line)], rental
+    obstacles = plan(internet=Internet.NONE).obstacles
+    assert len(obstacles) == is_far and all("the bucket is in eu-west-1" in text for text in obstacles)
 
 
 def test_check_iam_prints_the_policy_for_another_bucket(sandbox: Any) -> None:

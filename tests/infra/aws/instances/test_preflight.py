@@ -197,3 +197,17 @@ def test_run_preflight_turns_errors_into_one_line_findings(front: AwsFrontend, t
     unclear = find_one(findings, "cannot find out whether ec2:CreatePlacementGroup is permitted")
     assert (unclear.level, unclear.type_next) == (WARNING, "imgnet-cluster check --iam")
     assert not [finding for finding in findings if "\n" in finding.what + finding.type_next]
+
+
+def test_networks_and_addresses_of_all_users_are_counted_against_the_quotas(front: AwsFrontend, tools: Path) -> None:
+    ec2 = Account().ec2
+    for number in range(4):  # and AWS's own one
+        ec2.create_vpc(CidrBlock=f"10.{number}.0.0/16")
+        ec2.allocate_address(Domain="vpc")
+    without_stack = StackInspection(["network"], None, StackNetwork(None, {}, ()))
+    findings = check(inspection=without_stack)
+    network = find_one(findings, "5 networks (VPC) in use of 5")
+    assert network.level == ERROR and network.type_next.endswith("vpc --quota-code L-F678F1CE --desired-value 7")
+    addresses = find_one(findings, "4 Elastic IP addresses in use of 5")
+    assert addresses.level == WARNING and "--service-code ec2 --quota-code L-0263D0A3" in addresses.type_next
+    assert not [finding for finding in check() if "(VPC) in use" in finding.what], "the stack has its network"

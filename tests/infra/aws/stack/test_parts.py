@@ -301,23 +301,6 @@ def test_ensure_creates_an_encrypted_file_system_in_each_zone_for_tls_and_a_role
     assert point["PosixUser"] == {"Uid": 1000, "Gid": 1000} and point["RootDirectory"]["Path"] == "/imgnet"
 
 
-def test_ensure_leaves_out_zones_without_efs(
-    account: RecordingAccount, own_network: StackNetwork, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = account.efs.create_mount_target
-
-    def create(**params: Any) -> Any:
-        if params["SubnetId"] == own_network.subnets["us-west-1a"]:
-            raise ClientError({"Error": {"Code": "UnsupportedAvailabilityZone", "Message": "no"}}, "CreateMountTarget")
-        return real(**params)
-
-    monkeypatch.setattr(account.efs, "create_mount_target", create)
-    assert list(stack.ensure(account, OWN_CIDR).subnets) == ["us-west-1b"]
-    assert stack.inspect(account)[0] == []
-    second_account = RecordingAccount()
-    assert stack.ensure(second_account, OWN_CIDR) == stack.inspect(account)[1] and not second_account.changes()
-
-
 def test_bucket_is_private_encrypted_over_tls_only_and_found_by_others(account: RecordingAccount) -> None:
     own_stack = stack.ensure(account, OWN_CIDR, bucket="imgnet-data")
     assert own_stack.bucket == "imgnet-data" and stack.inspect(RecordingAccount())[1] == own_stack == stack.ensure(
@@ -331,12 +314,6 @@ def test_bucket_is_private_encrypted_over_tls_only_and_found_by_others(account: 
     assert rules[0]["ApplyServerSideEncryptionByDefault"]["SSEAlgorithm"] == "AES256"
     policy = json.loads(account.s3.get_bucket_policy(Bucket="imgnet-data")["Policy"])
     assert policy == policies.bucket_policy("imgnet-data", account.region)
-
-
-def test_empty_bucket_is_deleted_while_the_file_system_stays(account: RecordingAccount) -> None:
-    stack.ensure(account, OWN_CIDR, bucket="imgnet-data")
-    assert stack.remove(account, False) == []
-    assert not account.s3.list_buckets()["Buckets"] and stack.ensure(account, OWN_CIDR).bucket is None
 
 
 # --- claims: of the computers that adopt a job, the last one supervises it -------------------------------------------

@@ -20,6 +20,7 @@ SERVICES |= {"efs": "elasticfilesystem", "instance_connect": "ec2-instance-conne
 MAX_POLICY_CHARACTERS = 6144  # AWS's limit for a managed policy, without white space
 BOTO_SERVICE_NAMES = {"servicequotas": "service-quotas", "elasticfilesystem": "efs"}
 ACTION_BY_OPERATION = {
+    "s3:ListBuckets": "s3:ListAllMyBuckets",
     "s3:ListObjectsV2": "s3:ListBucket",
     "s3:HeadBucket": "s3:ListBucket",
     "s3:DeleteObjects": "s3:DeleteObject",
