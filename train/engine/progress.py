@@ -4,6 +4,7 @@ import io
 import time
 from pathlib import Path
 
+import torch
 from torch.utils.tensorboard import SummaryWriter
 
 from train.distributed import process_group
@@ -18,7 +19,7 @@ from train.recipe.history import EpochResult
 from train.recipe.schedule import Epoch, Schedule
 from train.tools.agent_protocol import EVENTS_FOLDER, TrainerState, metrics_file
 from train.tools.files import open_regular
-from train.tools.host import unix_time
+from train.tools.host import package_versions, unix_time
 from train.tools.records import encode
 from train.trackers.tracker_process import TrackerProcess, start_tracker
 
@@ -106,9 +107,20 @@ class ProgressReporter:
         self.network = NetworkMeter()
         self.tracker: TrackerProcess | None = None
 
-    def start_attempt(self, step: int, images_seen: int, run_info: RunInfo) -> None:
-        """Open the logs at this position of the run, and write what the attempt runs on."""
+    def start_attempt(self, step: int, images_seen: int, begun: float, val_images: int, dtype: torch.dtype) -> None:
+        """Open the logs at this position of the run, and write what the attempt runs on, and computes in (`dtype`)."""
         if self.group.is_first:
+            run_info = RunInfo(
+                begun=begun,
+                train_images=self.schedule.images,
+                val_images=val_images,
+                world=self.group.world_size,
+                gpus=self.schedule.gpus,
+                device=self.group.device.type,
+                processor=process_group.device_name(self.group.device),
+                precision=str(dtype).removeprefix("torch."),
+                versions=package_versions(),
+            )
             self.log = MetricsLog(self.options.log_dir, self.options.attempt, images_seen, self.schedule.steps)
             self.log.write_start(step, images_seen, run_info)
             if self.options.attempt > 1:
