@@ -171,6 +171,27 @@ def test_stream_batches_never_reuses_referenced_memory(decoder: BatchDecoder) ->
         assert view is None or torch.equal(view, decoder.decode_batch(request).images[:, 3:, :5])
 
 
+@pytest.mark.parametrize(
+    ("workers", "largest_batch_bytes"), [(0, LARGEST_BATCH_BYTES), (2, LARGEST_BATCH_BYTES), (1, 9)]
+)
+@pytest.mark.parametrize("taken", [0, 3, 12])
+def test_a_stream_goes_on_with_other_requests(
+    taken: int, workers: int, largest_batch_bytes: int, decoder: BatchDecoder
+) -> None:
+    """The workers are the same, unless all of their batches have been taken, and leave undone what is not wanted."""
+    requests = mixed_requests() if taken == 12 else 4 * mixed_requests()
+    stream = BatchStream(decoder, requests, workers, CPU, largest_batch_bytes)
+    assert len(list(itertools.islice(stream, taken))) == taken
+    for _ in range(2):
+        pids = {child.pid for child in multiprocessing.active_children()}
+        stream.replace_requests(reversed(requests))
+        for request in requests[:3:-1]:
+            assert torch.equal(next(stream).images, decoder.decode_batch(request).images)
+        assert taken == 12 or {child.pid for child in multiprocessing.active_children()} == pids
+    assert len(list(stream)) == 4
+    assert not stream.tasks or len(stream.tasks.buffers.free_slots) == 16 * workers + 2, "all memory is free again"
+
+
 def test_pin_memory_frees_buffer_slot(decoder: BatchDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)  # pinning itself needs a GPU
     request = BatchRequest("val", None, np.arange(3), (32, 32))
