@@ -81,7 +81,8 @@ class Handover:
         if self.channel.may_keep_state:
             self.channel.not_in_place = find_obstacle(trainer)
             self.trainer = None if self.channel.not_in_place else trainer
-            gc.freeze()  # torch has some 280,000 objects, which `wait_for_request` need not walk
+            if not gc.get_freeze_count():
+                gc.freeze()  # torch has some 280,000 objects, which `wait_for_request` need not walk
         self.kept = self.prepared = None
 
     def _watch(self, has_left: threading.Event) -> None:
