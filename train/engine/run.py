@@ -60,9 +60,8 @@ def run_attempt(
     if prepared is None:
         agent_channel.report_state(TrainerState.INDEXING)
         prepared = open_run_dataset(options, recipe), None
-    dataset, prepared_trainer = prepared
-    handover = Handover(agent_channel, prepared_trainer)
-    del prepared, prepared_trainer
+    dataset, trainer = prepared
+    handover = Handover(agent_channel, trainer)
     while True:
         handover.begin_attempt()
         try:
@@ -116,6 +115,7 @@ def join_and_train(
     if trainer and (trainer.schedule, trainer.group.device) == (schedule, group.device):
         trainer.begin_attempt(options, group, sampler, agent_channel)
     else:
+        handover.kept = None  # it belongs to another network
         trainer = Trainer(options, recipe, group, sampler, dataset.train.classes, agent_channel)
     trainer.run_start_time = run_start_time
     trainer.comm = comm
@@ -185,9 +185,7 @@ def prepare(options: RunOptions, recipe: Recipe) -> Prepared:
         torch.optim.SGD([torch.zeros(1)], lr=0.0)  # imports torch._dynamo
         return dataset, None
     torch.set_num_threads(1)
-    no_group = process_group.ProcessGroup(
-        rank=1, local_rank=0, world_size=2, local_world_size=1, device=torch.device("cpu")
-    )
+    no_group = process_group.ProcessGroup(1, 0, 2, 1, torch.device("cpu"))  # rank 1 of 2 prints and writes nothing
     schedule = schedule_of(options, dataset, 1)
     sampler = DistributedBatchSampler(schedule, dataset.indexes, recipe.seed, no_group.rank, no_group.world_size)
     trainer = Trainer(options, schedule.recipe, no_group, sampler, dataset.train.classes, AgentChannel())

@@ -8,7 +8,6 @@ no room in /dev/shm (64 MB by default in a container), and it is freed with the 
 import itertools
 import math
 import mmap
-import sys
 import weakref
 
 import numpy as np
@@ -32,22 +31,14 @@ class BatchBuffers:
         self.buffers_id = next(_next_ids)
         self.memory = mmap.mmap(-1, slots * slot_bytes)
         self.free_slots = list(range(slots))
-        self._first_wanted = mmap.mmap(-1, mmap.PAGESIZE)
+        # The number of the first request that is still wanted. The workers see it at once.
+        self.first_wanted = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("q")
         _buffers_by_id[self.buffers_id] = self
 
     @staticmethod
     def by_id(buffers_id: int) -> "BatchBuffers":
         """Return the buffers with this ID. Raises `KeyError` when their owner holds them no more."""
         return _buffers_by_id[buffers_id]
-
-    @property
-    def first_wanted(self) -> int:
-        """The number of the first request that is still wanted. The workers see it at once."""
-        return int.from_bytes(self._first_wanted[:8], sys.byteorder)
-
-    @first_wanted.setter
-    def first_wanted(self, number: int) -> None:
-        self._first_wanted[:8] = number.to_bytes(8, sys.byteorder)
 
     def acquire(self, shape: tuple[int, ...]) -> int | None:
         """Return a free slot for a uint8 array of this shape, or None when none is free or the array does not fit."""

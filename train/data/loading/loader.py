@@ -220,7 +220,7 @@ class _BatchDataset(Dataset[WorkerBatch | LoadError]):
         A batch that is not wanted any more is returned without its pixels.
         """
         number, request, slot = task
-        if number < self.buffers.first_wanted:
+        if number < self.buffers.first_wanted[0]:
             no_pixels = np.empty(0, np.uint8)
             return WorkerBatch(self.buffers.buffers_id, no_pixels if slot is None else slot, request.ids[:0], request)
         shape = request.batch_shape
@@ -257,7 +257,7 @@ class _Tasks:
         self.has_ended = True
 
 
-class BatchStream:
+class BatchStream(Iterator[Batch]):
     """The batches of requests, in order, made ahead by worker processes (0: decoded in this process).
 
     `largest_batch_bytes` is the size of the run's largest square batch; the smaller it is, the more batches are made
@@ -290,10 +290,7 @@ class BatchStream:
             self.batches = _unwrap_batches(worker_items, self.tasks.buffers)
         else:
             self.tasks.requests = iter(requests)
-            self.tasks.buffers.first_wanted = self.tasks.count
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
+            self.tasks.buffers.first_wanted[0] = self.tasks.count
 
     def __next__(self) -> Batch:
         return next(self.batches)
@@ -342,7 +339,7 @@ def _unwrap_batches(worker_items: Iterator[WorkerBatch | Batch | LoadError], buf
             return
         except RuntimeError as error:
             raise _worker_lost_error(error) from None
-        if number < buffers.first_wanted:
+        if number < buffers.first_wanted[0]:
             if isinstance(item, WorkerBatch):
                 item.to_batch()  # its slot is free again
             continue
