@@ -200,7 +200,8 @@ def go_on_in_place(trainer: Trainer, handover: Handover) -> None:
     Raises `HandoverFailed` when that is not the step on which the agents agreed, or the best weights are lost.
     """
     options = trainer.options
-    trainer.restore(handover.share_state(trainer.group))
+    state = handover.share_state(trainer.group)
+    trainer.restore(state, has_tensors="model" not in state)
     handover.hold(trainer)  # a failure from here on finds the state that was received
     if trainer.steps_done != options.live_step:
         raise HandoverFailed(f"the processes stand at step {trainer.steps_done}, and not at {options.live_step}")

@@ -449,14 +449,11 @@ class Trainer:
             "times": encode(self.time_breakdown.state()),
         }
 
-    def restore(self, state: dict[str, Any]) -> None:  # Any: as in `state`
-        """Continue from a checkpoint's state. Raises `TrainingError` when it belongs to another run or version.
-
-        Without `TENSOR_FIELDS`, this trainer has kept them.
-        """
+    def restore(self, state: dict[str, Any], has_tensors: bool = False) -> None:  # Any: as in `state`
+        """Continue from a checkpoint's state. Raises `TrainingError` when it belongs to another run or version."""
         resume_check.check_version(state.get("format"))
         resume_check.check_same_run(state["identity"], resume_check.run_fingerprint(self.recipe, self.schedule))
-        if "model" in state:
+        if not has_tensors:
             resume_check.load_weights(self.model, state["model"])
             self.average.load_state_dict(state["average"])
             self.optimizer.load_state_dict(state["optimizer"])

@@ -281,13 +281,12 @@ class BatchStream(Iterator[Batch]):
 
     def replace_requests(self, requests: Iterable[BatchRequest]) -> None:
         """Go on with other requests, in the same workers. They leave undone what they were asked for before."""
-        decoder, workers, device, largest_batch_bytes = self.arguments
+        decoder, workers, device, _ = self.arguments
         if not workers:
             batches = map(decoder.decode_batch, requests)
             self.batches = (batch.pin_memory() for batch in batches) if device.type == "cuda" else batches
         elif self.tasks is None or self.tasks.has_ended:  # DataLoader ends its workers then
-            self.tasks, worker_items = _start_workers(decoder, requests, workers, device, largest_batch_bytes)
-            self.batches = _unwrap_batches(worker_items, self.tasks.buffers)
+            self._start_workers(requests)
         else:
             self.tasks.requests = iter(requests)
             self.tasks.buffers.first_wanted[0] = self.tasks.count
@@ -295,40 +294,34 @@ class BatchStream(Iterator[Batch]):
     def __next__(self) -> Batch:
         return next(self.batches)
 
-
-def _start_workers(
-    decoder: BatchDecoder,
-    requests: Iterable[BatchRequest],
-    workers: int,
-    device: torch.device,
-    largest_batch_bytes: int,
-) -> "tuple[_Tasks, Iterator[WorkerBatch | Batch | LoadError]]":
-    fitting_batches = PREFETCH_BYTES_PER_WORKER // largest_batch_bytes
-    prefetch = int(min(MAX_PREFETCH_BATCHES, max(MIN_PREFETCH_BATCHES, fitting_batches)))
-    slots = prefetch * workers + 2  # one more is in use by the trainer, and one is being requested
-    tasks = _Tasks(requests, BatchBuffers(slots, int(MAX_RECTANGLE_TO_SQUARE * largest_batch_bytes)))
-    loader: DataLoader[object] = DataLoader(
-        _BatchDataset(decoder, tasks.buffers),
-        sampler=tasks,  # DataLoader passes each to a worker as if it were an image ID
-        batch_size=None,
-        num_workers=workers,
-        pin_memory=device.type == "cuda",
-        worker_init_fn=partial(_init_worker, os.getpid(), NICENESS_BESIDE_GPU if device.type == "cuda" else 0),
-        multiprocessing_context="fork",
-        prefetch_factor=prefetch,
-    )
-    try:
-        worker_items = iter(loader)
-    except OSError as error:
-        # The semaphores of the workers' queues are files in /dev/shm, which a container may lack.
-        if error.errno in (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.ENOENT, errno.ENOSYS):
-            raise DataError(
-                f"/dev/shm: {error.strerror}; the data-loading workers need 64 kB there: make room, or pass --workers 0"
-            ) from error
-        raise
-    if threading.current_thread() is threading.main_thread():
-        _SigchldHandler.install()
-    return tasks, worker_items
+    def _start_workers(self, requests: Iterable[BatchRequest]) -> None:
+        decoder, workers, device, largest_batch_bytes = self.arguments
+        fitting_batches = PREFETCH_BYTES_PER_WORKER // largest_batch_bytes
+        prefetch = int(min(MAX_PREFETCH_BATCHES, max(MIN_PREFETCH_BATCHES, fitting_batches)))
+        slots = prefetch * workers + 2  # one more is in use by the trainer, and one is being requested
+        self.tasks = _Tasks(requests, BatchBuffers(slots, int(MAX_RECTANGLE_TO_SQUARE * largest_batch_bytes)))
+        loader: DataLoader[object] = DataLoader(
+            _BatchDataset(decoder, self.tasks.buffers),
+            sampler=self.tasks,  # DataLoader passes each to a worker as if it were an image ID
+            batch_size=None,
+            num_workers=workers,
+            pin_memory=device.type == "cuda",
+            worker_init_fn=partial(_init_worker, os.getpid(), NICENESS_BESIDE_GPU if device.type == "cuda" else 0),
+            multiprocessing_context="fork",
+            prefetch_factor=prefetch,
+        )
+        try:
+            worker_items = iter(loader)
+        except OSError as error:
+            # The semaphores of the workers' queues are files in /dev/shm, which a container may lack.
+            if error.errno in (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.ENOENT, errno.ENOSYS):
+                raise DataError(
+                    f"/dev/shm: {error.strerror}; the data-loading workers need 64 kB: make room, or pass --workers 0"
+                ) from error
+            raise
+        if threading.current_thread() is threading.main_thread():
+            _SigchldHandler.install()
+        self.batches = _unwrap_batches(worker_items, self.tasks.buffers)
 
 
 def _unwrap_batches(worker_items: Iterator[WorkerBatch | Batch | LoadError], buffers: BatchBuffers) -> Iterator[Batch]:
