@@ -20,7 +20,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # Without --no-compile pip compiles thousands of modules of torch that nothing imports; Python compiles those that are.
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
+PIP := $(BIN)/pip install --disable-pip-version-check --no-compile --constraint constraints.txt
 
 # Tests start hundreds of interpreters; they compile our modules once, also where the shell forbids it.
 unexport PYTHONDONTWRITEBYTECODE

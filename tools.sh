@@ -14,7 +14,7 @@ if [ "${1:-}" = torch ]; then
     "$venv/bin/pip" show --quiet torch 2>/dev/null && exit 0
     # On macOS and Windows the default wheel is a CPU wheel.
     [ "$(uname -s)" = Linux ] && [ ! -e /proc/driver/nvidia/version ] || exit 0
-    "$venv/bin/pip" install --quiet --disable-pip-version-check --no-compile --no-deps --retries 0 --timeout 15 \
+    "$venv/bin/pip" install --disable-pip-version-check --no-compile --no-deps --retries 0 --timeout 15 \
         --index-url https://download.pytorch.org/whl/cpu "$pin+cpu" 2>/dev/null && exit 0
     echo "no CPU wheel of PyTorch could be fetched; pip takes the default wheel" >&2
     exit 0

@@ -82,7 +82,7 @@ class RentedNow:
             return "the end of their time"
         moment = time.localtime(self.power_off_time)
         is_today = moment[:3] == time.localtime()[:3]
-        return time.strftime("%H:%M" if is_today else "%Y-%m-%d %H:%M", moment)
+        return time.strftime("%H:%M %Z" if is_today else "%Y-%m-%d %H:%M %Z", moment)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -178,10 +178,10 @@ def _pack(
         click.echo(f"left out: {path}: {reason}", err=True)
     for message in report.messages:
         click.echo(message, err=True)
-    left_out = pluralize(len(report.skipped_files), "file")
-    click.echo(
-        f"{target}: {pluralize(report.written, 'image')} packed, {report.kept} already packed, {left_out} left out"
-    )
+    parts = [f"{pluralize(report.written, 'image')} packed"] if report.written or not report.kept else []
+    parts += [f"{pluralize(report.kept, 'image')} already packed"] if report.kept else []
+    parts += [f"{pluralize(len(report.skipped_files), 'file')} left out"] if report.skipped_files else []
+    click.echo(f"{target}: {', '.join(parts)}")
 
 
 @data.command(cls=GroupedCommand)

@@ -61,6 +61,8 @@ def show_rental_plan(rental: RentalPlan) -> None:
         counted = "at the dearest of the places below"
         if rental.is_dollar_limit_set:
             counted = "--max-price-total"
+            if on_demand_rate is not None and minutes and on_demand_rate * minutes / 60 > rental.max_dollars:
+                counted += "; too little for the whole run at on-demand prices"
         elif on_demand_rate is not None:
             counted = "at on-demand prices of us-east-1, 2026"
         dollars = format_dollars(rental.max_dollars)

@@ -253,11 +253,9 @@ def _print_hint(line: str) -> None:
 
 
 def _print_checkpoints(job: Job) -> None:
-    """Print where the newest copy of a command's checkpoint folder is."""
-    if version := newest_version(job.run_folder.shared):
-        _print_hint(f"  checkpoints {version}")
-    elif job.backend.is_remote:
-        _print_hint(f"  checkpoints on its machines, if any; bring them here: imgnet-cluster pull {job.run.handle}")
+    """Print the command that tells where the newest copy of a command's checkpoint folder is."""
+    if job.backend.is_remote or newest_version(job.run_folder.shared):
+        _print_hint(f"  checkpoints {PROGRAM} pull {job.run.handle}        (prints the folder of the newest)")
 
 
 def _print_network(job: Job, result: JobResult) -> None:

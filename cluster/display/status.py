@@ -128,7 +128,7 @@ def show_timeline(attempts: Sequence[AttemptRow]) -> None:
     shown = attempts[-MAX_ATTEMPTS:]
     if len(shown) < len(attempts):
         print(f"the last {len(shown)} of {len(attempts):,} attempts; all: imgnet-cluster status JOB -o json")
-    time_format = "%H:%M:%S" if shown[-1].at - shown[0].at < DAY_SECONDS else "%m-%d %H:%M"
+    time_format = "%H:%M:%S %Z" if shown[-1].at - shown[0].at < DAY_SECONDS else "%m-%d %H:%M %Z"
     shortened = [replace(attempt, reason=cut_text(attempt.reason, MAX_REASON_CHARACTERS)) for attempt in shown]
     table = attempts_table(shortened, lambda moment: time.strftime(time_format, time.localtime(moment)))
     print_table(table.rows, optional=("from step", "at"))

@@ -1,6 +1,7 @@
 """A job: a run folder, with the operations that read or change it."""
 
 import contextlib
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -212,9 +213,9 @@ class Job:
 
     @property
     def launch_command(self) -> str:
-        """What launches the same job once more: the command as it was typed, or else its recipe alone."""
+        """What launches the same job once more, unnamed: the command as it was typed, or else its recipe alone."""
         if self.spec.command:
-            return self.spec.command
+            return re.sub(rf" --name[ =]{re.escape(self.spec.given_name)}(?!\S)", "", self.spec.command, count=1)
         if command := self.spec.own_command:
             return f"imgnet-cluster run -- {command.text}"
         return f"imgnet-cluster launch {self.spec.recipe_file or 'RECIPE'}"
@@ -392,7 +393,7 @@ class Job:
             return
         self.refresh()
         if self.has_ended:
-            raise ClusterError(f"{self.name} is {self.state} already; there is nothing to stop")
+            raise ClusterError(f"{self.name} is {self.state} already; which jobs run: imgnet-cluster ls")
         self.supervision.require()
         self.run_folder.request_stop()
         if wait := self.backend.waits_for():  # no agent will obey the request
@@ -422,7 +423,8 @@ class Job:
         """
         self.refresh()
         if self.has_ended or self.is_waiting:
-            raise ClusterError(f"{self.name} is {self.state.phrase}; it has no machine that could be lost")
+            hint = "which jobs run: imgnet-cluster ls"
+            raise ClusterError(f"{self.name} is {self.state.phrase}; it has no machine that could be lost; {hint}")
         name = self.resolve_machine(int(machine))
         if is_permanent:
             self.run_folder.disabled_marker(name).touch()
@@ -493,8 +495,6 @@ class Job:
         self._refuse_if(not self.has_ended)
         if self.state == JobState.DONE and not adds_epochs:
             train_on = f"To train it on: imgnet-cluster resume {self.run.handle} --epochs +N. "
-            longer = "" if self.spec.own_command else train_on
-            again = "again with another --name" if self.spec.given_name else "again"
-            raise ClusterError(
-                f"{self.name} is done; there is nothing to resume. {longer}Run it {again}: {self.launch_command}"
-            )
+            hint = "" if self.spec.own_command else train_on
+            text = f"{self.name} is done; there is nothing to resume. {hint}Run it again: {self.launch_command}"
+            raise ClusterError(text)

@@ -112,7 +112,7 @@ class Supervision:
         if heartbeat is None or heartbeat.silent_seconds < SILENCE_SECONDS:
             return ""
         pid = heartbeat.pid
-        since = time.strftime("%H:%M", time.localtime(time.time() - heartbeat.silent_seconds))
+        since = time.strftime("%H:%M %Z", time.localtime(time.time() - heartbeat.silent_seconds))
         return (
             f"the supervisor (process {pid}) does not answer since {since}; lost machines are not replaced. If it was "
             f"suspended, type: kill -CONT {pid}. After {FROZEN_SECONDS / 60:.0f} minutes of silence this replaces it: "

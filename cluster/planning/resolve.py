@@ -124,7 +124,13 @@ def plan(recipe: Recipe, options: LaunchOptions | None = None, *, recipe_file: s
         notes.append(schedule.small_set_note)
     is_here = options.backend == UNKNOWN_MACHINES or planner.is_this_computer
     if data is not None and is_here and not is_synthetic and not counts.train:
-        if root.is_dir():
+        if planner.is_this_computer or root.is_dir():
+            from train.data.index.open import DataError, check_layout  # imports numpy
+
+            try:
+                check_layout(root, recipe.data.val_fraction)
+            except DataError as error:
+                raise BadInput(str(error)) from error
             raise BadInput(f"{root}: contains no images; what is wrong: imgnet-cluster data check {root}")
         notes.append(f"{root}: there is no such folder here; the plan uses the recipe's image counts")
     notes += notes_on_empty_classes(counts.untrained, counts.unvalidated, counts.classes)

@@ -91,7 +91,7 @@ def read_timeline(run_folder: RunFolder, is_command: bool = False) -> Timeline:
             at=attempt.time,
             machines=attempt.machine_names,
             reason=attempt.reason,
-            first_step=first_step,
+            first_step=None if is_command and not rows and first_step else first_step,  # of a fresh one not yet known
             last_step=ends.last.step if ends else None,
             in_place=attempt.live_step is not None,
         )

@@ -30,7 +30,7 @@ FOREIGN_OPTIONS = {
     *("--report", "--ipc", "--aws-service-name", "--podman", "--address", "--elapsed", "--image", "--search"),
     *("--index-url", "--no-deps"),  # of pip, as is --constraint
     *("--service-code", "--quota-code", "--desired-value"),  # of aws service-quotas
-    *("--query", "--name", "--instance-id", "--logs"),  # of aws and cloud-init
+    *("--query", "--name", "--instance-id", "--instance-ids", "--logs"),  # of aws and cloud-init
     *("--lr", "--epochs", "--small"),  # of published programs, in the page of papers
     *("--dist-url", "--dist-backend", "--no-accel", "--cpu"),  # of training scripts of other projects
     *("--output_dir", "--checkpointing_steps", "--resume_from_checkpoint", "--save_steps", "--use_cpu", "--bf16"),

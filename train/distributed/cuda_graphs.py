@@ -49,7 +49,7 @@ class Preprocessor(Protocol):
 
 def open_graphs(
     recipe: Recipe, model: nn.Module, preprocessor: Preprocessor, is_distributed: bool, exact: bool, log: Log
-) -> Callable[[Sequence[BatchShape], Callable[[], None]], None]:
+) -> Callable[[Sequence[BatchShape], Callable[[], object]], None]:
     """Return the `capture` of a run's graphs; one that does nothing when it has none. `log` takes a line of why."""
     if recipe.graphs == "on":  # "auto" is off as long as they have not run on a GPU
         reason = "there is no GPU" if preprocessor.device.type != "cuda" else "--exact" if exact else ""
@@ -148,7 +148,7 @@ class CudaGraphs:
         self.eager_forward = model.forward
         model.forward = self._forward
 
-    def capture(self, shapes: Sequence[BatchShape], set_train_mode: Callable[[], None]) -> None:
+    def capture(self, shapes: Sequence[BatchShape], set_train_mode: Callable[[], object]) -> None:
         """Capture training batches of these shapes, with the layers in the mode of `set_train_mode`.
 
         Other shapes are forgotten. The network is unchanged afterwards. Raises `TrainingError` when the network cannot

@@ -37,6 +37,8 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
                     phases = list(recipe.phases)
                     phases[int(number) - 1] = _changed(phases[int(number) - 1], field, value)
                     recipe = replace(recipe, phases=phases, tables={})
+                case ["phases", number, _] if number.isdecimal():
+                    raise ValueError(f"the recipe has no phase {number}; its last is phase {len(recipe.phases)}")
                 case _:
                     raise ValueError(
                         f"{path}: must be model.FIELD, optim.FIELD, comm.FIELD, patience, transform, kernel_search, "

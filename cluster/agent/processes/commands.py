@@ -427,10 +427,11 @@ class CommandProcesses(AttemptProcesses):
         if self.command.image and code == container.NOT_STARTED:
             line = container.find_error(log_end) or line
         how = f"was killed by {process.signal_name(-code)}" if code < 0 else f"ended with code {code}"
+        lead = "; its last line" if code < 0 else ""  # who is killed has not printed why
         if code - 128 in signal.valid_signals():  # so shells and containers tell how a process of theirs ended
             how += f" (128 + {process.signal_name(code - 128)})"
         shown_line = one_line(line, MAX_REASON_CHARACTERS)
-        reason = f"rank {rank} {how}{f': {shown_line}' if shown_line else ''}"
+        reason = f"rank {rank} {how}{f'{lead}: {shown_line}' if shown_line else ''}"
         gpu_failure = find_gpu_failure(log_end, rank - self.first_rank)
         if gpu_failure:
             problem = one_line(gpu_failure[1], MAX_REASON_CHARACTERS)

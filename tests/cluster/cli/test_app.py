@@ -59,13 +59,15 @@ RECIPES = {
     (["launch", "--local", "error.py"], 2, ["error.py", "line 2: ZeroDivisionError"]),
     (["launch", "--local", "late.py"], 2, ["late.py", "ValueError: recipe 'a', row 1, epochs: starts at 1"]),
     (["launch", "--local", "data.py"], 1, ["/nowhere: there is no such data folder", "--data"]),
+    (["launch", "--local", "--data", "image", "data.py"], 2, ["such data folder; did you mean", "/images?"]),
+    (["launch", "--local", "--data", ".", "data.py"], 2, ["has no train/", "imgnet-cluster data split"]),
     (["launch", "--local", "no_val.py"], 1, ["images: has no val/"]),
     (["plan", "--only", "c", "two.py"], 2, ["'c'", "a, b"]),
     (["launch"], 2, ["RECIPE"]),
     (["plan", f"--seed={2**64}", "x.py"], 2, ["--seed"]),
     (["plan", "--nothing", "x.py"], 2, ["--nothing"]),
     (["plan", "--local", "--machines", "2", "RECIPE"], 2, ["--local plans for this computer as one machine"]),
-    (["plan", "--data", "images", "RECIPE"], 2, ["images: contains no images", "imgnet-cluster data check"]),
+    (["plan", "--data", "images", "--val-fraction=.1", "RECIPE"], 2, ["images: contains no images", "data check"]),
     (["train"], 2, ["train"]),
     (["selftest"], 2, ["selftest --aws"]),
     (["selftest", "--aws", "--tag", "x"], 2, ["--tag", "KEY=VALUE"]),
@@ -113,7 +115,7 @@ def test_rehearse_loss_needs_a_machine_of_a_running_job(hand_made: Any, refused:
         refused(["rehearse-loss", "job-1", "--machine", "0"], 1, "machine 0 of job-1 has no running agent")
     run.write_status("stopped", ended=True)
     run.job.refresh()
-    refused(["rehearse-loss", "job-1", "--machine", "0"], 1, "no machine that could be lost")
+    refused(["rehearse-loss", "job-1", "--machine", "0"], 1, "could be lost; which jobs run: imgnet-cluster ls")
 
 
 def test_commands_take_the_newest_job_but_for_the_one_that_destroys(hand_made: Any, refused: Any, sandbox: Any) -> None:
@@ -168,7 +170,7 @@ def test_launch_dry_run_shows_plan_and_starts_nothing(sandbox: Any, option: str)
 
 @pytest.mark.parametrize("argv, code, message", [
     (["attach", "job-1"], 1, "job-1 is done"),
-    (["stop", "job-1"], 1, "job-1 is done"),
+    (["stop", "job-1"], 1, "job-1 is done already; which jobs run: imgnet-cluster ls"),
     (["resume", "1"], 1, "there is nothing to resume. To train it on: imgnet-cluster resume job-1 --epochs"),
     (["logs", "--rank", "2"], 1, "job-1 has 2 training processes"),
     (["status", "job-01"], 102, "job-01"),

@@ -60,6 +60,7 @@ def test_requests_are_shown_only_when_asked_for(sandbox: Any) -> None:
 def test_limit_of_dollars_is_planned_without_a_known_price(sandbox: Any) -> None:
     ran = sandbox.cli(*DRY_RUN, "--max-price-total", "40")
     assert ran.code == 0 and "no place was left out for --max-price-total" in words(ran.out), ran
+    assert "(--max-price-total; too little for the whole run at on-demand prices)" in words(ran.out), ran
 
 
 def test_dry_run_asks_aws_and_rents_nothing(renter: Renter, on_terminal: Callable[..., tuple[int, str]]) -> None:

@@ -73,3 +73,11 @@ def test_commands_for_networks_say_that_a_command_has_none(run: Any) -> None:
     for ask in (checkpoints.trained_weights, collect_run_data):
         with pytest.raises(BadInput, match=r"job-1 runs a command of your own.* is in .*/shared/checkpoints$"):
             ask(run.job)
+
+
+def test_end_of_a_command_names_its_newest_checkpoint_by_a_command_to_type(run: Any, capsys: Any) -> None:
+    run.write_shared("checkpoints/000002/resume-00000005-aa7dcea8/model.pt", "x")
+    run.job.fail("broken")
+    progress.show_outcome(run.job)
+    shown = capsys.readouterr().out
+    assert "  checkpoints imgnet-cluster pull job-1 " in shown and "aa7dcea8" not in shown

@@ -86,5 +86,5 @@ def test_show_timeline_of_many_attempts_prints_the_last_with_their_day(capsys: A
     first_line, _, _, *rows = capsys.readouterr().out.splitlines()
     assert first_line == "the last 20 of 50 attempts; all: imgnet-cluster status JOB -o json"
     assert [int(row.split()[0]) for row in rows] == [*range(31, 51)]
-    assert [row.split()[5] for row in rows[:3]] == ["0", "0", "1"], "no step -1"
-    assert rows[0].split()[1] == time.strftime("%m-%d", time.localtime(1e9 + 7200 * 31))
+    assert [row.split()[6] for row in rows[:3]] == ["0", "0", "1"], "no step -1"
+    assert time.strftime(" %m-%d %H:%M %Z ", time.localtime(1e9 + 7200 * 31)) in rows[0]

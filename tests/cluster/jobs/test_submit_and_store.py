@@ -87,7 +87,9 @@ def test_hint_names_the_job_so_that_it_works_where_the_user_is(sandbox: Any, han
 
 
 def test_name_belongs_to_one_job(sandbox: Any, spec: Any, hand_made: Any) -> None:
-    hand_made("job-1", given_name="base").job.fail("")
+    job = hand_made("job-1", given_name="base", command="imgnet-cluster run --name base -- x.py --name base").job
+    job.fail("")
+    assert job.launch_command == "imgnet-cluster run -- x.py --name base"
     with pytest.raises(BadInput, match=r"^--name base: job-1 has this name already; choose another$"):
         submit.launch(sandbox.write_recipe(), data=sandbox.data, name="base")
     with pytest.raises(BadInput, match=r"^--name wide: names one job, and these are 2; leave it out, or pass --only$"):

@@ -127,8 +127,12 @@ def test_plan_generates_the_sample_set_if_requested_and_makes_data_folders_absol
         return spec.generate_data, spec.train.data, spec.train.copies
 
     monkeypatch.setenv("HOME", "/home/someone")
-    assert folders(RECIPE, data="~/images") == (False, "/home/someone/images", "/home/someone/images-sz")
-    assert folders(QUICKSTART, data="images")[:2] == (False, f"{tmp_path}/images")
+    assert folders(RECIPE, backend="plan", data="~/images") == (
+        False,
+        "/home/someone/images",
+        "/home/someone/images-sz",
+    )
+    assert folders(QUICKSTART, backend="plan", data="images")[:2] == (False, f"{tmp_path}/images")
     assert folders(RECIPE, copies="small")[2] == f"{tmp_path}/small"
     assert folders(RECIPE, data="sample")[:2] == folders(QUICKSTART)[:2] == (True, f"{tmp_path}/{SAMPLE.root}")
     sample = plan(RECIPE, make_launch_options(data="sample"))

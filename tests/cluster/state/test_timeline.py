@@ -93,10 +93,10 @@ def test_time_between_a_stop_and_a_resume_that_moves_before_its_first_step_is_no
 
 
 def test_rows_and_goodput_of_a_command_follow_from_the_steps_that_it_tells(hand_made: Any) -> None:
-    """The third attempt counts its steps anew: only its pause is known."""
+    """Where a fresh command began is not known. The third attempt counts its steps anew: only its pause is known."""
     run = hand_made(workload=Command(argv=("python", "train.py")), machines=2)
     run.write_attempt(1, "0.a", "1.b", reason="start")
-    write_steps(run, 1, (1, 100.0), (10, 109.0), (20, 119.0))
+    write_steps(run, 1, (5, 100.0), (10, 109.0), (20, 119.0))
     run.write_attempt(2, "1.b", reason="machine 0 lost", resume_step=3)  # the third copy of its checkpoint folder
     write_steps(run, 2, (17, 125.0), (40, 148.0))
     run.write_attempt(3, "1.b", "0.c", reason="machine 0 joined", resume_step=4)
@@ -107,7 +107,7 @@ def test_rows_and_goodput_of_a_command_follow_from_the_steps_that_it_tells(hand_
     rows = run.job.timeline()
     assert rows == list(run.job.result.timeline)
     assert [(row.first_step, row.last_step, row.pause, row.steps_lost) for row in rows] == [
-        (0, 20, None, None),
+        (None, 20, None, None),
         (16, 40, 6.0, 4),
         (None, 1, 3.0, None),
     ]

@@ -135,8 +135,8 @@ def test_dropout_of_a_graph_is_that_of_the_step(graphs: list[Recorder]) -> None:
         for chunk in range(2):
             seed_dropout(0, 5, chunk)
             model(torch.ones(2, 3, 8, 8)).square().sum().backward()
-        gradients.append(model[2].weight.grad)
-    assert len(graphs) == 2 and torch.equal(*gradients) and known(gradients[0]).count_nonzero() > 0
+        gradients.append(known(next(model.parameters()).grad))
+    assert len(graphs) == 2 and torch.equal(gradients[0], gradients[1]) and gradients[0].count_nonzero() > 0
 
 
 def test_stages_of_several_processes_train_as_without_graphs(
@@ -164,7 +164,8 @@ def test_frozen_stages_have_no_backward_pass(graphs: list[Recorder]) -> None:
     assert [recorder.replays for recorder in graphs] == [1, 0] * 5 + [1, 1]
     with torch.no_grad():
         assert torch.equal(model(images), scores.detach())
-    assert sum(recorder.replays for recorder in graphs) == 7 and model.fc.bias.grad.tolist() == [2.0] * 3
+    assert sum(recorder.replays for recorder in graphs) == 7
+    assert known([*model.parameters()][-1].grad).tolist() == [2.0] * 3
 
 
 def test_a_network_that_waits_for_the_gpu_is_told_in_one_line(graphs: list[Recorder]) -> None:

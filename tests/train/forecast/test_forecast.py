@@ -158,8 +158,8 @@ def test_forecast_of_unknown_cards_and_models_is_none(monkeypatch: pytest.Monkey
     assert measured.terms["compute"] == pytest.approx(forecast_of(schedule, gpu="H100").terms["compute"] / 2)
     monkeypatch.delitem(MODEL_COSTS, "resnet50")
     assert forecast(schedule, gpus=8, gpu="V100", gbit=25, machines=16) is None
-    measured = replace(BARE, batch_timings=((128, 64, 0.5),))
-    of_own_model = forecast(schedule, gpus=8, gpu="", gbit=25, machines=16, constants=measured)
+    timed = replace(BARE, batch_timings=((128, 64, 0.5),))
+    of_own_model = forecast(schedule, gpus=8, gpu="", gbit=25, machines=16, constants=timed)
     assert of_own_model and of_own_model.terms["compute"] > 0, "a job has measured this model"
 
 

@@ -29,7 +29,7 @@ def test_settings_replace_fields_one_after_the_other() -> None:
     ("optim.clip=much", "optim, clip: must be a finite number, not 'much'"),
     ("lr=0.1", "lr: must be model.FIELD, optim.FIELD, comm.FIELD, patience, transform, kernel_search, graphs, or"),
     ("kernel_search=3", "kernel_search: must be True or False, not 3"),
-    ("phases.3.lr=0.1", "with N from 1 to 2"),
+    ("phases.3.lr=0.1", "the recipe has no phase 3; its last is phase 2"),
     ("phases.2.epochs=(3, 4)", "starts at 3, but must start at 2"),
 ])  # fmt: skip
 def test_wrong_setting_is_named_with_the_reason(setting: str, reason: str) -> None:

@@ -8,6 +8,7 @@ splits are indexes of the same folder.
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,10 @@ def check_layout(root: Path, val_fraction: float = 0.0) -> None:
     the files.
     """
     if not root.is_dir():
-        raise DataError(f"{root}: there is no such data folder")
+        folders = [path.name for path in root.parent.glob("*/")]
+        similar = get_close_matches(root.name, folders, 1)
+        hint = f"; did you mean {root.with_name(similar[0])}?" if similar else ""
+        raise DataError(f"{root}: there is no such data folder{hint}")
     _refuse(layout_problems(root, val_fraction))
 
 

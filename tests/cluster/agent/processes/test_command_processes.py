@@ -176,10 +176,10 @@ frame #6: clone + 0x43 (0x7f4b in libc.so.6)
     ("echo 'RuntimeError: Connection closed by peer'; exit 1",
      "ended with code 1: RuntimeError: Connection closed by peer", Fault.NONE),
     ("echo 'gloo: Connection reset'; echo 'terminate called without an active exception'; kill -ABRT $$",
-     "was killed by SIGABRT: gloo: Connection reset", Fault.NONE),
+     "was killed by SIGABRT; its last line: gloo: Connection reset", Fault.NONE),
     (f"cat <<'EOF'\n{WATCHDOG_ERROR}\nEOF\nkill -ABRT $$",
-     "was killed by SIGABRT: [PG ID 0 Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4)",
-     Fault.NONE),
+     "was killed by SIGABRT; its last line: [PG ID 0 Rank 1] Watchdog caught collective operation "
+     "timeout: WorkNCCL(SeqNum=4)", Fault.NONE),
 ])  # fmt: skip
 def test_failure_is_told_with_code_and_last_line(
     make: Any, monkeypatch: pytest.MonkeyPatch, script: str, reason: str, fault: Fault

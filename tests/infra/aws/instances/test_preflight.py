@@ -14,7 +14,7 @@ from infra.aws.instances import preflight
 from infra.aws.instances.preflight import ERROR, OK, WARNING
 from infra.aws.stack import policies, resources, stack
 from infra.aws.stack.network import StackNetwork
-from infra.aws.stack.stack import Inspection, Stack
+from infra.aws.stack.stack import Stack, StackInspection
 from infra.offers import LaunchFinding
 
 
@@ -22,7 +22,7 @@ def check(
     account: Account | None = None, stack_missing: Sequence[str] = (), own_stack: Stack | None = None, **changes: Any
 ) -> list[LaunchFinding]:
     """Run the checks for 16 machines, with these changes of arguments."""
-    inspection = Inspection([*stack_missing], own_stack, StackNetwork("vpc-1", {}, ()))
+    inspection = StackInspection([*stack_missing], own_stack, StackNetwork("vpc-1", {}, ()))
     params: Any = {"types": ("p4d.24xlarge", "p5.48xlarge"), "machines": 16, "market": "spot", "inspection": inspection}
     return preflight.run_preflight(account or Account(), **{**params, **changes})
 
