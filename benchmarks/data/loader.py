@@ -118,13 +118,13 @@ class LoaderPasses:
     def __init__(self, index: Any, size: int, images: int) -> None:
         import torch
 
-        from train.data.loading.loader import BatchDecoder, stream_batches
+        from train.data.loading.loader import BatchDecoder, BatchStream
 
         self.pending_requests: deque[Any] = deque()
         self.pass_requests = make_requests(len(index), images, size)
         self.idle_request = make_requests(len(index), 1, size)[0]
         decoder = BatchDecoder({("train", None): index}, 0)
-        self.batches = stream_batches(
+        self.batches = BatchStream(
             decoder, self.next_requests(), usable_cpu_count(), torch.device("cpu"), BATCH * 3 * size**2
         )
 

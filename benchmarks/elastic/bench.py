@@ -98,7 +98,8 @@ class TrialBench:
     def close(self) -> None:
         """End the fork server."""
         if self.fork_server:
-            process.kill_process_groups([self.fork_server])
+            self.fork_server.kill()  # it leads no group
+            self.fork_server.wait()
 
 
 def last_checkpoint(output_folder: Path, attempt: int) -> Path:

@@ -22,7 +22,7 @@ from benchmarks.measure import goal_verdict, median_with_range, ratios
 from benchmarks.training import gpu_steps
 from benchmarks.training.gpu_steps import CLASSES, Setting, Step
 from train.data.index.open import load_index
-from train.data.loading.loader import BatchDecoder, stream_batches
+from train.data.loading.loader import BatchDecoder, BatchStream
 from train.data.order.rng import permutation
 from train.data.order.work import BatchRequest
 from train.data.packing.pack import pack_set
@@ -380,7 +380,7 @@ def feed(scale: Scale, work: Work, emit: Emit) -> None:
         resident = gpu_steps.our_step(setting, gpu_steps.temporary_folder())
         expected = gpu_steps.images_per_second({"": resident}, setting, scale.timed_steps, scale.rounds)[""]
         decoder = BatchDecoder({("train", None): index}, 0)
-        batches = stream_batches(
+        batches = BatchStream(
             decoder, endless_requests(len(index), setting), usable_cpu_count(), setting.device, 3 * batch * size**2
         )
         step = gpu_steps.our_step(setting, gpu_steps.temporary_folder(), batches)

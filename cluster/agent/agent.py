@@ -293,7 +293,7 @@ class Agent:
             seconds_in_phase=now - self.phase_since,
             longest_progress_gap=self.current.longest_progress_gap,
             is_deadline_near=self.watchdog.is_deadline_near(),
-            is_handover=self.current.is_handover,
+            can_keep_state=self.current.can_keep_state,
             is_regrouping=self.current.is_regrouping,
         )
 

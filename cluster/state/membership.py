@@ -58,7 +58,7 @@ class ClusterView:
 
     The keys of `statuses` and `status_ages` are machine IDs. `longest_progress_gap` is the longest pause of the attempt
     that ended without a restart. `is_deadline_near` means that this machine will be terminated soon and must leave now.
-    `is_handover` and `is_regrouping` are those of `AttemptState`, which knows the trainers.
+    `can_keep_state` and `is_regrouping` are those of `AttemptState`, which knows the trainers.
     `seen_changing` are the machines whose status has changed while this agent watched; None means all machines. Any
     other machine may have died long ago and left its status file behind.
     """
@@ -72,7 +72,7 @@ class ClusterView:
     seconds_in_phase: float = 0.0
     longest_progress_gap: float = 0.0
     is_deadline_near: bool = False
-    is_handover: bool = False
+    can_keep_state: bool = False
     is_regrouping: bool = False
     seen_changing: Collection[str] | None = None
 
@@ -238,7 +238,8 @@ def _find_peer_failure(view: ClusterView, rules: MembershipRules, attempt: Attem
     failed_ids = [peer for peer, phase in phases.items() if phase in (AgentPhase.FAILED, AgentPhase.ENDED)]
     if failed_ids:
         reason = f"{_describe_machines(failed_ids)} failed"
-        return Action(kind=ActionKind.FAIL, reason=reason, dump_stacks=is_standing_still and not view.is_handover)
+        keeps_state = rules.goes_on_in_place and view.can_keep_state
+        return Action(kind=ActionKind.FAIL, reason=reason, dump_stacks=is_standing_still and not keeps_state)
     missing_ids = [member for member in attempt.members if member != view.own_id and member not in peers]
     present_names = {_machine_name(machine_id) for machine_id in view.statuses}
     if any(_machine_name(missing) in present_names for missing in missing_ids):

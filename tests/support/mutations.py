@@ -287,13 +287,13 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "clip(max=MAX_ASPECT_RATIO)", "clip(max=MAX_ASPECT_RATIO) * 1.2"),
     ],
     "test_resume.py::test_resume_at_any_step_gives_the_same_bits": [
-        ("resume: momenta are lost", TRAINER, '        self.optimizer.load_state_dict(state["optimizer"])\n', ""),
+        ("resume: momenta are lost", TRAINER, '            self.optimizer.load_state_dict(state["optimizer"])\n', ""),
         ("resume: from the start of the epoch", TRAINER,
          'self.epoch_index, self.step = state["epoch"], state["step"]',
          'self.epoch_index, self.step = state["epoch"], 0'),
         ("resume: running statistics of the last chunk", TRAINER,
          "        self.running_statistics.write_to_norms()\n        return {", "        return {"),
-        ("bug 2: new weights", TRAINER, '        resume_check.load_weights(self.model, state["model"])\n', ""),
+        ("bug 2: new weights", TRAINER, '            resume_check.load_weights(self.model, state["model"])\n', ""),
         ("bug 2: a new loss scale", TRAINER, 'self.scaler.load_state_dict(state["scaler"])', "pass"),
     ],
     "test_resume.py::test_last_network_stays_as_the_best_one_when_a_finished_run_gets_more_epochs": [

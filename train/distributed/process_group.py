@@ -50,6 +50,11 @@ class ProcessGroup:
         """Whether this is rank 0, which writes files for all."""
         return self.rank == 0
 
+    def log(self, text: str) -> None:
+        """Print a line, in rank 0."""
+        if self.is_first:
+            print(text, flush=True)
+
 
 def join_process_group(is_cancelled: Callable[[], bool] = lambda: False) -> ProcessGroup:
     """Join the process group that RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and IMGNET_TOKEN describe.

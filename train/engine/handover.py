@@ -3,7 +3,7 @@
 When another process is gone, or when this one was asked to save because the members change, the process leaves the
 group and tells its agent at which step it stands. The agents agree on the next attempt. Then each process that has kept
 its state gets a `StandbyRequest`, as a standby process does, and joins the new group. The process that stands furthest
-sends its state to all others.
+sends its state to those that have another one, or none: network, optimizer and loader of the others stay as they are.
 
 What is kept is what a checkpoint holds. An update changes the weights only after the gradients have been summed over
 all processes; a process that a failure meets within an update keeps nothing, and is started again.
@@ -11,11 +11,13 @@ all processes; a process that a failure meets within an update keeps nothing, an
 
 import contextlib
 import gc
+import hashlib
 import io
 import threading
 import time
 import traceback
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
@@ -34,6 +36,7 @@ from .trainer import Trainer
 
 POLL_SECONDS = 0.05
 COLLECTIVE_POLL_SECONDS = 0.001
+TENSOR_FIELDS = ("model", "average", "optimizer", "scaler")  # of a state: nearly all of its bytes
 PIECE_BYTES = 2**26  # of the state, which is sent in pieces: the agent sees progress after each of them
 
 
@@ -45,13 +48,19 @@ class KeptState:
     position: tuple[int, int]
     step: int
 
+    @cached_property
+    def mark(self) -> tuple[int, ...]:
+        """The position, and a digest of all tensors. Two processes with the same mark hold the same state."""
+        return *self.position, digest(tensors_of(self.state))
+
 
 class Handover:
     """What one process keeps from one attempt for the next."""
 
-    def __init__(self, channel: AgentChannel) -> None:
+    def __init__(self, channel: AgentChannel, prepared: Trainer | None = None) -> None:
         self.channel = channel
         self.kept: KeptState | None = None
+        self.prepared = prepared  # for the next attempt: it has a network, and no group yet or any more
         self.trainer: Trainer | None = None  # from the moment at which it holds the state of its position
         self.was_aborted = False
         self.has_left = threading.Event()  # a new one for each attempt
@@ -72,7 +81,9 @@ class Handover:
         if self.channel.may_keep_state:
             self.channel.not_in_place = find_obstacle(trainer)
             self.trainer = None if self.channel.not_in_place else trainer
-        self.kept = None
+            if not gc.get_freeze_count():
+                gc.freeze()  # torch has some 280,000 objects, which `wait_for_request` need not walk
+        self.kept = self.prepared = None
 
     def _watch(self, has_left: threading.Event) -> None:
         """Abort the collectives when the agent wants it, again and again until this process has left the group.
@@ -108,9 +119,12 @@ class Handover:
                 self.channel.refuse_to_keep_state("an update had begun")
                 return False
             self.kept = keep_state(self.trainer)
+            self.prepared = self.trainer
         if self.kept is None:
             return False
         self._leave()
+        if self.trainer is not None:
+            self.trainer.leave_attempt()
         if self.trainer is not None and error is not None:
             close(self.trainer)
         if error is not None:
@@ -127,42 +141,57 @@ class Handover:
 
     def wait_for_request(self) -> StandbyRequest:
         """Return the agent's request to join the next attempt. An agent that does not want this process kills it."""
-        gc.collect()  # ends the loader of the last attempt, and what refers to its group
+        gc.collect()  # ends what refers to the group of the last attempt
         regroup.destroy_left_groups()
+        if self.kept:
+            _ = self.kept.mark  # while the agents agree
         while (request := self.channel.read_next_request()) is None:
             time.sleep(POLL_SECONDS / 2)
         return request
 
     def share_state(self, group: ProcessGroup) -> State:
-        """Return the state of the process that stands furthest. All processes must call it, also those without one.
+        """Return the state of the process that stands furthest, without its tensors where this process has the same.
 
-        Raises `HandoverFailed` when no process has kept its state.
+        All processes must call it, also those without a state. Raises `HandoverFailed` when no process has kept its
+        state, or when the tensors have changed on their way.
         """
-        position = self.kept.position if self.kept else (-1, -1)
-        positions = [torch.tensor(position)]
+        own_mark = self.kept.mark if self.kept else (-1, -1, 0)
+        marks = [torch.tensor(own_mark) for _ in range(group.world_size)]
         if group.world_size > 1:
-            positions = [torch.tensor(position) for _ in range(group.world_size)]
-            self._finish(dist.all_gather(positions, torch.tensor(position), async_op=True))
-        furthest = max(tuple(each.tolist()) for each in positions)
+            self._finish(dist.all_gather(marks, torch.tensor(own_mark), async_op=True))
+        furthest = max(mark[:2].tolist() for mark in marks)
         if furthest[0] < 0:
             raise HandoverFailed("no process has kept the state to go on from")
-        source = next(rank for rank, each in enumerate(positions) if tuple(each.tolist()) == furthest)
+        source = next(rank for rank, mark in enumerate(marks) if mark[:2].tolist() == furthest)
+        own_state = self.kept.state if self.kept and group.rank == source else {}
+        state = self._send(group, source, {name: own_state[name] for name in own_state.keys() - TENSOR_FIELDS})
+        if any(not torch.equal(mark, marks[source]) for mark in marks):
+            tensors = self._send(group, source, tensors_of(own_state))
+            if own_mark != tuple(marks[source].tolist()):
+                if digest(tensors) != marks[source][2]:
+                    raise HandoverFailed("the state that was received is not that which was sent")
+                state |= tensors
+        return state
+
+    def _send(self, group: ProcessGroup, source: int, part: State) -> State:
+        """Return in all processes the part of a state that the process of rank `source` gives."""
+        if group.world_size == 1:
+            return part
         payload = b""
         if group.rank == source:
-            assert self.kept is not None
             stream = io.BytesIO()
-            torch.save(checkpoint_io.copy_to_cpu(self.kept.state), stream)
+            torch.save(checkpoint_io.copy_to_cpu(part), stream)
             payload = stream.getvalue()
-        if group.world_size > 1:
-            size = torch.tensor([len(payload)])
-            self._finish(dist.broadcast(size, source, async_op=True))
-            content = torch.frombuffer(bytearray(payload or int(size.item())), dtype=torch.uint8)
-            for start in range(0, len(content), PIECE_BYTES):
-                self._finish(dist.broadcast(content[start : start + PIECE_BYTES], source, async_op=True))
-                self.channel.tick()
-            payload = content.numpy().tobytes()
-        state: State = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
-        return state
+        size = torch.tensor([len(payload)])
+        self._finish(dist.broadcast(size, source, async_op=True))
+        content = torch.frombuffer(bytearray(payload or int(size.item())), dtype=torch.uint8)
+        for start in range(0, len(content), PIECE_BYTES):
+            self._finish(dist.broadcast(content[start : start + PIECE_BYTES], source, async_op=True))
+            self.channel.tick()
+        if group.rank == source:
+            return part
+        received: State = torch.load(io.BytesIO(content.numpy().tobytes()), map_location="cpu", weights_only=True)
+        return received
 
     def _finish(self, work: dist.Work) -> None:
         """Wait until a collective is done. Raises `RuntimeError` when it fails, or when the agent wants it to end.
@@ -175,6 +204,26 @@ class Handover:
                 raise RuntimeError("the agent has ended the attempt")
             time.sleep(COLLECTIVE_POLL_SECONDS)
         work.wait()
+
+
+def tensors_of(state: State) -> State:
+    """Return the part of a state that is sent only to those processes that need it."""
+    return {name: state[name] for name in TENSOR_FIELDS if name in state}
+
+
+def digest(value: object) -> int:
+    """Return a checksum of the tensors in a nested value. Numbers, such as the learning rate, are left out."""
+    hasher = hashlib.blake2b(digest_size=7)
+
+    def add(part: object) -> None:
+        if isinstance(part, torch.Tensor):
+            hasher.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        elif isinstance(part, dict | list | tuple):
+            for each in part.values() if isinstance(part, dict) else part:
+                add(each)
+
+    add(value)
+    return int.from_bytes(hasher.digest(), "big")
 
 
 def find_obstacle(trainer: Trainer) -> str:

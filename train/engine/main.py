@@ -19,13 +19,13 @@ from .agent_channel import AgentChannel
 from .options import RunOptions, parse_run_options
 
 if TYPE_CHECKING:
-    from train.data.loading.dataset import Dataset
+    from .run import Prepared
 
 
-def main(argv: Sequence[str] | None = None, dataset: "Dataset | None" = None) -> int:
+def main(argv: Sequence[str] | None = None, prepared: "Prepared | None" = None) -> int:
     """Run the trainer's command line.
 
-    `dataset` is an opened data set that a standby process passes on. Returns the exit code: 0 done, 1 failed, 2 wrong
+    `prepared` is what a standby process has made ready. Returns the exit code: 0 done, 1 failed, 2 wrong
     usage, 3 a checkpoint was written and the run ended because it was asked to.
     """
     options = parse_run_options(argv)
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None, dataset: "Dataset | None" = None) ->
     if not options.recipe.endswith(".json"):  # no agent has named the folders
         os.environ.setdefault(MODULE_FOLDERS_VARIABLE, str(import_folder(options.recipe)))
     if "RANK" in os.environ:
-        return run_rank(options, recipe, dataset)
+        return run_rank(options, recipe, prepared)
     procs = options.procs or gpu_count() or 1
     if procs == 1:
         return run_rank(options, recipe)
@@ -78,7 +78,7 @@ def choose_recipe(options: RunOptions) -> Recipe:
         raise RecipeError(str(error)) from error
 
 
-def run_rank(options: RunOptions, recipe: Recipe, dataset: "Dataset | None" = None) -> int:
+def run_rank(options: RunOptions, recipe: Recipe, prepared: "Prepared | None" = None) -> int:
     """Run this process's rank of the training run. Returns its exit code."""
     agent_channel = AgentChannel()
     sys.excepthook = agent_channel.excepthook
@@ -86,7 +86,7 @@ def run_rank(options: RunOptions, recipe: Recipe, dataset: "Dataset | None" = No
     from . import run  # torch takes seconds to import; the agent gets the report above first
 
     try:
-        return run.run_attempt(options, recipe, agent_channel, dataset)
+        return run.run_attempt(options, recipe, agent_channel, prepared)
     except (TrainingError, MachineTrouble, DataError, OSError) as error:
         message = one_line_error(error)
         print(f"error: {message}", file=sys.stderr, flush=True)

@@ -4,13 +4,14 @@ import io
 import time
 from pathlib import Path
 
+import torch
 from torch.utils.tensorboard import SummaryWriter
 
 from train.distributed import process_group
 from train.distributed.process_group import ProcessGroup
 from train.metrics import hparams, text
 from train.metrics.meters import NetworkMeter
-from train.metrics.records import EpochRow, MetricsRow, RunInfo, StartRow, StepRow, row_line, val_scalars
+from train.metrics.records import EpochRow, MetricsRow, StartRow, StepRow, row_line, val_scalars
 from train.metrics.rows import StepTotals, interval_scalars
 from train.metrics.time_breakdown import TimeBreakdown
 from train.metrics.time_table import TimeTable
@@ -18,7 +19,7 @@ from train.recipe.history import EpochResult
 from train.recipe.schedule import Epoch, Schedule
 from train.tools.agent_protocol import EVENTS_FOLDER, TrainerState, metrics_file
 from train.tools.files import open_regular
-from train.tools.host import unix_time
+from train.tools.host import package_versions, unix_time
 from train.tools.records import encode
 from train.trackers.tracker_process import TrackerProcess, start_tracker
 
@@ -55,10 +56,6 @@ class MetricsLog:
     def write_row(self, row: MetricsRow) -> None:
         """Append a row."""
         self.jsonl_file.write(row_line(row))
-
-    def write_start(self, step: int, images: int, run_info: RunInfo) -> None:
-        """Write the JSON line that begins an attempt: where it starts, and on what it runs. For benchmark records."""
-        self.write_row(StartRow(**vars(run_info), attempt=self.attempt, time=unix_time(), step=step, images=images))
 
     def write_interval(self, step: int, images: int, epoch: int, values: dict[str, float]) -> None:
         """Write the scalars of an interval of steps, by their names in TensorBoard, and now and then a line of text."""
@@ -106,11 +103,26 @@ class ProgressReporter:
         self.network = NetworkMeter()
         self.tracker: TrackerProcess | None = None
 
-    def start_attempt(self, step: int, images_seen: int, run_info: RunInfo) -> None:
-        """Open the logs at this position of the run, and write what the attempt runs on."""
+    def start_attempt(self, step: int, images_seen: int, begun: float, val_images: int, dtype: torch.dtype) -> None:
+        """Open the logs at this position of the run, and write what the attempt runs on, and computes in (`dtype`)."""
         if self.group.is_first:
+            start = StartRow(
+                attempt=self.options.attempt,
+                time=unix_time(),
+                step=step,
+                images=images_seen,
+                begun=begun,
+                train_images=self.schedule.images,
+                val_images=val_images,
+                world=self.group.world_size,
+                gpus=self.schedule.gpus,
+                device=self.group.device.type,
+                processor=process_group.device_name(self.group.device),
+                precision=str(dtype).removeprefix("torch."),
+                versions=package_versions(),
+            )
             self.log = MetricsLog(self.options.log_dir, self.options.attempt, images_seen, self.schedule.steps)
-            self.log.write_start(step, images_seen, run_info)
+            self.log.write_row(start)  # for benchmark records
             if self.options.attempt > 1:
                 is_in_place = self.options.live_step is not None
                 recovery = {"recovery/attempt": self.options.attempt, "recovery/in_place": float(is_in_place)}

@@ -11,6 +11,17 @@ from train.recipe.schema import Recipe
 from train.tools.errors import TrainingError
 from train.tools.text_files import json_roundtrip
 
+CHECKPOINT_FORMAT = 6  # version of `Trainer.state`; raise it when an older checkpoint can no longer be restored
+
+
+def check_version(number: object) -> None:
+    """Raise `TrainingError` when a checkpoint has another format."""
+    if number != CHECKPOINT_FORMAT:
+        raise TrainingError(
+            "the checkpoint was written by another version of imgnet-cluster; resume with that version, or start from "
+            "the beginning with --resume none"
+        )
+
 
 class RunFingerprint(TypedDict):
     """What a run and the checkpoint that it resumes from must have in common. An error names the first difference."""

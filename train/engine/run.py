@@ -3,7 +3,6 @@
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -43,22 +42,26 @@ from .agent_channel import AgentChannel, StopRequested, adopt_request
 from .handover import Handover
 from .options import RunOptions, parse_run_options
 from .trainer import Trainer
+from .warmup import batch_shapes, warm_up
+
+Prepared = tuple[Dataset, Trainer | None]
 
 
 def run_attempt(
-    options: RunOptions, recipe: Recipe, agent_channel: AgentChannel, dataset: Dataset | None = None
+    options: RunOptions, recipe: Recipe, agent_channel: AgentChannel, prepared: Prepared | None = None
 ) -> int:
     """Train from the start or from a checkpoint to the end.
 
-    `dataset` is a data set that is open already (a standby opens it early). Returns the exit code: 0 done, 3 asked to
-    stop. Raises `TrainingError`, `DataError` or `OSError` with one line that says what is wrong and where.
+    `prepared` is what a standby has made ready. Returns the exit code: 0 done, 3 asked to stop. Raises `TrainingError`,
+    `DataError` or `OSError` with one line that says what is wrong and where.
     """
     options.out.mkdir(parents=True, exist_ok=True)
     attempt_start_time = unix_time()
-    if dataset is None:
+    if prepared is None:
         agent_channel.report_state(TrainerState.INDEXING)
-        dataset = open_run_dataset(options, recipe)
-    handover = Handover(agent_channel)
+        prepared = open_run_dataset(options, recipe), None
+    dataset, trainer = prepared
+    handover = Handover(agent_channel, trainer)
     while True:
         handover.begin_attempt()
         try:
@@ -93,20 +96,12 @@ def join_and_train(
     agent_channel.report_state(TrainerState.JOINING)
     group = process_group.join_process_group(lambda: handover.was_aborted)
     agent_channel.install_signal_handlers()
-    recipe = dataset.recipe
-    if options.target:
-        recipe = target.Target.parse(options.target).apply_to_recipe(recipe)
-        if options.target.startswith("top5") and not has_top5(len(dataset.train.classes)):
-            raise TrainingError(f"--target {options.target}: with at most {TOP_GUESSES} classes, give top1=...")
-    gpus = options.gpus or (recipe.nominal_gpus if options.keep_batch else group.world_size)
-    try:
-        schedule = Schedule(recipe, len(dataset.train), gpus, options.max_steps)
-    except ValueError as error:
-        raise TrainingError(str(error)) from error
+    schedule = schedule_of(options, dataset, group.world_size)
+    recipe = schedule.recipe
     check_ranks_agree(group, dataset, recipe.precision)
     comm = ddp.choose_hook(recipe.comm, process_group.print_transport(group), options.exact)
-    if group.is_first and comm != recipe.comm:
-        print("gradients are summed in bfloat16, over sockets; comm='none' in the recipe keeps float32", flush=True)
+    if comm != recipe.comm:
+        group.log("gradients are summed in bfloat16, over sockets; comm='none' in the recipe keeps float32")
     threads = options.threads or host.threads_per_process(group.local_world_size)
     torch.set_num_threads(1 if options.exact else threads)
     workers = process_group.loader_process_count(group, options.workers)
@@ -116,13 +111,18 @@ def join_and_train(
         bind_to_numa_node(group.device)  # after the processors were counted
 
     sampler = DistributedBatchSampler(schedule, dataset.indexes, recipe.seed, group.rank, group.world_size)
-    trainer = Trainer(options, recipe, group, sampler, dataset.train.classes, agent_channel)
+    trainer = handover.prepared
+    if trainer and (trainer.schedule, trainer.group.device) == (schedule, group.device):
+        trainer.begin_attempt(options, group, sampler, agent_channel)
+    else:
+        handover.kept = None  # it belongs to another network
+        trainer = Trainer(options, recipe, group, sampler, dataset.train.classes, agent_channel)
     trainer.run_start_time = run_start_time
     trainer.comm = comm
-    if group.is_first and schedule.scaling_note:
-        print(schedule.scaling_note, flush=True)
-    if group.is_first and schedule.small_set_note and options.scale == 1:
-        print(f"warning: {schedule.small_set_note}", flush=True)
+    if schedule.scaling_note:
+        group.log(schedule.scaling_note)
+    if schedule.small_set_note and options.scale == 1:
+        group.log(f"warning: {schedule.small_set_note}")
     if group.is_first and not thumbnails.read_thumbnails(options.out):
         val_index = dataset.indexes["val", dataset.recipe.phases[-1].copy]
         thumbnails.write_thumbnails(val_index, options.log_dir, options.attempt)
@@ -161,13 +161,48 @@ def join_and_train(
     return 0
 
 
+def schedule_of(options: RunOptions, dataset: Dataset, world_size: int) -> Schedule:
+    """Return the schedule of a run. Raises `TrainingError` when the options do not fit to the images."""
+    recipe = dataset.recipe
+    if options.target:
+        recipe = target.Target.parse(options.target).apply_to_recipe(recipe)
+        if options.target.startswith("top5") and not has_top5(len(dataset.train.classes)):
+            raise TrainingError(f"--target {options.target}: with at most {TOP_GUESSES} classes, give top1=...")
+    gpus = options.gpus or (recipe.nominal_gpus if options.keep_batch else world_size)
+    try:
+        return Schedule(recipe, len(dataset.train), gpus, options.max_steps)
+    except ValueError as error:
+        raise TrainingError(str(error)) from error
+
+
+def prepare(options: RunOptions, recipe: Recipe) -> Prepared:
+    """Open the images, and on a CPU build the network and run it once, before there is an attempt to take part in.
+
+    So the others wait for none of that when this process joins them. Nothing is written.
+    """
+    dataset = open_run_dataset(options, recipe)
+    if torch.cuda.device_count() or not (options.gpus or options.keep_batch):  # a trainer may use the GPU meanwhile
+        torch.optim.SGD([torch.zeros(1)], lr=0.0)  # imports torch._dynamo
+        return dataset, None
+    torch.set_num_threads(1)
+    no_group = process_group.ProcessGroup(1, 0, 2, 1, torch.device("cpu"))  # rank 1 of 2 prints and writes nothing
+    schedule = schedule_of(options, dataset, 1)
+    sampler = DistributedBatchSampler(schedule, dataset.indexes, recipe.seed, no_group.rank, no_group.world_size)
+    trainer = Trainer(options, schedule.recipe, no_group, sampler, dataset.train.classes, AgentChannel())
+    shapes, _ = batch_shapes(sampler, schedule.epochs[:1])
+    warm_up(trainer.model, trainer.model, shapes, [], trainer.preprocessor)
+    return dataset, trainer
+
+
 def go_on_in_place(trainer: Trainer, handover: Handover) -> None:
     """Take the state of the process that stands furthest.
 
     Raises `HandoverFailed` when that is not the step on which the agents agreed, or the best weights are lost.
     """
     options = trainer.options
-    trainer.restore(handover.share_state(trainer.group))
+    state = handover.share_state(trainer.group)
+    trainer.restore(state, has_tensors="model" not in state)
+    handover.hold(trainer)  # a failure from here on finds the state that was received
     if trainer.steps_done != options.live_step:
         raise HandoverFailed(f"the processes stand at step {trainer.steps_done}, and not at {options.live_step}")
     if trainer.group.is_first:
@@ -255,8 +290,7 @@ def resume_or_start(trainer: Trainer, checkpoints: Sequence[Path]) -> None:
         except UnreadableCheckpoint as error:
             if number == len(checkpoints):
                 raise
-            if trainer.group.is_first:
-                print(f"{error}; the one before it is taken", flush=True)
+            trainer.group.log(f"{error}; the one before it is taken")
 
 
 def keep_last_as_best(trainer: Trainer) -> None:
@@ -279,8 +313,7 @@ def restore_checkpoint(trainer: Trainer, checkpoint: Path) -> None:
         raise UnreadableCheckpoint(str(error)) from error
     except (KeyError, TypeError, AttributeError) as error:
         raise UnreadableCheckpoint(f"{checkpoint}: cannot be read: {type(error).__name__}: {error}") from error
-    if trainer.group.is_first:
-        print(f"resumed from {checkpoint} at step {trainer.steps_done}", flush=True)
+    trainer.group.log(f"resumed from {checkpoint} at step {trainer.steps_done}")
 
 
 def load_initial_weights(trainer: Trainer) -> None:
@@ -291,8 +324,7 @@ def load_initial_weights(trainer: Trainer) -> None:
     """
     model, group = trainer.recipe.model, trainer.group
     if model.weights:
-        log = partial(print, flush=True) if group.is_first else (lambda text: None)
-        pretrained.load_pretrained(trainer.model, model.weights, log)
+        pretrained.load_pretrained(trainer.model, model.weights, group.log)
         trainer.average.restart()
     if group.world_size > 1 and (model.weights or model.name not in registry.MODEL_BUILDERS):
         checksum = registry.weights_crc32(trainer.model)
@@ -348,7 +380,7 @@ def publish_result(trainer: Trainer, attempt_start_time: float, recipe: Recipe) 
         goodput=trainer.goodput,
         where=trainer.time_summary,
         procs=trainer.group.world_size,
-        precision=trainer.run_info.precision,
+        precision=str(trainer.preprocessor.compute_dtype).removeprefix("torch."),
         device=trainer.group.device.type,
         seed=recipe.seed,
         schedule=tuple(trainer.schedule.table()),

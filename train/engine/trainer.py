@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from train.data.loading.broken_images import BrokenImages
-from train.data.loading.loader import Batch, BatchDecoder, stream_batches
+from train.data.loading.loader import Batch, BatchDecoder, BatchStream
 from train.data.order.batch_sampler import DistributedBatchSampler
 from train.data.order.usage_log import UsageLog
 from train.distributed import ddp, exact_sum, process_group
@@ -34,7 +34,6 @@ from train.distributed.cuda_graphs import open_graphs
 from train.distributed.process_group import ProcessGroup, sum_from_cpu
 from train.metrics.accuracy import Accuracy, zero_confusion
 from train.metrics.meters import StepMeter
-from train.metrics.records import RunInfo
 from train.metrics.rows import StepTotals, epoch_result
 from train.metrics.time_breakdown import TimeBreakdown, TimeState
 from train.metrics.time_table import TimePart
@@ -50,8 +49,8 @@ from train.recipe.schema import Recipe
 from train.recipe.validation_policy import should_validate
 from train.tools import agent_protocol, checkpoint_io
 from train.tools.agent_protocol import TrainerState
-from train.tools.errors import Diverged, TrainingError
-from train.tools.host import package_versions, unix_time
+from train.tools.errors import Diverged
+from train.tools.host import unix_time
 from train.tools.records import decode, encode
 from train.weights import run_files
 from train.weights.network_description import NetworkDescription
@@ -66,14 +65,14 @@ from .warmup import batch_shapes, compile_per_shape, image_sizes, largest_train_
 
 MAX_STEPS_BETWEEN_SYNCS = 50  # also the capacity of the meter that keeps the steps' losses on the device
 SYNC_SECONDS = 1.0  # target interval between two calls of `sync_metrics`
-CHECKPOINT_FORMAT = 6  # version of `Trainer.state`; raise it when an older checkpoint can no longer be restored
 
 
 class Trainer:
-    """One rank's share of one attempt: the model, the position in the schedule, and the measurements.
+    """One rank's share of a run: the model, the position in the schedule, and the measurements of an attempt.
 
     The position is `epoch_index`, the number of finished epochs, and `step`, the number of finished steps of the
-    current epoch. All ranks hold the same position at all times.
+    current epoch. All ranks hold the same position at all times. A trainer that goes on in place begins another
+    attempt: the model, the optimizer and the loader's workers stay, and all that belongs to the process group is new.
     """
 
     def __init__(
@@ -85,16 +84,10 @@ class Trainer:
         classes: Sequence[str],
         agent_channel: AgentChannel,
     ) -> None:
-        self.options = options
         self.recipe = recipe
         self.classes = tuple(classes)
-        self.group = group
-        self.sampler = sampler
         self.schedule = sampler.schedule
-        self.agent_channel = agent_channel
-
-        log: Callable[[str], object] = partial(print, flush=True) if group.is_first else lambda text: None
-        self.model = registry.build_model(recipe.model, len(classes), sampler.seed, log)
+        self.model = registry.build_model(recipe.model, len(classes), sampler.seed, group.log)
         self.model.to(group.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         if options.exact:
             exact_sum.make_gradients_exact(self.model)
@@ -107,42 +100,58 @@ class Trainer:
         precision = recipe.precision, recipe.kernel_search
         self.preprocessor = BatchPreprocessor(group.device, score_dtype, normalization, *precision)
         if normalization != IMAGENET_NORMALIZATION:
-            log(f"pixels are normalized as {recipe.model.name} expects: {normalization}")
+            group.log(f"pixels are normalized as {recipe.model.name} expects: {normalization}")
+        is_distributed = group.world_size > 1  # it stays so: on GPUs no trainer goes on in place
         self.capture_graphs = open_graphs(
-            recipe, self.model, self.preprocessor, self.is_distributed, options.exact, log
+            recipe, self.model, self.preprocessor, is_distributed, options.exact, group.log
         )
 
         self.optimizer = factory.build_optimizer(self.model, recipe.optim)
         self.loss = optim_losses.build_loss(recipe.optim)
         self.mixer = mixing.Mixer(recipe.optim)
-        buffers, decay = self.running_statistics.norm_buffers, self.schedule.ema_decay
+        buffers, decay = self.running_statistics.norm_buffers, sampler.schedule.ema_decay
         self.average = WeightAverage(self.model, buffers, decay, self.running_statistics.write_to_norms)
         self.comm = recipe.comm  # `run.join_and_train` replaces "auto", when it knows the network
         self.scaler = ddp.build_grad_scaler(recipe.comm, group.device, self.preprocessor.compute_dtype)
 
+        self.batches: BatchStream | None = None
+        self.remove_gradient_hook: Callable[[], None] = lambda: None
         self.confusion_counts: torch.Tensor | None = None  # of the last validation by its main view
         self.epoch_index = self.step = 0
         self.history: list[EpochResult] = []  # of earlier attempts too
         self.run_start_time = unix_time()  # `run.run_attempt` replaces it: when the first attempt began to load
+        self.begin_attempt(options, group, sampler, agent_channel)
 
+    def begin_attempt(
+        self, options: RunOptions, group: ProcessGroup, sampler: DistributedBatchSampler, agent_channel: AgentChannel
+    ) -> None:
+        """Take part in an attempt, before `restore` and `train`. The model keeps its weights."""
+        self.options, self.group, self.sampler, self.agent_channel = options, group, sampler, agent_channel
+        self.running_statistics.group = group
         self.meter = StepMeter(group.device, MAX_STEPS_BETWEEN_SYNCS)
         self.epoch_totals = StepTotals()  # of the current epoch, up to the last sync
         self.interval_start = 0.0  # perf_counter at the last sync
         self.time_breakdown = TimeBreakdown(group.device)
-        self.remove_gradient_hook: Callable[[], None] = lambda: None
         self.time_summary = self.time_breakdown.table()  # final value: see `train`
         self.goodput = 0.0
         self.progress = ProgressReporter(options, self.schedule, group, agent_channel, self.time_breakdown)
         if group.is_first:
             folder = agent_protocol.checkpoint_folder(options.out, options.attempt)
             self.saver = checkpoint_io.CheckpointWriter(folder)
-        self.broken_images = BrokenImages(sampler.indexes, recipe.max_bad, partial(sum_from_cpu, group), log)
-        self.usage_log = UsageLog(options.log_dir, options.attempt, group.rank) if options.log_ids else None
+        sum_up = partial(sum_from_cpu, group)
+        self.broken_images = BrokenImages(sampler.indexes, self.recipe.max_bad, sum_up, group.log)
+        self.usage_log: UsageLog | None = None
         self.save_requests = 0  # ranks whose agents have asked for a checkpoint in this attempt
         self.is_early_save_due = False
         self.last_save_time = time.monotonic()
         self.timeout_tightened = False
         self.is_updating = False  # weights or statistics belong partly to the last step and partly to the next
+
+    def leave_attempt(self) -> None:
+        """Drop what refers to the process group, so that the group can be destroyed."""
+        if isinstance(self.wrapped_model, ddp.DDP):
+            self.wrapped_model = self.wrapped_model.module
+        self.model.zero_grad()
 
     # --- the run -------------------------------------------------------------------------------------------------
 
@@ -152,15 +161,21 @@ class Trainer:
         `workers` is the number of loader processes. Raises `StopRequested`, `Diverged`, `TrainingError`, or `OSError`
         when a checkpoint cannot be written.
         """
-        self.progress.start_attempt(self.steps_done, self.images_seen, self.run_info)
+        position, val_images = (self.steps_done, self.images_seen), len(self.sampler.indexes["val", None])
+        self.progress.start_attempt(*position, self.run_start_time, val_images, self.preprocessor.compute_dtype)
+        if self.options.log_ids:
+            self.usage_log = UsageLog(self.options.log_dir, self.options.attempt, self.group.rank)
 
         # No epoch remains when a run was killed between its last checkpoint and its result.
         epochs = () if self.ends_here else self.schedule.epochs[self.epoch_index :]
         scheduled = [epoch.scheduled_phase for epoch in epochs]
         largest_batch_bytes = max((3 * each.phase.batch * each.size**2 for each in scheduled), default=1)
         requests = self.sampler.all_requests(len(self.schedule.epochs) - len(epochs), self.step, self.history)
-        stream = stream_batches(decoder, requests, workers, self.group.device, largest_batch_bytes)
-        batches = self.broken_images.watch(stream)
+        if self.batches:
+            self.batches.replace_requests(requests)
+        else:
+            self.batches = BatchStream(decoder, requests, workers, self.group.device, largest_batch_bytes)
+        batches = self.broken_images.watch(self.batches)
 
         steps, epoch_count = self.schedule.steps, self.schedule.epochs[-1].number + 1
         self.agent_channel.report_state(TrainerState.WARMING, steps=steps, step=self.steps_done, epochs=epoch_count)
@@ -239,8 +254,8 @@ class Trainer:
         now = unix_time()
         times = self.time_breakdown.end_epoch()
         clock = target.seconds_of_run(now, self.run_start_time, self.history)
-        if clock is None and self.group.is_first:
-            print(f"epoch {epoch.number + 1}: {target.CLOCK_JUMPED}: the time of the run is not known", flush=True)
+        if clock is None:
+            self.group.log(f"epoch {epoch.number + 1}: {target.CLOCK_JUMPED}: the time of the run is not known")
         self.history.append(replace(result, at=now, clock=clock, **vars(times)))
 
         self.epoch_index += 1
@@ -416,10 +431,10 @@ class Trainer:
                 self.last_save_time = time.monotonic()
 
     def state(self) -> dict[str, Any]:  # Any: the tensors of model and optimizer lie in it
-        """Return everything that a later attempt needs."""
+        """Return everything that a later attempt needs. A change of it may need another `CHECKPOINT_FORMAT`."""
         self.running_statistics.write_to_norms()
         return {
-            "format": CHECKPOINT_FORMAT,
+            "format": resume_check.CHECKPOINT_FORMAT,
             "identity": resume_check.run_fingerprint(self.recipe, self.schedule),
             "epoch": self.epoch_index,
             "step": self.step,
@@ -435,20 +450,17 @@ class Trainer:
             "times": encode(self.time_breakdown.state()),
         }
 
-    def restore(self, state: dict[str, Any]) -> None:  # Any: as in `state`
+    def restore(self, state: dict[str, Any], has_tensors: bool = False) -> None:  # Any: as in `state`
         """Continue from a checkpoint's state. Raises `TrainingError` when it belongs to another run or version."""
-        if state.get("format") != CHECKPOINT_FORMAT:
-            raise TrainingError(
-                "the checkpoint was written by another version of imgnet-cluster; resume with that version, or start "
-                "from the beginning with --resume none"
-            )
+        resume_check.check_version(state.get("format"))
         resume_check.check_same_run(state["identity"], resume_check.run_fingerprint(self.recipe, self.schedule))
-        resume_check.load_weights(self.model, state["model"])
-        self.average.load_state_dict(state["average"])
+        if not has_tensors:
+            resume_check.load_weights(self.model, state["model"])
+            self.average.load_state_dict(state["average"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            if state["scaler"]:  # empty when the checkpoint comes from a GPU that computes in bfloat16
+                self.scaler.load_state_dict(state["scaler"])
         self.running_statistics.begin()
-        self.optimizer.load_state_dict(state["optimizer"])
-        if state["scaler"]:  # empty when the checkpoint comes from a GPU that computes in bfloat16
-            self.scaler.load_state_dict(state["scaler"])
         self.time_breakdown.restore(decode(TimeState, state["times"], "the checkpoint's times"))
         self.epoch_index, self.step = state["epoch"], state["step"]
         self.history = decode(list[EpochResult], state["history"], "the checkpoint's history")
@@ -483,18 +495,3 @@ class Trainer:
     def ends_here(self) -> bool:
         """Whether the validations so far end training, before the end of the schedule. The same on all ranks."""
         return target.ends_training(self.options.target, self.recipe.patience, self.history, self.options.extended_at)
-
-    @property
-    def run_info(self) -> RunInfo:
-        """What this attempt runs on and with: the first line of its metrics."""
-        return RunInfo(
-            begun=self.run_start_time,
-            train_images=self.schedule.images,
-            val_images=len(self.sampler.indexes["val", None]),
-            world=self.group.world_size,
-            gpus=self.schedule.gpus,
-            device=self.group.device.type,
-            processor=process_group.device_name(self.group.device),
-            precision=str(self.preprocessor.compute_dtype).removeprefix("torch."),
-            versions=package_versions(),
-        )

@@ -30,7 +30,7 @@ from torch.nn.functional import cross_entropy
 from train.data.index.open import DataError, Index, has_other_unicode_form
 from train.data.loading.crop import five_crop_corners
 from train.data.loading.dataset import copies_root, data_root, open_val_indexes
-from train.data.loading.loader import Batch, BatchDecoder, stream_batches
+from train.data.loading.loader import Batch, BatchDecoder, BatchStream
 from train.data.order.center_crop import resized_short_side, resized_size
 from train.data.order.rect_val import plan_rect_validation, plan_square_validation, rect_crop_shape
 from train.data.order.work import BatchRequest, IndexKey
@@ -166,7 +166,7 @@ class Evaluator:
         largest_batch_bytes = 3 * max(pixel_budget, SQUARES_PER_IMAGE * max(self.sizes) ** 2)
         decoder = BatchDecoder(self.indexes, self.seed)
         workers = process_group.loader_process_count(group, self.options.workers)
-        batches = stream_batches(decoder, iter(all_requests), workers, group.device, largest_batch_bytes)
+        batches: Iterator[Batch] = BatchStream(decoder, iter(all_requests), workers, group.device, largest_batch_bytes)
         # The start of the loader and of the device belongs to no pass. A rank may have no batch at all.
         if first_batch := next(batches, None):
             one_image = replace(first_batch, images=first_batch.images[:1], labels=first_batch.labels[:1])

@@ -56,6 +56,11 @@ class AttemptState:
             return self.progress.not_in_place
         return "" if self.goes_on_in_place else NOT_TRAINING_YET
 
+    @property
+    def can_keep_state(self) -> bool:
+        """Whether the trainers can leave a broken group with their state, or wait for new trainers with it."""
+        return self.is_handover or not self.obstacle
+
     def can_go_on_in(self, newest: Attempt, own_id: str) -> bool:
         """Whether the trainers can go on in the newest attempt with the state that they have kept.
 

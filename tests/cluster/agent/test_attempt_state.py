@@ -80,6 +80,10 @@ def test_trainers_that_go_on_in_place_keep_their_state_also_before_their_first_r
     assert not current.obstacle and handover().obstacle
     current.note_progress(report(TrainerState.STARTING), 1.0)
     assert current.obstacle == "training had not begun"
+    current.note_progress(replace(report(TrainerState.TRAINING, step=9), not_in_place=""), 2.0)
+    assert current.can_keep_state and not current.is_handover
+    current.note_progress(replace(report(TrainerState.TRAINING, step=9), not_in_place="it uses GPUs"), 3.0)
+    assert not current.can_keep_state
 
 
 def test_trainers_go_on_in_place_in_the_very_next_attempt_only() -> None:

@@ -174,15 +174,16 @@ LATE_START = {"rules": IN_PLACE_RULES, "silent": {"2.c": SILENT}}
                  id="a loss in place is noticed earlier"),
     pytest.param(STARTING, {"rules": IN_PLACE_RULES, "seconds_without_progress": 29.0, "is_regrouping": True},
                  Action(), id="trainers meet, 29 s"),
-    pytest.param(STARTING, {"rules": IN_PLACE_RULES, "seconds_without_progress": 31.0, "is_handover": True,
+    pytest.param(STARTING, {"rules": IN_PLACE_RULES, "seconds_without_progress": 31.0, "can_keep_state": True,
                             "is_regrouping": True},
                  Action(kind=ActionKind.FAIL, reason="no progress for 31 s, all machines respond",
                         dump_stacks=True), id="trainers do not meet"),
-    # Stacks are dumped of what is then killed. Trainers that wait for a new one keep their state.
-    *(pytest.param([*STARTING[:2], status("2.c", "failed", last_step=-1)],
-                   {"rules": IN_PLACE_RULES, "seconds_without_progress": 9.0, "is_handover": is_handover},
-                   Action(kind=ActionKind.FAIL, reason="machine 2 failed", dump_stacks=not is_handover),
-                   id=f"failed before a step, handover: {is_handover}") for is_handover in (False, True)),
+    # Stacks are dumped of what is then killed. Trainers that wait for a lost one, or for a new one, keep their state.
+    *(pytest.param([*members[:2], status("2.c", "failed", last_step=-1)],
+                   {"rules": IN_PLACE_RULES, "seconds_without_progress": 9.0, "can_keep_state": keeps_state},
+                   Action(kind=ActionKind.FAIL, reason="machine 2 failed", dump_stacks=not keeps_state),
+                   id=f"failed while all wait {when}, keeps state: {keeps_state}")
+      for keeps_state in (False, True) for members, when in ((STARTING, "for the first step"), (all_of(), "later"))),
 ])  # fmt: skip
 def test_agent_waits_asks_or_fails(statuses: list[MachineStatus], seen: dict[str, Any], expected: Any) -> None:
     action = choose(statuses, **seen)

@@ -179,6 +179,43 @@ def test_all_processes_take_the_state_of_the_one_that_stands_furthest(
     assert run_ranks(len(POSITIONS), work) == [3.0] * 4
 
 
+@pytest.mark.parametrize(("weights", "expected"), [
+    ((1.0, 1.0, 1.0), [None, None, None]),
+    ((1.0, 1.0, 2.0), [None, None, 1.0]),
+    ((1.0, 1.0, None), [None, None, 1.0]),  # a new process
+])  # fmt: skip
+def test_tensors_are_sent_only_where_they_differ(weights: tuple[float | None, ...], expected: list[Any]) -> None:
+    def work(rank: int, store: Path) -> float | None:
+        own = Handover(AgentChannel())
+        weight = weights[rank]
+        if weight is not None:
+            optimizer = {"state": {0: torch.full((2, 3), weight)}, "param_groups": [{"lr": rank / 8}]}
+            own.kept = KeptState(
+                {"model": {"w": torch.full((3,), weight)}, "optimizer": optimizer, "step": 9}, (0, 9), 9
+            )
+        shared: Any = own.share_state(join_group(store, rank, 3, 1))
+        assert shared["step"] == 9 and ("optimizer" in shared) == ("model" in shared)
+        return float(shared["model"]["w"][0]) if "model" in shared else None
+
+    assert run_ranks(3, work) == expected
+
+
+def test_a_state_that_has_changed_on_its_way_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "load", lambda *_, **__: {"model": torch.zeros(3)})
+
+    def work(rank: int, store: Path) -> Any:
+        own = Handover(AgentChannel())
+        group = join_group(store, rank, 2, 1)
+        if rank == 0:
+            own.kept = KeptState({"model": torch.ones(3)}, (0, 9), 9)
+            return own.share_state(group)
+        with pytest.raises(HandoverFailed, match="the state that was received is not that which was sent"):
+            own.share_state(group)
+        return {}
+
+    assert run_ranks(2, work) == [{}, {}]
+
+
 @pytest.mark.process
 def test_the_one_that_stands_furthest_is_lost_while_it_sends_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others keep what they had, and go on with the step of the one that stands furthest among them."""

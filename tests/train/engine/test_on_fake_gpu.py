@@ -129,11 +129,11 @@ def test_loader_pins_batches_for_a_gpu_and_gives_way_to_the_trainer(
     monkeypatch.setattr(loader, "DataLoader", started)
     monkeypatch.setattr(torch.Tensor, "pin_memory", pinned)
     decoder: Any = SimpleNamespace(decode_batch=lambda request: request)
-    assert list(loader.stream_batches(decoder, [], 2, device, 1000)) == []
+    assert list(loader.BatchStream(decoder, [], 2, device, 1000)) == []
     given = started.call_args.kwargs
     assert given["pin_memory"] == (device == GPU) and given["worker_init_fn"].args[1] == niceness
     requests: list[Any] = [batch_of(2)]
-    assert len(list(loader.stream_batches(decoder, requests, 0, device, 1000))) == 1
+    assert len(list(loader.BatchStream(decoder, requests, 0, device, 1000))) == 1
     assert pinned.call_count == (2 if device == GPU else 0), "images and labels"
 
 

@@ -31,6 +31,8 @@ class BatchBuffers:
         self.buffers_id = next(_next_ids)
         self.memory = mmap.mmap(-1, slots * slot_bytes)
         self.free_slots = list(range(slots))
+        # The number of the first request that is still wanted. The workers see it at once.
+        self.first_wanted = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("q")
         _buffers_by_id[self.buffers_id] = self
 
     @staticmethod

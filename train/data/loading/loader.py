@@ -2,10 +2,12 @@
 
 One stream serves the whole run, training and validation. A `BatchRequest` names the images, the size, the copy and the
 epoch. So neither a new size nor a new batch size nor a new epoch restarts the workers, and the first batches of the
-next epoch are decoded before the current epoch ends.
+next epoch are decoded before the current epoch ends. A process that goes on in place
+asks the same workers for other batches.
 """
 
 import errno
+import itertools
 import os
 import signal
 import threading
@@ -206,15 +208,21 @@ LoadError = DataError | MachineTrouble | TrainingError
 
 
 class _BatchDataset(Dataset[WorkerBatch | LoadError]):
-    """The dataset that DataLoader's workers index with (request, slot) instead of an image ID."""
+    """The dataset that DataLoader's workers index with (number, request, slot) instead of an image ID."""
 
     def __init__(self, decoder: BatchDecoder, buffers: BatchBuffers) -> None:
         self.decoder = decoder
         self.buffers = buffers
 
-    def __getitem__(self, request_and_slot: tuple[BatchRequest, int | None]) -> WorkerBatch | LoadError:
-        """Return the batch, or the error of a file: raised in a worker it would arrive inside a traceback."""
-        request, slot = request_and_slot
+    def __getitem__(self, task: tuple[int, BatchRequest, int | None]) -> WorkerBatch | LoadError:
+        """Return the batch, or the error of a file: raised in a worker it would arrive inside a traceback.
+
+        A batch that is not wanted any more is returned without its pixels.
+        """
+        number, request, slot = task
+        if number < self.buffers.first_wanted[0]:
+            no_pixels = np.empty(0, np.uint8)
+            return WorkerBatch(self.buffers.buffers_id, no_pixels if slot is None else slot, request.ids[:0], request)
         shape = request.batch_shape
         pixels = np.empty(shape, np.uint8) if slot is None else self.buffers.slot_array(slot, shape)
         try:
@@ -234,59 +242,100 @@ def _init_worker(parent_pid: int, niceness: int, _worker_id: int) -> None:
     disable_malloc_trim()
 
 
-def stream_batches(
-    decoder: BatchDecoder,
-    requests: Iterable[BatchRequest],
-    workers: int,
-    device: torch.device,
-    largest_batch_bytes: int,
-) -> Iterator[Batch]:
-    """Start the workers (0: decode in this process) and return the batches of the requests, in order, made ahead.
+class _Tasks:
+    """What the workers are asked for, one (number, request, slot) after the other."""
+
+    def __init__(self, requests: Iterable[BatchRequest], buffers: BatchBuffers) -> None:
+        self.requests, self.buffers = iter(requests), buffers
+        self.count = 0
+        self.has_ended = False
+
+    def __iter__(self) -> Iterator[tuple[int, BatchRequest, int | None]]:
+        while request := next(self.requests, None):
+            self.count += 1
+            yield self.count - 1, request, self.buffers.acquire(request.batch_shape)
+        self.has_ended = True
+
+
+class BatchStream(Iterator[Batch]):
+    """The batches of requests, in order, made ahead by worker processes (0: decoded in this process).
 
     `largest_batch_bytes` is the size of the run's largest square batch; the smaller it is, the more batches are made
-    ahead. Raises `DataError` at the batch with a file that is gone or broken for good, `MachineTrouble` at one that
-    cannot be read, `TrainingError` at one on which the user's function fails, and `WorkerLost`, at any statement of the
-    trainer, when a worker is killed.
+    ahead. The next batch raises `DataError` when a file of it is gone or broken for good, `MachineTrouble` when one
+    cannot be read, and `TrainingError` when the user's function fails on it. When a worker is killed, any statement of
+    the trainer raises `WorkerLost`.
     """
-    if not workers:
-        return (batch.pin_memory() if device.type == "cuda" else batch for batch in map(decoder.decode_batch, requests))
-    fitting_batches = PREFETCH_BYTES_PER_WORKER // largest_batch_bytes
-    prefetch = int(min(MAX_PREFETCH_BATCHES, max(MIN_PREFETCH_BATCHES, fitting_batches)))
-    slots = prefetch * workers + 2  # one more is in use by the trainer, and one is being requested
-    buffers = BatchBuffers(slots, int(MAX_RECTANGLE_TO_SQUARE * largest_batch_bytes))
-    loader: DataLoader[object] = DataLoader(
-        _BatchDataset(decoder, buffers),
-        # (request, slot): DataLoader passes each to a worker as if it were an image ID.
-        sampler=((request, buffers.acquire(request.batch_shape)) for request in requests),
-        batch_size=None,
-        num_workers=workers,
-        pin_memory=device.type == "cuda",
-        worker_init_fn=partial(_init_worker, os.getpid(), NICENESS_BESIDE_GPU if device.type == "cuda" else 0),
-        multiprocessing_context="fork",
-        prefetch_factor=prefetch,
-    )
-    try:
-        worker_items = iter(loader)
-    except OSError as error:
-        # The semaphores of the workers' queues are files in /dev/shm, which a container may lack.
-        if error.errno in (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.ENOENT, errno.ENOSYS):
-            raise DataError(
-                f"/dev/shm: {error.strerror}; the data-loading workers need 64 kB there: make room, or pass --workers 0"
-            ) from error
-        raise
-    if threading.current_thread() is threading.main_thread():
-        _SigchldHandler.install()
-    return _unwrap_batches(worker_items)
+
+    def __init__(
+        self,
+        decoder: BatchDecoder,
+        requests: Iterable[BatchRequest],
+        workers: int,
+        device: torch.device,
+        largest_batch_bytes: int,
+    ) -> None:
+        self.arguments = decoder, workers, device, largest_batch_bytes
+        self.tasks: _Tasks | None = None
+        self.batches: Iterator[Batch]
+        self.replace_requests(requests)
+
+    def replace_requests(self, requests: Iterable[BatchRequest]) -> None:
+        """Go on with other requests, in the same workers. They leave undone what they were asked for before."""
+        decoder, workers, device, _ = self.arguments
+        if not workers:
+            batches = map(decoder.decode_batch, requests)
+            self.batches = (batch.pin_memory() for batch in batches) if device.type == "cuda" else batches
+        elif self.tasks is None or self.tasks.has_ended:  # DataLoader ends its workers then
+            self._start_workers(requests)
+        else:
+            self.tasks.requests = iter(requests)
+            self.tasks.buffers.first_wanted[0] = self.tasks.count
+
+    def __next__(self) -> Batch:
+        return next(self.batches)
+
+    def _start_workers(self, requests: Iterable[BatchRequest]) -> None:
+        decoder, workers, device, largest_batch_bytes = self.arguments
+        fitting_batches = PREFETCH_BYTES_PER_WORKER // largest_batch_bytes
+        prefetch = int(min(MAX_PREFETCH_BATCHES, max(MIN_PREFETCH_BATCHES, fitting_batches)))
+        slots = prefetch * workers + 2  # one more is in use by the trainer, and one is being requested
+        self.tasks = _Tasks(requests, BatchBuffers(slots, int(MAX_RECTANGLE_TO_SQUARE * largest_batch_bytes)))
+        loader: DataLoader[object] = DataLoader(
+            _BatchDataset(decoder, self.tasks.buffers),
+            sampler=self.tasks,  # DataLoader passes each to a worker as if it were an image ID
+            batch_size=None,
+            num_workers=workers,
+            pin_memory=device.type == "cuda",
+            worker_init_fn=partial(_init_worker, os.getpid(), NICENESS_BESIDE_GPU if device.type == "cuda" else 0),
+            multiprocessing_context="fork",
+            prefetch_factor=prefetch,
+        )
+        try:
+            worker_items = iter(loader)
+        except OSError as error:
+            # The semaphores of the workers' queues are files in /dev/shm, which a container may lack.
+            if error.errno in (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.ENOENT, errno.ENOSYS):
+                raise DataError(
+                    f"/dev/shm: {error.strerror}; the data-loading workers need 64 kB: make room, or pass --workers 0"
+                ) from error
+            raise
+        if threading.current_thread() is threading.main_thread():
+            _SigchldHandler.install()
+        self.batches = _unwrap_batches(worker_items, self.tasks.buffers)
 
 
-def _unwrap_batches(worker_items: Iterator[WorkerBatch | Batch | LoadError]) -> Iterator[Batch]:
-    while True:
+def _unwrap_batches(worker_items: Iterator[WorkerBatch | Batch | LoadError], buffers: BatchBuffers) -> Iterator[Batch]:
+    for number in itertools.count():
         try:
             item = next(worker_items)
         except StopIteration:
             return
         except RuntimeError as error:
             raise _worker_lost_error(error) from None
+        if number < buffers.first_wanted[0]:
+            if isinstance(item, WorkerBatch):
+                item.to_batch()  # its slot is free again
+            continue
         if isinstance(item, LoadError):
             try:
                 raise item

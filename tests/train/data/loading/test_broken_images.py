@@ -13,7 +13,7 @@ from support.run_outputs import damage_pixels
 
 from train.data.index.open import DataError, Index, load_index
 from train.data.loading.broken_images import BrokenImages
-from train.data.loading.loader import Batch, BatchDecoder, stream_batches
+from train.data.loading.loader import Batch, BatchDecoder, BatchStream
 from train.data.order.work import BatchRequest
 from train.distributed.process_group import sum_from_cpu
 
@@ -41,7 +41,7 @@ def test_next_image_of_its_class_takes_the_place_of_a_broken_one(
     requests = [BatchRequest("train", None, np.array(ids), (32, 32), 5, 0.35) for ids in parts]
 
     def decode(_: object) -> list[Any]:
-        batches = stream_batches(decoder, iter(requests), workers, torch.device("cpu"), 10**6)
+        batches = BatchStream(decoder, iter(requests), workers, torch.device("cpu"), 10**6)
         return [(batch.images.numpy().copy(), dict(batch.broken)) for batch in batches]
 
     (batches,) = in_group(1, decode)

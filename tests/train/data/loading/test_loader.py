@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 from train.data.index.open import DataError, load_index
 from train.data.loading.augment import trivial_augment
 from train.data.loading.batch_buffers import BatchBuffers
-from train.data.loading.loader import PREFETCH_BYTES_PER_WORKER, Batch, BatchDecoder, WorkerBatch, stream_batches
+from train.data.loading.loader import PREFETCH_BYTES_PER_WORKER, Batch, BatchDecoder, BatchStream, WorkerBatch
 from train.data.order.rng import image_generator, random_boxes, random_position_boxes
 from train.data.order.work import BatchRequest
 from train.data.packing.pack import pack_set
@@ -73,7 +73,7 @@ def mixed_requests() -> list[BatchRequest]:
 
 
 def make_batches(decoder: BatchDecoder, requests: list[BatchRequest], workers: int) -> list[Batch]:
-    return list(stream_batches(decoder, iter(requests), workers, CPU, LARGEST_BATCH_BYTES))
+    return list(BatchStream(decoder, iter(requests), workers, CPU, LARGEST_BATCH_BYTES))
 
 
 def test_decode_batch_of_train_matches_pil(decoder: BatchDecoder) -> None:
@@ -151,7 +151,7 @@ def test_stream_batches_is_same_for_any_worker_count(
     workers: int, largest_batch_bytes: int, decoder: BatchDecoder
 ) -> None:
     requests = mixed_requests()
-    batches = list(stream_batches(decoder, iter(requests), workers, CPU, largest_batch_bytes))
+    batches = list(BatchStream(decoder, iter(requests), workers, CPU, largest_batch_bytes))
     assert len(batches) == len(requests)
     for batch, request in zip(batches, requests, strict=True):
         direct = decoder.decode_batch(request)
@@ -165,10 +165,31 @@ def test_stream_batches_never_reuses_referenced_memory(decoder: BatchDecoder) ->
     """Memory of batches that nobody references is reused, however many batches are kept."""
     requests = [BatchRequest("train", None, np.array([number % 50]), (32, 32), number, 0.2) for number in range(60)]
     views = []
-    for number, batch in enumerate(stream_batches(decoder, requests, 1, CPU, LARGEST_BATCH_BYTES)):
+    for number, batch in enumerate(BatchStream(decoder, requests, 1, CPU, LARGEST_BATCH_BYTES)):
         views.append(batch.images[:, 3:, :5] if number % 2 else None)
     for view, request in zip(views, requests, strict=True):
         assert view is None or torch.equal(view, decoder.decode_batch(request).images[:, 3:, :5])
+
+
+@pytest.mark.parametrize(
+    ("workers", "largest_batch_bytes"), [(0, LARGEST_BATCH_BYTES), (2, LARGEST_BATCH_BYTES), (1, 9)]
+)
+@pytest.mark.parametrize("taken", [0, 3, 12])
+def test_a_stream_goes_on_with_other_requests(
+    taken: int, workers: int, largest_batch_bytes: int, decoder: BatchDecoder
+) -> None:
+    """The workers are the same, unless all of their batches have been taken, and leave undone what is not wanted."""
+    requests = mixed_requests() if taken == 12 else 4 * mixed_requests()
+    stream = BatchStream(decoder, requests, workers, CPU, largest_batch_bytes)
+    assert len(list(itertools.islice(stream, taken))) == taken
+    for _ in range(2):
+        pids = {child.pid for child in multiprocessing.active_children()}
+        stream.replace_requests(reversed(requests))
+        for request in requests[:-9:-1]:
+            assert torch.equal(next(stream).images, decoder.decode_batch(request).images)
+        assert taken == 12 or {child.pid for child in multiprocessing.active_children()} == pids
+    assert len(list(stream)) == len(requests) - 8
+    assert not stream.tasks or len(stream.tasks.buffers.free_slots) == 16 * workers + 2, "all memory is free again"
 
 
 def test_pin_memory_frees_buffer_slot(decoder: BatchDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +217,7 @@ def test_stream_batches_prefetches_within_memory_limit(
             taken.append(number)
             yield BatchRequest("train", None, np.array([number % 50]), (32, 32), 0, 0.2)
 
-    batches = stream_batches(decoder, requests(), workers, CPU, int(largest_batch_bytes))
+    batches = BatchStream(decoder, requests(), workers, CPU, int(largest_batch_bytes))
     assert len(taken) == prefetch * workers
     for number in range(1, 20):
         next(batches)
@@ -215,7 +236,7 @@ def test_stream_batches_needs_no_dev_shm_and_no_short_tempdir(
     monkeypatch.setattr(torch.UntypedStorage, "_share_fd_cpu_", None)
 
     def count_batches(_: object) -> int:
-        return len(list(stream_batches(decoder, mixed_requests(), 1, CPU, LARGEST_BATCH_BYTES)))
+        return len(list(BatchStream(decoder, mixed_requests(), 1, CPU, LARGEST_BATCH_BYTES)))
 
     assert in_group(1, count_batches) == [len(mixed_requests())]
 
@@ -226,7 +247,7 @@ def test_dev_shm_that_cannot_be_used_is_named(decoder: BatchDecoder, monkeypatch
 
     monkeypatch.setattr(DataLoader, "__iter__", make_semaphore)
     with pytest.raises(DataError, match=r"^/dev/shm: Read-only file system; .* or pass --workers 0$"):
-        stream_batches(decoder, mixed_requests(), 1, CPU, LARGEST_BATCH_BYTES)
+        BatchStream(decoder, mixed_requests(), 1, CPU, LARGEST_BATCH_BYTES)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -294,7 +315,7 @@ def test_stream_batches_without_sigchld_raises_at_next_batch(
     monkeypatch.setattr(patched, "__defaults__", (0.1,))  # seconds between checks of the workers
 
     def kill_worker(_: object) -> str:
-        batches = stream_batches(decoder, itertools.cycle(mixed_requests()), 1, CPU, LARGEST_BATCH_BYTES)
+        batches = BatchStream(decoder, itertools.cycle(mixed_requests()), 1, CPU, LARGEST_BATCH_BYTES)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         next(batches)
         os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
