@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,8 @@ def test_agent_of_a_rented_machine_counts_its_traffic(agents: Any, hand_made: An
     agents.place.env[host.ROOT_VARIABLE] = str(root)
     assert agents.run(run) == 1
     moved = Traffic(shared_read_bytes=1 << 20, shared_written_bytes=2 << 20, internet_bytes=900)
-    assert final_status(run).traffic == moved
+    traffic = known(final_status(run).traffic)
+    assert traffic.stored_bytes > 0 and replace(traffic, stored_bytes=0) == moved
 
 
 def test_agent_crash_resumes_from_newest_checkpoint(agents: Any, hand_made: Any) -> None:

@@ -186,8 +186,8 @@ KILL_3 = "if rank == 3: (out / 'pid').write_text(str(os.getpid())); os.kill(os.g
     ("if rank == 2: report.report_failure('bad loss', 'input'); sys.exit(1)", "bad loss", Fault.INPUT),
     ("if rank == 2: report.report_failure('torn', 'checkpoint'); sys.exit(1)", "torn", Fault.CHECKPOINT),
     ("if rank == 3: report.report_failure('gloo: closed', 'peer'); sys.exit(1)", "gloo: closed", Fault.NONE),
-    (f"{AFTER_2}report.report_failure(*(('a bug', 'own') if rank == 3 else ('closed', 'peer'))); sys.exit(1)",
-     "a bug", Fault.OWN),
+    (f"{AFTER_2}report.report_failure(*(('a bug', 'own') if rank == 3 else ('closed', 'peer')))\n"
+     "until((report.folder / 'failed-3.json').exists); sys.exit(1)", "a bug", Fault.OWN),
     (f"{KILL_3}until(lambda: has_ended(out / 'pid')); report.report_failure('a reset', 'own'); sys.exit(1)",
      "the trainer of rank 3 was killed by SIGKILL", Fault.OWN),
     (nccl_abort("CUDA error: device-side assert"), "GPU 5: CUDA error: device-side assert", Fault.OWN),

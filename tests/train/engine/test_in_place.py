@@ -61,7 +61,7 @@ def end_connections_in_each_attempt(rank: int) -> None:
             regroup.shut_down_connections()
         run_step(self, *arguments)
 
-    trainer.Trainer.run_step = run  # type: ignore[method-assign]
+    trainer.Trainer.run_step = run  # type: ignore[assignment, method-assign]
 
 
 def count_resources() -> dict[str, Any]:
