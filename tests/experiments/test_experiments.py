@@ -4,7 +4,6 @@ import io
 import json
 import math
 import sys
-import tarfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ import experiments
 from experiments import run as all_experiments
 from experiments.harness import cli, confidence, runs, sweep, table
 from experiments.harness.claims import Arm, Claim, Experiment, make_side
-from experiments.harness.images import FOLDS, ImageSet, prepare_cifar, prepare_photographs
+from experiments.harness.images import FOLDS, ImageSet, prepare_photographs
 from experiments.harness.runs import ExperimentRun
 from experiments.harness.sweep import SweepLocation
 from train.data.index import open as index_open
@@ -58,20 +57,6 @@ def test_welch_interval_equals_examples_by_hand(first: Any, second: Any, differe
     assert (interval.low + interval.high) / 2 == pytest.approx(difference)
 
 
-@pytest.mark.parametrize("first, second, expected", [
-    ((60.0, 61.0), (None, None), '2 of 2 runs of "b" diverged and count as guessing.'),
-    ((1.0,), (), "**Not run yet.**"),
-    ((61.0,), (50.0,), "**A single run proves nothing.**"),
-])  # fmt: skip
-def test_claim_sentence_of_diverged_missing_and_single_runs(first: Any, second: Any, expected: str) -> None:
-    claim = Claim(text="A is better than B", first=make_side("a"), second=make_side("b"))
-    rows = {
-        name: [{"top1": value, "diverged": "nan" if value is None else None, "classes": 10} for value in values]
-        for name, values in (("a", first), ("b", second))
-    }
-    assert expected in confidence.claim_sentence(claim, rows)
-
-
 def stored_rows(arm: Arm) -> list[Any]:
     """Return the rows in results/ of an arm, in the order of their seeds. The key of a run is the name of its file."""
     rows = []
@@ -91,30 +76,9 @@ def test_results_page_follows_from_the_stored_rows() -> None:
     assert table.render_results_page(studies, rows) == (FOLDER / "RESULTS.md").read_text()
 
 
-def test_read_row_returns_only_the_same_configuration(tmp_path: Path) -> None:
-    run = ExperimentRun(make_arm(), 0, ImageSet(Path("somewhere"), "abc", 10))
-    assert runs.read_row(run, tmp_path) is None
-    row = runs.write_row(run, tmp_path, {"top1": 50.0})
-    assert runs.read_row(run, tmp_path) == row
-    path = tmp_path / f"{run.key}.json"
-    path.write_text(json.dumps({**row, "config": {**row["config"], "seed": 5}}))  # edited by hand, or copied
-    assert runs.read_row(run, tmp_path) is None
-
-
 def image_names(folder: Path, split: str) -> list[str]:
     """Return the names class/file of a split."""
     return index_open.load_index(folder, split).names()
-
-
-def test_prepare_cifar_takes_a_part_of_each_class_and_a_tar_equals_its_folder(images: Path, tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "x.tar.gz", "w:gz") as tar:
-        tar.add(images, "some/where")
-    from_folder = prepare_cifar(images, tmp_path / "a", per_class=4)
-    from_tar = prepare_cifar(tmp_path / "x.tar.gz", tmp_path / "b", per_class=4)
-    assert from_folder.fingerprint == from_tar.fingerprint and from_folder.classes == 10
-    names = image_names(from_folder.folder, "train")
-    assert len(names) == 40 and image_names(from_folder.folder, "val") == image_names(images, "val")
-    assert index_open.load_index(from_folder.folder, "train").read(0) == (images / "train" / names[0]).read_bytes()
 
 
 def test_prepare_photographs_folds_are_disjoint_and_shapes_reveal_no_class(tmp_path: Path) -> None:
