@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from support import exact_jobs
-from support.aws_user import TYPE, Renter
 from support.peers import SCRIPTS, peer_python
 from support.sandbox import Sandbox
 from support.third_party import FILES, FOLDER
@@ -132,28 +131,6 @@ def test_ddp_tutorial_continues_from_its_snapshot_when_a_machine_is_lost_and_ret
         assert found and epochs_in(log)[0] == int(found.group(1)) >= 1, describe(job)
         trained |= set(epochs_in(log))
     assert any(map(epochs_in, later_logs)) and trained == set(range(200)), describe(job)
-
-
-def test_ddp_tutorial_on_rented_machines_continues_from_its_snapshot_when_one_is_interrupted(renter: Renter) -> None:
-    project = make_project(renter.sandbox.path / "project", *TUTORIAL)
-    command = IN_CHECKPOINTS.format(python="python", script=TUTORIAL[0], arguments="200 1 --batch_size 32")
-    options = ("--machines", "3", "--procs", "1", "--type", TYPE, "--workdir", project)
-    renter.run("run", "-y", "-d", *options, "--", "sh", "-c", command)
-    job = renter.sandbox.job()
-
-    def is_saved() -> bool:
-        assert not job.has_ended, f"{describe(job)}\n{renter.describe()}"
-        return epochs_in(log_of(job, 1))[1:] != [] and renter.cli("pull").code == 0
-
-    renter.wait_for(is_saved, WAIT_SECONDS)
-    renter.cloud.interrupt(renter.instance_id("1"), notice=60)
-    renter.wait_for(lambda: job.has_ended and not renter.supervisor_pids(), WAIT_SECONDS)
-    assert job.state == "done", f"{describe(job)}\n{renter.describe()}"
-    found = SNAPSHOT.search(last_log(job))
-    assert found and epochs_in(last_log(job))[0] == int(found.group(1)), describe(job)
-    assert epochs_in(last_log(job))[-1] == 199 and "machine 1 left" in [row.reason for row in job.timeline()]
-    renter.assert_costs_match_the_bill(job)
-    renter.assert_nothing_left()
 
 
 def test_imagenet_example_continues_from_its_checkpoint(sandbox: Sandbox) -> None:

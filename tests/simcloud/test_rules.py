@@ -1,4 +1,4 @@
-"""What the simulated EC2 and EFS refuse."""
+"""The launches that the simulated EC2 refuses."""
 
 from typing import Any
 
@@ -6,7 +6,6 @@ import pytest
 from support.simcloud.in_process import START, Cloud, refused
 from support.simcloud.spot_market import offered
 
-IN_USE = "DependencyViolation"
 MARKETS = "", "spot", "capacity-block"
 WRONG_VALUE, COMBINATION = "InvalidParameterValue", "InvalidParameterCombination"
 
@@ -88,6 +87,3 @@ def test_launch_has_to_match_the_reservation(cloud: Cloud) -> None:
         target = {"CapacityReservationTarget": {"CapacityReservationId": id} if id else {}}
         arguments = {"InstanceType": type, "Placement": {"AvailabilityZone": zone}, **market, **changes}
         assert error_code(cloud, CapacityReservationSpecification=target, **arguments) == expected, (id, arguments)
-
-
-# --- deletion --------------------------------------------------------------------------------------------------------
