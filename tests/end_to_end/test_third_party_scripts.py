@@ -24,19 +24,6 @@ TUTORIAL = ("multigpu_torchrun.py", "datautils.py")
 SNAPSHOT = re.compile(r"Resuming training from snapshot at Epoch (\d+)")
 EPOCH = re.compile(r"^\[GPU0\] Epoch (\d+) ", re.MULTILINE)
 
-TRACKING = """\
-import os, mlflow, wandb
-
-if os.environ["RANK"] == "0":
-    run = wandb.init(id=os.environ["TORCHELASTIC_RUN_ID"], resume="allow")
-    run.log({"loss": 0.5})
-    run.finish()
-    with mlflow.start_run():
-        mlflow.log_metric("loss", 0.5)
-    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        raise SystemExit("once more")
-"""
-
 
 def make_project(folder: Path, *names: str) -> Path:
     """Return a project folder with unchanged scripts of others; skip the test when they have not been fetched.
@@ -216,23 +203,3 @@ def test_lightning_example_ends_with_fewer_machines(sandbox: Sandbox) -> None:
     job = train_through_a_loss(sandbox, project, command, *on_cpu, when=lambda job: "Epoch 1" in log_of(job, 1))
     log = last_log(job)
     assert "MEMBER: 1/2" in log and "test_loss" in log, describe(job)
-
-
-def test_trackers_of_a_script_work_by_their_own_variables_without_a_network(sandbox: Sandbox) -> None:
-    """The script starts anew once, and goes on with the same run of wandb."""
-    python = peer_python("wandb", "mlflow")
-    project, tracked = sandbox.path / "project", sandbox.path / "tracked"
-    project.mkdir()
-    (project / "track.py").write_text(TRACKING)
-    variables = {
-        **{"WANDB_MODE": "offline", "WANDB_DIR": str(tracked), "MLFLOW_ALLOW_FILE_STORE": "true"},
-        "MLFLOW_TRACKING_URI": f"file:{tracked}/mlruns",
-    }
-    tracked.mkdir()
-    options = [option for name, value in variables.items() for option in ("--env", f"{name}={value}")]
-    arguments = ("run", "--local", "--machines", "2", "--retries", "1", "--workdir", project, *options)
-    ended = sandbox.cli(*arguments, "--", python, "track.py", timeout=WAIT_SECONDS)
-    assert ended.code == 0, ended
-    runs = [path.name for path in tracked.glob("wandb/offline-run-*")]
-    assert len(runs) == 2 and all(name.endswith(f"-{sandbox.job().spec.uid}") for name in runs), runs
-    assert len(list(tracked.glob("mlruns/*/*/metrics/loss"))) == 2, ended

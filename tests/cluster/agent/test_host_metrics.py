@@ -9,7 +9,7 @@ from support.waiting import wait_for
 
 from cluster.agent import gpus
 from cluster.agent.host_metrics import HostSampler
-from cluster.state.heartbeats import GpuLoad
+from cluster.state.heartbeats import GpuLoad, MachineLoad
 
 
 class Host:
@@ -89,6 +89,16 @@ def test_sample_network_rates(
     assert (load.net_in_gbit, load.net_out_gbit) == rates
     host.now += 1
     assert sampler.sample().net_in_gbit == 0.0
+
+
+def test_sample_memory_is_total_minus_available_and_other_values_unknown_without_sources(host: Host) -> None:
+    host.write("proc/meminfo", "MemTotal: 2000000 kB\nMemFree: 10 kB\nMemAvailable: 500000 kB\nBuffers: 1 kB\n")
+    assert host.sampler().sample() == MachineLoad(memory_gb=1.54, memory_total_gb=2.05)
+    host.write("proc/stat", "")
+    host.write("proc/meminfo", "MemTotal: many kB\n")
+    sampler = host.sampler()
+    host.now += 1
+    assert sampler.sample() == MachineLoad()
 
 
 class FakeNvidiaSmi:

@@ -133,9 +133,9 @@ def test_steps_before_the_last_attempt_but_one_are_lost_once_when_its_checkpoint
 # --- a long history: each file is read once ------------------------------------------------------------------------
 
 
-def write_history(run: Any, seed: int = 0) -> None:
+def write_history(run: Any) -> None:
     """Write attempts of some steps each, of which each repeats a part of the one before. One step has one image."""
-    rng = random.Random(seed)
+    rng = random.Random(0)
     step, now = 0, 1000.0
     for number in range(1, ATTEMPTS + 1):
         run.write_attempt(number, f"0.{number}", reason="killed", resume_step=step, time=now)
