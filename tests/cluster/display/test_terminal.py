@@ -1,6 +1,7 @@
 """What reaches the terminal: no control character of a machine, and a progress bar."""
 
 import io
+import os
 import re
 import sys
 from pathlib import Path
@@ -57,6 +58,16 @@ def test_log_of_lines_is_read_in_pieces(tmp_path: Path, capsys: pytest.CaptureFi
     for is_complete, count in ((False, 2 * PIECE_BYTES), (True, 1)):
         printer.print_new_lines(is_complete)
         assert capsys.readouterr().out == "x" * count
+
+
+def test_output_after_the_reader_has_gone_is_discarded() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    stream = terminal.TerminalStream(os.fdopen(writer, "w", buffering=1))
+    for _ in range(3):
+        assert stream.write("a line\n") == 7
+    stream.flush()
+    stream.stream.close()
 
 
 def test_progress_bar_without_terminal_prints_a_line_per_ten_percent(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,9 +1,10 @@
-"""run_validation: the check of its counts.
+"""run_validation: full batches on a GPU, and the check of its counts.
 
 Its counts and its eval mode are tested in tests/train/rules/test_validation.py.
 """
 
 import pytest
+import torch
 from support.trainer_in_process import (
     PLAIN_PREPROCESSOR,
     SINGLE_PROCESS,
@@ -13,10 +14,23 @@ from support.trainer_in_process import (
     make_recipe,
     make_sampler,
 )
+from torch import nn
 
-from train.engine.validation import run_validation
+from train.engine.validation import fill_batch, run_validation
 from train.metrics.time_breakdown import TimeBreakdown
 from train.recipe.schedule import Schedule
+
+
+def test_fill_batch_takes_the_smallest_warmed_shape_and_keeps_the_scores() -> None:
+    """On a GPU kernels were searched for full batches only."""
+    images = torch.rand(3, 3, 8, 6).contiguous(memory_format=torch.channels_last)
+    shapes = {(8, 8, 6), (5, 8, 6), (5, 6, 8), (2, 8, 6)}
+    filled = fill_batch(images, shapes)
+    assert filled.shape == (5, 3, 8, 6) and torch.equal(filled[:3], images) and not filled[3:].any()
+    assert filled.is_contiguous(memory_format=torch.channels_last)
+    assert fill_batch(images, {(2, 8, 6), (5, 6, 8)}) is images and fill_batch(images, {(3, 8, 6), *shapes}) is images
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 6 * 4, 7)).eval()
+    torch.testing.assert_close(net(filled)[:3], net(images))
 
 
 @pytest.mark.parametrize("expected", [52, 54])

@@ -114,6 +114,27 @@ def test_rows_of_buckets_and_classes_add_up_and_examples_have_an_answer_for_each
         assert all(answer.predicted in classes and 0 < answer.percent <= 100 for answer in image.answers)
 
 
+EQUAL_RATIOS = [(500, 375), (640, 480), (4, 3), (500, 376)]  # 500 / 376 is shown as 1.33 too
+TALL = [(375, 500 + 9 * number) for number in range(20)]
+WIDE = [(900 + 9 * number, 500) for number in range(20)]
+
+
+@pytest.mark.parametrize(("sizes", "counts"), [
+    ([(width, 100) for width in range(80, 50, -1)], [5] * 6),
+    ([*TALL, *EQUAL_RATIOS * 15, *WIDE], [17, 3, 63, 17]),
+    ([(300, 400)] * 50, [50]),
+])  # fmt: skip
+def test_ratio_buckets_are_of_similar_size_and_keep_equal_ratios_together(
+    sizes: list[tuple[int, int]], counts: list[int]
+) -> None:
+    widths, heights = np.array(sizes).T
+    index: Any = SimpleNamespace(widths=widths, heights=heights)
+    buckets = runner.ratio_buckets(index)
+    assert [len(ids) for ids in buckets] == counts
+    ratios = (widths / heights)[np.concatenate(buckets)]
+    assert ratios.tolist() == sorted(widths / heights)
+
+
 def test_top5_is_left_out_where_all_guesses_are_right() -> None:
     answers = np.array([[1, 1, 1, 0, 0.5], [1, 0, 1, 2, 0.5]])
     for classes, expected in ((5, (50.0, None)), (6, (50.0, 100.0))):
