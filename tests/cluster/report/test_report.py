@@ -1,6 +1,7 @@
 """Tests of the HTML report: facts, page, hostile names, jobs with little data, who writes it, and a browser's view."""
 
 import html.parser
+import io
 import json
 import math
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 import pytest
 from PIL import Image
 from support import aws_journal
@@ -277,6 +279,27 @@ def test_render_report_rented_job_shows_cost_over_time(hand_made: Any) -> None:
 
 
 # --- validation images ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [(300, 200), (200, 300), (240, 240), (1200, 300)])
+def test_center_crop_box_is_what_center_crop_reads(size: tuple[int, int]) -> None:
+    torch = pytest.importorskip("torch")
+    from train.data.loading import crop
+    from train.data.order import rect_val
+
+    width, height = size
+    pixels = np.zeros((height, width, 3), np.uint8)
+    pixels[..., 0], pixels[..., 1] = np.linspace(0, 255, width), np.linspace(0, 255, height)[:, None]
+    data = io.BytesIO()
+    Image.fromarray(pixels).save(data, "PNG")
+    shape = rect_val.rect_crop_shape(width, height, 128)
+    batch = torch.empty((1, *shape, 3), dtype=torch.uint8)
+    crop.center_crop(data.getvalue(), (height, width), crop.image_views(batch)[0])
+    left, top, box_width, box_height = report_facts.center_crop_box(size, shape)
+    crop_pixels = batch[0].numpy().astype(float)
+    for channel, begin, length in ((0, left, box_width), (1, top, box_height)):
+        assert crop_pixels[..., channel].min() == pytest.approx(255 * begin, abs=2.5)
+        assert crop_pixels[..., channel].max() == pytest.approx(255 * (begin + length), abs=2.5)
 
 
 def test_render_report_shows_the_rectangle_that_the_last_phase_sees(hand_made: Any, tmp_path: Path) -> None:
