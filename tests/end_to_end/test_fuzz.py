@@ -1,19 +1,15 @@
 """Damaged run folders: whatever one file holds, every command ends with its output or with one clear line.
 
-Each case changes one file of a run folder: one value of it, all of it, or its kind. Most often one of the commands that
-then run reads this file. The commands run in this process.
+Each case changes one file of a run folder: one value of it, all of it, or its kind. The commands run in this process.
 """
 
 import contextlib
 import copy
-import functools
 import json
 import os
 import random
 import shutil
 import signal
-import stat
-import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,7 +35,6 @@ from infra.aws.launch_request import Place
 from train.tools.files import locked
 
 COMMANDS_PER_KIND = 1000
-READ_SHARE = 0.8  # of the cases damage a file that one of their commands reads; the others any file
 MAX_SECONDS = round(10 * PATIENCE)
 MAX_ERROR_CHARACTERS = 3000
 EXIT_CODES = (0, 1, 2, 100, 101, 102, 103)
@@ -130,15 +125,16 @@ KINDS: dict[str, Callable[[Path], None]] = {
 }
 
 
-def damage(folder: Path, read_files: set[Path], generator: random.Random) -> str:
-    """Change one file of a run folder, mostly one of `read_files`. Returns a description of the change."""
+def damage(folder: Path, generator: random.Random) -> str:
+    """Change one file of a run folder, but none that only the agent reads. Returns a description of the change."""
     paths = [
         path
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.suffix not in (".pt", ".safetensors", ".html") and "lock" not in path.name
+        if path.is_file()
+        and path.suffix not in (".pt", ".safetensors", ".html")
+        and "lock" not in path.name
+        and "work" not in path.parts
     ]
-    if generator.random() < READ_SHARE:
-        paths = [path for path in paths if path in read_files] or paths
     path = generator.choice(paths)
     content = path.read_bytes()
     path.unlink()
@@ -173,36 +169,6 @@ def damaged(path: Path, content: bytes, generator: random.Random) -> str:
         path.write_bytes(text)
         return f"{text[:20]!r} ... of {len(text)} bytes"
     return what
-
-
-def restore(folder: Path, intact_folder: Path) -> None:
-    """Undo all changes of a run folder. Deleting all of it takes longer than the commands of a case."""
-    for parent, folder_names, names in os.walk(folder, topdown=False):
-        for changed in [Path(parent, name) for name in folder_names + names]:
-            if identity(changed) == identity(intact_folder / changed.relative_to(folder)):
-                continue
-            if changed.is_dir() and not changed.is_symlink():
-                shutil.rmtree(changed)
-            else:
-                changed.unlink()
-    for parent, folder_names, names in os.walk(intact_folder):
-        path = folder / Path(parent).relative_to(intact_folder)
-        for name in folder_names:
-            (path / name).mkdir(exist_ok=True)
-        for name in names:
-            if not os.path.lexists(path / name):
-                shutil.copy2(Path(parent, name), path / name)
-        shutil.copystat(parent, path)
-
-
-def identity(path: Path) -> tuple[int, ...] | None:
-    """Return what tells a changed path from the original: kind, size and time of a file, kind of a folder, or None."""
-    try:
-        status = path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    is_folder = stat.S_ISDIR(status.st_mode)
-    return (stat.S_IFDIR,) if is_folder else (status.st_mode, status.st_size, status.st_mtime_ns)
 
 
 def json_paths(value: Any, prefix: JsonPath = ()) -> Iterator[JsonPath]:
@@ -270,26 +236,6 @@ def run_command(words: list[str]) -> str:
     return ""
 
 
-@functools.cache
-def opened_paths() -> set[str]:
-    """Return the set of the files of jobs that this process opens from the first call on. Python keeps such a hook."""
-    paths = set[str]()
-
-    def note(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open" and "/runs/job-1/" in (path := str(arguments[0])):
-            paths.add(path)
-
-    sys.addaudithook(note)
-    return paths
-
-
-def files_read(words: list[str], folder: Path) -> set[Path]:
-    """Run a command on an intact run folder. Returns the files of the folder that it opens."""
-    opened_paths().clear()
-    assert run_command(words) == ""
-    return {path for name in opened_paths() if (path := Path(name)).is_relative_to(folder)}
-
-
 @pytest.fixture
 def job_folder(finished: FinishedSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the run folder of a finished job, of which no command can start a job."""
@@ -319,22 +265,16 @@ def test_commands_on_damaged_run_folders_end_without_traceback(kind: str, job_fo
     lock_path = job_folder / "machine/work/0" / AGENT_LOCK
     quick_commands = [words for words in COMMANDS if not (kind == "running" and words == ["follow"])]  # has no end then
     run_command(["report"])  # imports what draws, which takes long
-    read_by: dict[tuple[str, ...], set[Path]] = {}
-    for words in (*quick_commands, *SLOW_COMMANDS):
-        restore(job_folder, intact_folder)
-        with locked(lock_path) if kind == "running" else contextlib.nullcontext():
-            read_by[tuple(words)] = files_read(words, job_folder)
-    assert all(read_by.values())
     problems: dict[tuple[str, str], str] = {}
     command_count = 0
     while command_count < COMMANDS_PER_KIND:
-        restore(job_folder, intact_folder)
+        shutil.rmtree(job_folder)
+        shutil.copytree(intact_folder, job_folder)
         commands_of_case = generator.sample(quick_commands, 6)
         if generator.random() < 6 * SLOW_SHARE:
             commands_of_case += SLOW_COMMANDS
-        read_files = set[Path]().union(*(read_by[tuple(words)] for words in commands_of_case))
         with locked(lock_path) if kind == "running" else contextlib.nullcontext():
-            description = damage(job_folder, read_files, generator)
+            description = damage(job_folder, generator)
             for words in commands_of_case:
                 command_count += 1
                 if problem := run_command(words):

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from support import exact_jobs
-from support.aws_user import TYPE, Renter
 from support.peers import SCRIPTS, peer_python
 from support.sandbox import Sandbox
 from support.third_party import FILES, FOLDER
@@ -24,19 +23,6 @@ IN_CHECKPOINTS = 'cd "$IMGNET_CHECKPOINTS" && exec {python} "$OLDPWD/on_cpu.py" 
 TUTORIAL = ("multigpu_torchrun.py", "datautils.py")
 SNAPSHOT = re.compile(r"Resuming training from snapshot at Epoch (\d+)")
 EPOCH = re.compile(r"^\[GPU0\] Epoch (\d+) ", re.MULTILINE)
-
-TRACKING = """\
-import os, mlflow, wandb
-
-if os.environ["RANK"] == "0":
-    run = wandb.init(id=os.environ["TORCHELASTIC_RUN_ID"], resume="allow")
-    run.log({"loss": 0.5})
-    run.finish()
-    with mlflow.start_run():
-        mlflow.log_metric("loss", 0.5)
-    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        raise SystemExit("once more")
-"""
 
 
 def make_project(folder: Path, *names: str) -> Path:
@@ -134,28 +120,6 @@ def test_ddp_tutorial_continues_from_its_snapshot_when_a_machine_is_lost_and_ret
     assert any(map(epochs_in, later_logs)) and trained == set(range(200)), describe(job)
 
 
-def test_ddp_tutorial_on_rented_machines_continues_from_its_snapshot_when_one_is_interrupted(renter: Renter) -> None:
-    project = make_project(renter.sandbox.path / "project", *TUTORIAL)
-    command = IN_CHECKPOINTS.format(python="python", script=TUTORIAL[0], arguments="200 1 --batch_size 32")
-    options = ("--machines", "3", "--procs", "1", "--type", TYPE, "--workdir", project)
-    renter.run("run", "-y", "-d", *options, "--", "sh", "-c", command)
-    job = renter.sandbox.job()
-
-    def is_saved() -> bool:
-        assert not job.has_ended, f"{describe(job)}\n{renter.describe()}"
-        return epochs_in(log_of(job, 1))[1:] != [] and renter.cli("pull").code == 0
-
-    renter.wait_for(is_saved, WAIT_SECONDS)
-    renter.cloud.interrupt(renter.instance_id("1"), notice=60)
-    renter.wait_for(lambda: job.has_ended and not renter.supervisor_pids(), WAIT_SECONDS)
-    assert job.state == "done", f"{describe(job)}\n{renter.describe()}"
-    found = SNAPSHOT.search(last_log(job))
-    assert found and epochs_in(last_log(job))[0] == int(found.group(1)), describe(job)
-    assert epochs_in(last_log(job))[-1] == 199 and "machine 1 left" in [row.reason for row in job.timeline()]
-    renter.assert_costs_match_the_bill(job)
-    renter.assert_nothing_left()
-
-
 def test_imagenet_example_continues_from_its_checkpoint(sandbox: Sandbox) -> None:
     python = peer_python("torch", "torchvision")
     project = make_project(sandbox.path / "project", "main.py")
@@ -239,23 +203,3 @@ def test_lightning_example_ends_with_fewer_machines(sandbox: Sandbox) -> None:
     job = train_through_a_loss(sandbox, project, command, *on_cpu, when=lambda job: "Epoch 1" in log_of(job, 1))
     log = last_log(job)
     assert "MEMBER: 1/2" in log and "test_loss" in log, describe(job)
-
-
-def test_trackers_of_a_script_work_by_their_own_variables_without_a_network(sandbox: Sandbox) -> None:
-    """The script starts anew once, and goes on with the same run of wandb."""
-    python = peer_python("wandb", "mlflow")
-    project, tracked = sandbox.path / "project", sandbox.path / "tracked"
-    project.mkdir()
-    (project / "track.py").write_text(TRACKING)
-    variables = {
-        **{"WANDB_MODE": "offline", "WANDB_DIR": str(tracked), "MLFLOW_ALLOW_FILE_STORE": "true"},
-        "MLFLOW_TRACKING_URI": f"file:{tracked}/mlruns",
-    }
-    tracked.mkdir()
-    options = [option for name, value in variables.items() for option in ("--env", f"{name}={value}")]
-    arguments = ("run", "--local", "--machines", "2", "--retries", "1", "--workdir", project, *options)
-    ended = sandbox.cli(*arguments, "--", python, "track.py", timeout=WAIT_SECONDS)
-    assert ended.code == 0, ended
-    runs = [path.name for path in tracked.glob("wandb/offline-run-*")]
-    assert len(runs) == 2 and all(name.endswith(f"-{sandbox.job().spec.uid}") for name in runs), runs
-    assert len(list(tracked.glob("mlruns/*/*/metrics/loss"))) == 2, ended

@@ -1,29 +1,23 @@
 """Tests of the experiments: numbers, tables, image sets, and a sweep that makes only the missing runs."""
 
-import io
 import json
 import math
 import sys
-import tarfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 from support.specs import TINY
-from support.waiting import wait_for
 
 import experiments
 from experiments import run as all_experiments
-from experiments.harness import cli, confidence, runs, sweep, table
+from experiments.harness import cli, confidence, runs, table
 from experiments.harness.claims import Arm, Claim, Experiment, make_side
-from experiments.harness.images import FOLDS, ImageSet, prepare_cifar, prepare_photographs
+from experiments.harness.images import ImageSet
 from experiments.harness.runs import ExperimentRun
 from experiments.harness.sweep import SweepLocation
-from train.data.index import open as index_open
 from train.recipe import Optim, Phase
 
 FOLDER = Path(experiments.__path__[0])
@@ -58,20 +52,6 @@ def test_welch_interval_equals_examples_by_hand(first: Any, second: Any, differe
     assert (interval.low + interval.high) / 2 == pytest.approx(difference)
 
 
-@pytest.mark.parametrize("first, second, expected", [
-    ((60.0, 61.0), (None, None), '2 of 2 runs of "b" diverged and count as guessing.'),
-    ((1.0,), (), "**Not run yet.**"),
-    ((61.0,), (50.0,), "**A single run proves nothing.**"),
-])  # fmt: skip
-def test_claim_sentence_of_diverged_missing_and_single_runs(first: Any, second: Any, expected: str) -> None:
-    claim = Claim(text="A is better than B", first=make_side("a"), second=make_side("b"))
-    rows = {
-        name: [{"top1": value, "diverged": "nan" if value is None else None, "classes": 10} for value in values]
-        for name, values in (("a", first), ("b", second))
-    }
-    assert expected in confidence.claim_sentence(claim, rows)
-
-
 def stored_rows(arm: Arm) -> list[Any]:
     """Return the rows in results/ of an arm, in the order of their seeds. The key of a run is the name of its file."""
     rows = []
@@ -89,59 +69,6 @@ def test_results_page_follows_from_the_stored_rows() -> None:
     studies = all_experiments.EXPERIMENTS
     rows = {study.name: {arm.name: stored_rows(arm) for arm in study.arms} for study in studies}
     assert table.render_results_page(studies, rows) == (FOLDER / "RESULTS.md").read_text()
-
-
-def test_read_row_returns_only_the_same_configuration(tmp_path: Path) -> None:
-    run = ExperimentRun(make_arm(), 0, ImageSet(Path("somewhere"), "abc", 10))
-    assert runs.read_row(run, tmp_path) is None
-    row = runs.write_row(run, tmp_path, {"top1": 50.0})
-    assert runs.read_row(run, tmp_path) == row
-    path = tmp_path / f"{run.key}.json"
-    path.write_text(json.dumps({**row, "config": {**row["config"], "seed": 5}}))  # edited by hand, or copied
-    assert runs.read_row(run, tmp_path) is None
-
-
-def image_names(folder: Path, split: str) -> list[str]:
-    """Return the names class/file of a split."""
-    return index_open.load_index(folder, split).names()
-
-
-def test_prepare_cifar_takes_a_part_of_each_class_and_a_tar_equals_its_folder(images: Path, tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "x.tar.gz", "w:gz") as tar:
-        tar.add(images, "some/where")
-    from_folder = prepare_cifar(images, tmp_path / "a", per_class=4)
-    from_tar = prepare_cifar(tmp_path / "x.tar.gz", tmp_path / "b", per_class=4)
-    assert from_folder.fingerprint == from_tar.fingerprint and from_folder.classes == 10
-    names = image_names(from_folder.folder, "train")
-    assert len(names) == 40 and image_names(from_folder.folder, "val") == image_names(images, "val")
-    assert index_open.load_index(from_folder.folder, "train").read(0) == (images / "train" / names[0]).read_bytes()
-
-
-def test_prepare_photographs_folds_are_disjoint_and_shapes_reveal_no_class(tmp_path: Path) -> None:
-    (tmp_path / "photographs").mkdir()
-    noise = np.random.default_rng(0).integers(0, 255, (300, 400, 3), np.uint8)
-    for number in range(20):
-        Image.fromarray(noise[:, : 200 + 10 * number]).save(tmp_path / f"photographs/{number}.JPEG")
-    validated: list[str] = []
-    for fold in range(FOLDS):
-        folder = prepare_photographs(tmp_path / "photographs", tmp_path / "work", fold).folder
-        files = {}
-        for split in ("train", "val"):
-            names = [name.split("/") for name in image_names(folder, split)]
-            files[split] = {file for class_name, file in names if class_name == "upright"}
-            assert {file for class_name, file in names if class_name == "turned"} == files[split]
-        assert not files["train"] & files["val"] and len(files["train"] | files["val"]) == 20
-        validated += files["val"]
-        packed = index_open.load_index(folder, "val")
-        contents = {name: packed.read(number) for number, name in enumerate(packed.names())}
-        for file in files["val"]:
-            turned, upright = (Image.open(io.BytesIO(contents[f"{name}/{file}"])) for name in ("turned", "upright"))
-            assert (turned.size, turned.info.keys()) == (upright.size, upright.info.keys())
-            assert turned.quantization == upright.quantization  # type: ignore[attr-defined]
-            turned_back = turned.transpose(Image.Transpose.ROTATE_180)
-            error = np.abs(np.asarray(turned_back, int) - np.asarray(upright, int)).mean()
-            assert error < 20 < np.abs(np.asarray(turned, int) - np.asarray(upright, int)).mean()
-    assert len(validated) == 20 == len(set(validated))  # each photograph is in one validation set
 
 
 def test_main_makes_the_missing_runs_and_prints_tables(
@@ -174,24 +101,3 @@ def test_main_makes_the_missing_runs_and_prints_tables(
     assert "4 runs, 2 of them missing" in output.out and "| wild | 2 | 60.00 ± 0.00 |" in output.out
     assert (tmp_path / "pictures" / "toy.png").exists()
     assert "| slow | 2 | 60.00 ± 0.00 |" in (tmp_path / "RESULTS.md").read_text()
-
-
-@pytest.mark.rehearsal
-def test_run_sweep_real_trainer_resumes_and_another_diverges(images: Path, tmp_path: Path) -> None:
-    drawn = ImageSet(images, "drawn", 10)
-    run, diverging_run = ExperimentRun(make_arm(epochs=40), 0, drawn), ExperimentRun(make_arm("wild", 1e30), 0, drawn)
-    location = SweepLocation(tmp_path / "results", tmp_path / "work")
-    process = sweep.start_run(run, location)
-    metrics = location.folder(run) / "metrics" / "000001.jsonl"
-    try:
-        wait_for(lambda: metrics.exists() and metrics.read_text().count('"epoch"') > 2)
-        assert process.poll() is None
-    finally:
-        sweep.stop_trainers([process])
-    assert process.returncode == 3
-    sweep.run_sweep([run, diverging_run], location, 2, lambda _: None)
-    row = runs.read_row(run, location.results)
-    assert row and row["steps"] == 320 and len(row["train_top1"]) == 40, row
-    assert row["train_top1"][-1] > 2 * row["train_top1"][0], row
-    diverged_row = runs.read_row(diverging_run, location.results)
-    assert diverged_row and diverged_row["top1"] is None and "is nan at step" in diverged_row["diverged"]

@@ -1,4 +1,4 @@
-"""What the simulated EC2 and EFS refuse."""
+"""The launches that the simulated EC2 refuses."""
 
 from typing import Any
 
@@ -6,7 +6,6 @@ import pytest
 from support.simcloud.in_process import START, Cloud, refused
 from support.simcloud.spot_market import offered
 
-IN_USE = "DependencyViolation"
 MARKETS = "", "spot", "capacity-block"
 WRONG_VALUE, COMBINATION = "InvalidParameterValue", "InvalidParameterCombination"
 
@@ -41,12 +40,6 @@ def test_launch_with_unknown_or_unfit_parameters_is_refused_also_as_a_dry_run(
 ) -> None:
     assert error_code(cloud, **changes) == expected
     assert refused(cloud.launch, **changes, DryRun=True) == (expected, 400)
-
-
-def test_dry_run_does_not_see_what_the_market_refuses(cloud: Cloud) -> None:
-    changes = {"InstanceType": "p4d.24xlarge", "Placement": {"AvailabilityZone": "us-east-1e"}}
-    assert error_code(cloud, **changes) == "Unsupported"
-    assert refused(cloud.launch, **changes, DryRun=True) == ("DryRunOperation", 412)
 
 
 def efa_interfaces(subnet: str, group: str, count: int) -> list[dict[str, Any]]:
@@ -94,59 +87,3 @@ def test_launch_has_to_match_the_reservation(cloud: Cloud) -> None:
         target = {"CapacityReservationTarget": {"CapacityReservationId": id} if id else {}}
         arguments = {"InstanceType": type, "Placement": {"AvailabilityZone": zone}, **market, **changes}
         assert error_code(cloud, CapacityReservationSpecification=target, **arguments) == expected, (id, arguments)
-
-
-def test_terminate_instances_with_one_unknown_id_ends_none(cloud: Cloud) -> None:
-    ids = cloud.launch(2)
-    code, _ = refused(cloud.ec2.terminate_instances, InstanceIds=[*ids, "i-0123456789abcdef0"])
-    assert code == "InvalidInstanceID.NotFound" and [cloud.state(id) for id in ids] == ["running", "running"]
-
-
-# --- deletion --------------------------------------------------------------------------------------------------------
-
-
-def test_network_in_use_by_an_instance_cannot_be_deleted(cloud: Cloud) -> None:
-    cloud.sim.stop_seconds = 10
-    vpc, subnet, security = cloud.network()
-    gateway = cloud.ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"]
-    detach = {"InternetGatewayId": gateway, "VpcId": vpc}
-    cloud.ec2.attach_internet_gateway(**detach)
-    interface = {"DeviceIndex": 0, "SubnetId": subnet, "Groups": [security], "AssociatePublicIpAddress": True}
-    ids = cloud.launch(NetworkInterfaces=[interface])
-    kind = {"ServiceName": "com.amazonaws.us-east-1.s3", "VpcEndpointType": "Gateway"}
-    endpoint = cloud.ec2.create_vpc_endpoint(VpcId=vpc, **kind)["VpcEndpoint"]
-    steps: list[tuple[Any, dict[str, Any]]] = [
-        (cloud.ec2.detach_internet_gateway, detach),
-        (cloud.ec2.delete_security_group, {"GroupId": security}),
-        (cloud.ec2.delete_subnet, {"SubnetId": subnet}),
-    ]
-    cloud.ec2.terminate_instances(InstanceIds=ids)
-    for call, arguments in steps:
-        assert refused(call, **arguments)[0] == IN_USE, "it is shutting down"
-    cloud.sim.advance(10)
-    for call, arguments in (*steps, (cloud.ec2.delete_vpc_endpoints, {"VpcEndpointIds": [endpoint["VpcEndpointId"]]})):
-        assert refused(cloud.ec2.delete_vpc, VpcId=vpc)[0] == IN_USE, call
-        call(**arguments)
-    cloud.ec2.delete_vpc(VpcId=vpc)
-
-
-def test_efs_is_created_and_deleted_by_the_clock(cloud: Cloud) -> None:
-    cloud.sim.efs_seconds = 8
-    efs = cloud.account.efs
-    _, subnet, security = cloud.network()
-    id = efs.create_file_system(CreationToken="t", Encrypted=True)["FileSystemId"]
-    target = {"FileSystemId": id, "SubnetId": subnet, "SecurityGroups": [security]}
-    assert refused(efs.create_file_system, CreationToken="t")[0] == "FileSystemAlreadyExists"
-    assert refused(efs.create_mount_target, **target) == ("IncorrectFileSystemLifeCycleState", 409)
-    cloud.sim.advance(8)
-    mount_target = efs.create_mount_target(**target)["MountTargetId"]
-    cloud.sim.advance(8)
-    assert refused(efs.delete_file_system, FileSystemId=id) == ("FileSystemInUse", 409)
-    efs.delete_mount_target(MountTargetId=mount_target)
-    assert refused(efs.delete_file_system, FileSystemId=id)[0] == "FileSystemInUse", "it is still being deleted"
-    assert refused(cloud.ec2.delete_security_group, GroupId=security)[0] == IN_USE
-    cloud.sim.advance(8)
-    efs.delete_file_system(FileSystemId=id)
-    assert efs.describe_file_systems()["FileSystems"][0]["LifeCycleState"] == "deleting"
-    cloud.sim.advance(8)
-    assert efs.describe_file_systems()["FileSystems"] == []

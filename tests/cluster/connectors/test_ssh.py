@@ -406,13 +406,6 @@ def test_write_failure_raises_one_line(machine: SSHConnector) -> None:
         machine.write("/tmp", b"a" * 5_000_000)
 
 
-def test_read_from_returns_limited_bytes_from_offset(machine: SSHConnector) -> None:
-    machine.write("~/read", b"0123456789")
-    for offset, limit, expected in ((0, 100, b"0123456789"), (3, 4, b"3456"), (9, 9, b"9"), (99, 1, b"")):
-        assert machine.read_from("~/read", offset, limit) == expected
-    assert machine.read_from("~/not there", 0, 100) == b""
-
-
 def test_received_bytes_count_what_the_machine_sends(machine: SSHConnector, tmp_path: Path) -> None:
     content, path = bytes(range(256)) * 8000, str(tmp_path / "f")
     before = machine.received_bytes

@@ -10,7 +10,6 @@ from rich.console import Console
 
 from cluster.backends.rentals import OfferRow, RentedJob
 from cluster.display import cloud, forecast, plan, status, tables
-from cluster.state.states import JobState
 from infra.costs import JobCost
 from train.forecast import TermComparison
 from train.recipe.recipe_files import read_recipes
@@ -82,8 +81,3 @@ def test_print_table_in_a_terminal_too_narrow_for_numbers_wraps_lines(monkeypatc
     monkeypatch.setattr(tables, "console", lambda: Console(file=printed, width=20, highlight=False, markup=False))
     tables.print_table([{"dollars": 1234567890.25, "minutes": 123, "steps": 10**12}])
     assert "1234567890     123 1000000000000" in printed.getvalue()
-
-
-def test_print_table_ends_no_line_with_a_space(capsys: pytest.CaptureFixture[str]) -> None:
-    tables.print_table([{"job": "job-10", "state": JobState.DONE}, {"job": "job-1"}])
-    assert capsys.readouterr().out.splitlines() == ["job    state", "────────────", "job-10 done", "job-1"]

@@ -1,6 +1,5 @@
 """`imgnet-cluster eval`: its process, what the command prints, and its picture."""
 
-import io
 import json
 import shutil
 import sys
@@ -8,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from cluster.cli.evaluate import _print_results
 from cluster.errors import ClusterError
 from cluster.jobs import evaluation
-from cluster.plots import crops
-from train.inference.protocol import CropAnswer, Evaluation, EvaluationRow, ExampleImage, RatioBucket
+from train.inference.protocol import Evaluation, EvaluationRow, RatioBucket
 
 FACTS: dict[str, Any] = {
     "checkpoint": "x", "recipe": "x", "model": "x", "epoch": 3, "step": 691, "images": 1, "classes": 2, "data": "x",
@@ -106,26 +103,3 @@ def test_printed_results_have_a_top5_only_where_it_says_something(top5: float | 
     )  # fmt: skip
     _print_results(Evaluation(**FACTS, rows=rows, examples=()))
     assert capsys.readouterr().out.count("top-5") == (0 if top5 is None else 2)
-
-
-def test_draw_crops_right_and_wrong_answers_have_colors(tmp_path: Path) -> None:
-    stream = io.BytesIO()
-    Image.new("RGB", (40, 40), "#808080").save(stream, "JPEG")
-    answers = [
-        CropAnswer(crop=crop, boxes=((0.25, 0, 0.5, 1),), predicted=name, percent=50.0)
-        for crop, name in (("center", "dog"), ("rect", "cat"))
-    ]
-    cat = ExampleImage(true="cat", answers=tuple(answers), jpeg=stream.getvalue())
-    row = EvaluationRow(
-        crop="center", size=96, views=1, copy=None, images=1, top1=0.0, top5=0.0, loss=1.0, seconds=1.0, buckets=(),
-        confusion=None,
-    )  # fmt: skip
-    crops.draw_crops(tmp_path / "x.png", Evaluation(**FACTS, rows=(row,), examples=(cat,)))
-    page = Image.open(tmp_path / "x.png").convert("RGB")
-    middle = page.width // 2
-    seen, dimmed = (0x80, 0x80, 0x80), (0xD3, 0xD3, 0xD3)  # dimmed: 35 % of the gray on white
-    red, green = (0xD1, 0x49, 0x5B), (0x2A, 0x9D, 0x5C)
-    for box, color, other in (((0, middle), red, green), ((middle, page.width), green, red)):
-        part: Any = page.crop((box[0], 0, box[1], page.height))
-        found = {value for _, value in part.getcolors(1 << 16)}
-        assert {seen, dimmed, color} <= found and other not in found

@@ -3,12 +3,10 @@
 Both go to the machines in one archive.
 """
 
-import importlib.metadata
 import io
 import os
 import subprocess
 import tarfile
-import tomllib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,9 +17,7 @@ import pytest
 from support.local_connector import LocalConnector
 from support.specs import TINY
 
-from cluster.backends.local import LocalBackend
 from cluster.errors import BadInput, ClusterError
-from cluster.jobs import submit
 from cluster.machines import code_archive, requirements, user_project
 from cluster.state.spec import UserProject
 from train.recipe import Command, Model, Optim, Recipe
@@ -227,26 +223,6 @@ def test_search_folder_outside_of_the_project_is_refused(name: str) -> None:
         UserProject(folder="/home/me/project", search=(".", name))
 
 
-def test_launch_and_resume_copy_the_project(
-    hand_made: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nets = write(tmp_path / "mine/nets.py", "first")
-    project = UserProject(folder=str(tmp_path / "mine"), search=(".",))
-    run = hand_made("job-1", user_project=project)
-    created = submit.create_job(run.spec)
-    copied_module = created.run_folder.user_project / "nets.py"
-    assert created.name == "job-2" and created.spec.user_project == project
-    nets.write_text("corrected")
-    assert copied_module.read_text() == "first"
-
-    run.write_status("failed", ended=True)
-    run.job.refresh()
-    monkeypatch.setattr(LocalBackend, "check", lambda *_: None)
-    monkeypatch.setattr(submit.Job, "start", lambda self: None)
-    run.job.resume()
-    assert (run.run_folder.user_project / "nets.py").read_text() == "corrected"
-
-
 # --- what a recipe needs beside it ------------------------------------------------------------------------------------
 
 
@@ -380,17 +356,6 @@ def test_pack_code_has_packages_pyproject_and_the_copy_of_the_users_project(chec
     assert set(archive_members(without[0])) == names
     assert set(archive_members(with_project[0])) == names | {"user_project/nets.py", "user_project/parts/new ä\n.py"}
     assert without[1] != with_project[1] and code_archive.pack_code(checkout, tmp_path / "nowhere") == without
-
-
-def test_pack_code_of_installed_package_writes_pyproject(tmp_path: Path) -> None:
-    root = make_tree(tmp_path / "site-packages")
-    (root / "pyproject.toml").unlink()
-    with tarfile.open(fileobj=io.BytesIO(code_archive.pack_code(root)[0])) as opened:
-        file = opened.extractfile("pyproject.toml")
-        assert file
-        dependencies = tomllib.loads(file.read().decode())["project"]["dependencies"]
-    required = importlib.metadata.requires("imgnet-cluster") or []
-    assert dependencies == [requirement for requirement in required if "extra ==" not in requirement]
 
 
 def test_pack_code_ignores_times_and_owners(tmp_path: Path) -> None:

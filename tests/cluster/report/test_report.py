@@ -34,7 +34,6 @@ from infra.aws.launch_request import Place
 from train.data.index.open import load_index
 from train.metrics.records import StepRow
 from train.metrics.thumbnails import write_class_thumbnails
-from train.recipe import Optim
 
 HOSTILE = "</title></style><script>alert(1)</script>\"'><img src=x onerror=alert(2)> & $\\frac{ --> ]]>"
 
@@ -256,23 +255,6 @@ def test_the_curves_of_ten_jobs_look_different(hand_made: Any) -> None:
         run.write_status("training", step=9, steps=16)
     for chart in charts.training_charts([report_facts.collect_facts(run.job) for run in runs]):
         assert len({(entry.color, entry.symbol) for entry in chart.legend}) == len(chart.legend) >= 10
-
-
-def test_comparison_card_shows_only_differing_settings(hand_made: Any) -> None:
-    first = hand_made()
-    recipe = first.spec.recipe
-    data, optim = replace(recipe.data, name="mine", train=1000), Optim(nesterov=True)
-    second = hand_made("job-2", recipe=replace(recipe, data=data, optim=optim), scale=0.5)
-    done(second, state="failed", reason="nothing <but> this", epochs=[], top1=None, top5=None)
-    header = render_report([first.job, second.job]).partition("<h2>")[0]
-    assert re.search(r'<div class="card"><div class="scroll" tabindex="0"><table>', header)
-    cells = [Reader(row).texts for row in re.findall(r"<tr>(.*?)</tr>", re.sub(r"></td>", ">-</td>", header))]
-    rows = {name: values for name, *values in cells}
-    assert len(rows) == len(cells), "two rows have the same name"
-    assert rows["data"] == ["drawn, 60 for training, 20 for validation", "mine, 500 for training, 10 for validation"]
-    assert ["nesterov" in text for text in rows["training"]] == [False, True]
-    assert rows["epochs run"] == ["0", "0"] and rows["reason"][1] == "nothing <but> this"
-    assert not rows.keys() & {"epochs planned", "seed", "largest image size"}
 
 
 def test_render_report_rented_job_shows_cost_over_time(hand_made: Any) -> None:

@@ -1,8 +1,6 @@
 """A self-test: what runs after a failure and Ctrl-C, what is removed at the end, and its report without secrets."""
 
-import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +12,9 @@ from cluster.errors import ClusterError
 from cluster.jobs import billing, store
 from cluster.selftest import selftest
 from cluster.selftest import steps as selftest_steps
-from cluster.selftest.report import Observation, SelftestReport, StepState, remove_private, write_report
+from cluster.selftest.report import Observation, SelftestReport, StepState, remove_private
 from cluster.selftest.session import STATE_FILE, JobRequest, SelftestSession
 from cluster.selftest.steps import Step
-from train.tools.records import decode
 
 
 def make_session(cloud: Any, folder: Path) -> SelftestSession:
@@ -181,14 +178,3 @@ def test_what_a_killed_session_left_is_removed_first(session: SelftestSession) -
 ])  # fmt: skip
 def test_private_things_are_left_out_and_others_stay(text: str, expected: str) -> None:
     assert remove_private(text, ["/home/jane", "jane", "me"]) == expected
-
-
-def test_report_is_written_as_json_and_as_text(run_steps: Callable[..., SelftestReport], tmp_path: Path) -> None:
-    failed = part("a thing", [], is_right=False, seen='account 123456789012, "quoted"')
-    report = replace(run_steps(step(), step(failed), last=step()), dollars=2.5)
-    text = write_report(tmp_path, report)
-    assert text == (tmp_path / "selftest-report.txt").read_text()
-    assert "\n2 a step: failed after " in text and "\n  WRONG  a thing: account <account>" in text
-    assert "$2.50 of $10.00" in text and text.endswith("; the stack's storage is not counted\n")
-    read = decode(SelftestReport, json.loads((tmp_path / "selftest-report.json").read_text()))
-    assert read.steps[1].observations[0].seen == 'account <account>, "quoted"' and read.max_dollars == 10.0

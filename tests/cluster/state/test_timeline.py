@@ -13,11 +13,10 @@ from cluster.state.result import LEFT_OUT, MAX_RESULT_BYTES, write_result
 from cluster.state.states import AttemptReason
 from infra.aws.journal_events import LaunchMoved, LaunchStarted
 from train.metrics import step_search
-from train.metrics.records import EpochRow, RowT, StepRow, read_metrics_file
 from train.metrics.time_table import TimePart
 from train.recipe import Command
 from train.tools import files, records, text_files
-from train.tools.agent_protocol import metrics_file, metrics_files
+from train.tools.agent_protocol import metrics_file
 
 ATTEMPTS = 30
 
@@ -131,12 +130,12 @@ def test_steps_before_the_last_attempt_but_one_are_lost_once_when_its_checkpoint
     ]  # fmt: skip
 
 
-# --- a long history: each file is read once, and the results are those of a full reading ------------------------------
+# --- a long history: each file is read once ------------------------------------------------------------------------
 
 
-def write_history(run: Any, seed: int = 0) -> None:
+def write_history(run: Any) -> None:
     """Write attempts of some steps each, of which each repeats a part of the one before. One step has one image."""
-    rng = random.Random(seed)
+    rng = random.Random(0)
     step, now = 0, 1000.0
     for number in range(1, ATTEMPTS + 1):
         run.write_attempt(number, f"0.{number}", reason="killed", resume_step=step, time=now)
@@ -147,39 +146,6 @@ def write_history(run: Any, seed: int = 0) -> None:
         now += last - step + 10
         step = rng.randrange(step, max(step + 1, last))
     run.copy_logs()
-
-
-def effective_rows(run: Any, row_type: type[RowT]) -> list[RowT]:
-    """Return the rows that count by their definition: those of each attempt replace the rows from its first on."""
-    rows: list[RowT] = []
-    for path in metrics_files(run.run_folder.path):
-        attempt_rows = list(read_metrics_file(path, row_type))
-        if attempt_rows:
-            rows = [row for row in rows if row.images < attempt_rows[0].images] + attempt_rows
-    return rows
-
-
-def lost_intervals(run: Any) -> list[tuple[float, float]]:
-    """Return the lost intervals of a run of one launch by their definition, from all lines."""
-    intervals = []
-    previous: list[StepRow | EpochRow] = []
-    for attempt in run.run_folder.attempts.all():
-        path = metrics_file(run.run_folder.path, attempt.number)
-        rows = list(read_metrics_file(path, StepRow))
-        if previous and rows:
-            begin = max((row.time for row in previous if row.step <= attempt.first_step), default=previous[0].time)
-            intervals.append((begin, rows[0].time))
-        previous = [*rows, *read_metrics_file(path, EpochRow)] if rows else previous
-    return intervals
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_rows_and_lost_intervals_equal_their_definition(hand_made: Any, seed: int) -> None:
-    run = hand_made()
-    write_history(run, seed)
-    assert [*run.run_folder.steps()] == effective_rows(run, StepRow)
-    assert run.run_folder.epochs() == effective_rows(run, EpochRow)
-    assert timeline.read_timeline(run.run_folder).lost == lost_intervals(run)
 
 
 def test_polling_reads_no_file_of_the_history_again(hand_made: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -167,19 +166,6 @@ def test_batch_shapes_of_all_epochs_same_on_all_ranks(tiny: Any) -> None:
     _, val_shapes = warmup.batch_shapes(sampler(0, 1), schedule.epochs[2:])
     assert val_shapes == [(16, 96, 64), (16, 64, 64)]
     assert warmup.image_sizes(sampler(0, 2), schedule.epochs) == {(32, 32), (64, 64), (96, 64)}
-
-
-def test_batch_shapes_rect_train_are_those_that_occur(tiny: Any) -> None:
-    """A full step may have any shape between the images' extremes; the last one has their mean shape."""
-    phases = [Phase(epochs=(0, 2), size=64, batch=8, lr=0.01, rect_train=True)]
-    schedule = Schedule(tiny(phases=phases), 50, 2)
-    train_index = SimpleNamespace(widths=np.array([400, 300] * 25), heights=np.full(50, 300))
-    sampler = DistributedBatchSampler(schedule, {("train", None): train_index, ("val", None): HalfTallIndex()}, 0, 0, 1)  # type: ignore[dict-item]
-    assert warmup.batch_shapes(sampler, schedule.epochs)[0] == [(8, 64, 64), (8, 56, 72), (2, 56, 72)]
-    requested_shapes = {
-        (len(request.ids), *request.shape) for epoch in schedule.epochs for request in sampler.train_requests(epoch)
-    }
-    assert requested_shapes == {(8, 64, 64), (8, 56, 72), (2, 56, 72)}
 
 
 @pytest.mark.parametrize(("kernel_search", "is_exact"), [(False, False), (True, False), (True, True)])

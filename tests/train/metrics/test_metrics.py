@@ -18,7 +18,6 @@ from train.metrics.accuracy import Accuracy
 from train.metrics.confusion import MAX_PAIRS, ConfusedPair, Confusion
 from train.metrics.records import StepRow, read_metrics_file
 from train.metrics.rows import StepTotals, epoch_result, interval_scalars, overall_images_per_second
-from train.recipe import Phase
 from train.recipe.history import EpochResult
 from train.recipe.schedule import Epoch, Schedule
 from train.tools.records import DamagedRecord, decode, encode
@@ -152,32 +151,6 @@ def test_flat_settings_has_the_highest_rate_and_what_sweeps_vary() -> None:
         "momentum": 0.8, "weight_decay": 5e-5,
         "nesterov": 1, "label_smoothing": 0.1, "seed": 7, "world": 3,
     }  # fmt: skip
-
-
-@pytest.mark.parametrize("phases, epochs", [
-    ([make_phase((0, 8), 64, 0.1)], 0),
-    ([make_phase((0, 2), 64, (0.0, 0.1)), make_phase((2, 5), 64, (0.1, 0.3)), make_phase((5, 8), 64, (0.3, 0.0))], 5),
-    ([make_phase((0, 3), 512, 0.4, shape="constant_warmup"), make_phase((3, 8), 512, 0.4)], 3),
-    ([make_phase((0, 5), 64, 0.1), make_phase((5, 8), 64, (0.0, 0.1))], 0),
-])  # fmt: skip
-def test_warmup_epochs_counts_the_rising_first_phases(phases: list[Phase], epochs: int) -> None:
-    assert hparams.flat_settings(Schedule(make_recipe(*phases, gpus=2), 6400, 2), 2)["warmup_epochs"] == epochs
-
-
-def test_write_settings_and_session_end_in_the_run_folder(tmp_path: Path) -> None:
-    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-    from torch.utils.tensorboard import SummaryWriter
-
-    settings: dict[str, int | float | str] = {"recipe": "r", "lr": 0.5, "epochs": 8, "nesterov": 1}
-    with SummaryWriter(str(tmp_path), purge_step=0) as writer:
-        hparams.write_settings(writer, settings)
-        hparams.write_session_end(writer)
-    contents = read_events(tmp_path).PluginTagToContent("hparams")
-    # Without "_hparams_/experiment", TensorBoard puts the settings that differ between runs first.
-    assert set(contents) == {"_hparams_/session_start_info", "_hparams_/session_end_info"}
-    start = HParamsPluginData.FromString(contents["_hparams_/session_start_info"]).session_start_info.hparams
-    values = {name: value.string_value if name == "recipe" else value.number_value for name, value in start.items()}
-    assert values == settings and len(list(tmp_path.iterdir())) == 1, "they do not make a run of their own"
 
 
 def test_from_counts_keeps_every_error_and_names_the_worst() -> None:

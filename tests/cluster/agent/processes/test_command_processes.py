@@ -89,6 +89,7 @@ def test_ranks_get_the_variables_of_torchrun(make: Any, monkeypatch: pytest.Monk
     monkeypatch.delenv("VIRTUAL_ENV", raising=False)
     monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
     processes = make("env", procs=2, env={"OWN": "a b", "OMP_NUM_THREADS": "7", "NCCL_SOCKET_IFNAME": "ib0"})
+    processes.spec = replace(processes.spec, uid="job-1-12345678")
     processes.secrets = {"PYTHONUNBUFFERED": "of a file"}
     assert processes.start(ATTEMPT, 1).name == "rank-2.log"
     assert wait_for_exit(processes) == ProcessesExit(AgentPhase.FINISHED)
@@ -99,7 +100,7 @@ def test_ranks_get_the_variables_of_torchrun(make: Any, monkeypatch: pytest.Monk
         **{"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1"},
         **{"GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1234", "OWN": "a b"},
         **{"TORCHELASTIC_RESTART_COUNT": "1", "OMP_NUM_THREADS": "7", "PYTHONPATH": "/own"},
-        **{"NCCL_SOCKET_IFNAME": "ib0", "PYTHONUNBUFFERED": "of a file"},
+        **{"NCCL_SOCKET_IFNAME": "ib0", "PYTHONUNBUFFERED": "of a file", "TORCHELASTIC_RUN_ID": "job-1-12345678"},
         "IMGNET_EVENTS": str(processes.work / "events"),
         **{"PYTHONUTF8": None, FORMER_UTF8_VARIABLE: None},
         "PYTHONSAFEPATH": None,  # Python would not search modules beside the script

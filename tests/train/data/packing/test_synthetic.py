@@ -2,11 +2,9 @@
 
 import json
 import multiprocessing
-import resource
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.error_lines import error_line
@@ -45,21 +43,6 @@ def test_draw_sample_set_keeps_complete_and_other_sets(sample: Path, tmp_path: P
     with pytest.raises(ValueError, match="n01440764"):
         synthetic.draw_sample_set(tmp_path, train=10, val=10)
     assert not list(tmp_path.rglob("*.JPEG"))
-
-
-def test_draw_sample_set_with_failed_write_leaves_nothing(tmp_path: Path, in_group: Any) -> None:
-    """In its own process, which may write only small files: the output of the tests may be a file too."""
-
-    def draw_with_file_size_limit(_: object) -> tuple[str, list[Any]]:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-        with pytest.raises(OSError) as caught:
-            synthetic.draw_sample_set(tmp_path, train=100, val=10)
-        return str(caught.value), [child.pid for child in multiprocessing.active_children()]
-
-    ((message, workers_left),) = in_group(1, draw_with_file_size_limit)
-    assert "large" in message and workers_left == []
-    files = [path.name for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".lock"]
-    assert files == [".sample.json"]
 
 
 def is_alive(pid: str) -> bool:

@@ -128,13 +128,6 @@ def test_verify_of_index_only_split_needs_no_shards(full: Path) -> None:
     assert not result.faults and result.images == 4
 
 
-def test_verify_without_packed_set_raises(sets: Path, tmp_path: Path) -> None:
-    data, missing = sets / "data", sets / "x"
-    for folder, message in ((data, "imgnet-cluster data check"), (tmp_path, "no sets"), (missing, "no such")):
-        with pytest.raises(DataError, match=message):
-            verify_packed_sets(folder)
-
-
 def test_list_sets_summarizes_every_split(sets: Path, full: Path) -> None:
     summaries = [*list_sets(sets), *list_sets(sets / "data-sz")]
     found = [(each.root.name, each.split, each.kind, each.copy, each.images, each.classes) for each in summaries]
