@@ -40,6 +40,7 @@ PROCESS_FILES = (
     "infra/aws/instances/test_internet.py",
     "infra/aws/instances/test_preflight.py",
     "infra/aws/stack/test_stack.py",
+    "peers/test_exported_networks.py",
     "train/data/packing/test_synthetic.py",
     "train/distributed/test_ddp.py",
     "train/distributed/test_peer_filter.py",
