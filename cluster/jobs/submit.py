@@ -11,6 +11,7 @@ from uuid import uuid4
 
 from cluster.backends import catalog
 from cluster.backends.planner import Plan
+from cluster.connectors import tmux
 from cluster.errors import BadInput, ClusterError
 from cluster.machines.user_project import copy_project
 from cluster.planning.commands import plan_command, plan_work
@@ -84,6 +85,7 @@ def launch_plan(job_plan: Plan) -> Job:
         job.start()
     except ClusterError:
         if not (job.is_alive or job.has_agent_status):
+            tmux.kill_session(job.run_folder.tmux_session, job.path)  # a supervisor that begins would rent unseen
             shutil.rmtree(job.path, ignore_errors=True)
         raise
     return job

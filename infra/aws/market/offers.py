@@ -111,16 +111,12 @@ def list_offers(account: Account | None, gpu: str | None = None, names: Sequence
 
 def list_offers_of(account: Account, types: Sequence[InstanceType]) -> list[Offer]:
     """Return the offers of known types in this region, by type and zone. Raises `CloudError`."""
-    names = [instance_type.name for instance_type in types]
+    zones_by_type = list_zones_by_type(account, [instance_type.name for instance_type in types])
+    names = list(zones_by_type)  # EC2 may refuse a question about a type that the region does not have
     with ThreadPoolExecutor() as pool:
-        zones_answer = pool.submit(list_zones_by_type, account, names)
         spot_answer = pool.submit(_spot_prices, account, names)
         on_demand_answer = pool.submit(_on_demand_prices, account, names)
-    zones_by_type, spot_prices, on_demand_prices = (
-        zones_answer.result(),
-        spot_answer.result(),
-        on_demand_answer.result(),
-    )
+    spot_prices, on_demand_prices = spot_answer.result(), on_demand_answer.result()
     return [
         _build_offer(each, account.region, zone, spot_prices.get((each.name, zone)), on_demand_prices.get(each.name))
         for each in types

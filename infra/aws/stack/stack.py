@@ -83,11 +83,15 @@ def ensure(
     """
     stack_security_group.parse_single_address(address)
     context = StackContext(account, stack_journal(account.region), user_tags)
-    if complete and stack_security_group.find_security_group(context, complete.vpc):
+    known_group = stack_security_group.find_security_group(context, complete.vpc) if complete else None
+    if complete and known_group and known_group["GroupId"] == complete.security_group:
         _allow_ssh_from(context, complete.vpc, complete.security_group, address)
         return complete
     found = efs.find_file_system(context)
-    buckets.check_name(bucket, found.bucket if found else None)
+    own_bucket = found.bucket if found else None
+    if bucket and not own_bucket:
+        own_bucket = next(iter(buckets.list_own(context)), None)
+    buckets.check_name(bucket, own_bucket)
     stack_network = _find_given_network(context, found, network_ids, internet)
     key_file = key_pairs.ensure_own_key()
     public_key = key_pairs.read_public_key(key_file)

@@ -69,7 +69,7 @@ class AwsAdoption:
         if self.terms.internet is Internet.PRIVATE:
             raise CloudError(
                 f"{uid} is reached at private addresses, which no other computer takes over; to end it: "
-                f"imgnet-cluster down {uid}"
+                f"imgnet-cluster down {uid} --region {region}"
             )
         self.address = get_public_address()
         user_tags = tags.select_user_tags(self.first_machine.tags)

@@ -26,7 +26,7 @@ from train.tools.records import encode, read_record
 from train.tools.text_files import to_json_bytes
 
 TRAFFIC_FILE = "traffic.json"  # in the run folder
-GATEWAY_LOOK_SECONDS = 60.0
+GATEWAY_LOOK_SECONDS = 300.0  # CloudWatch has a new value so often, and each question is billed
 COUNT_SECONDS = 2.0  # between two looks at the machines' statuses
 GATEWAY = "gateway "  # begins the name of a NAT gateway's counter
 MAX_COUNTS = 10_000  # of one job; a machine that invents boots must not fill the disk
