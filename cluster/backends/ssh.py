@@ -124,7 +124,7 @@ class SshBackend(RemoteBackend):
             self.fleet.pull_files()
             self._follow_newer_launch()
             if not self.fleet.agents_alive():
-                if not self.fleet.pull_last_files():
+                if not self.fleet.pull_last_files() or self._follow_newer_launch(is_over=True):
                     return True
                 self._fetch_final_network()
                 return False
@@ -132,15 +132,28 @@ class SshBackend(RemoteBackend):
             logger.warning("%s", error)
         return True
 
-    def _follow_newer_launch(self) -> None:
-        """If another computer has resumed the job since, follow its launch: nothing more comes of the one from here."""
-        launch_id, leader = self.fleet.mirror.newer_launch()
+    def _follow_newer_launch(self, is_over: bool = False) -> bool:
+        """If another computer has resumed the job since, follow its launch: nothing more comes of the one from here.
+
+        Returns whether it has. Asks also before there is a status of that launch when all agents of this one have ended
+        (`is_over`): those of the new one may be starting. Raises `Unreachable`.
+        """
+        try:
+            launch_id, leader = self.fleet.mirror.newer_launch(is_over)
+        except Unreachable:
+            raise
+        except ClusterError as error:
+            logger.warning("%s", error)
+            return False
         if launch_id:
             write_atomic(self.run.folder.launch_path, launch_id.encode())  # first: no supervisor may write the old one
+            self.run.folder.stop_path.unlink(missing_ok=True)  # it was for the old one
+            self.fleet.forget_stop_request()
             self.fleet.setup_progress.follow_launch(launch_id, leader)
             for connector in self.fleet.connectors.values():
                 connector.launch = launch_id
             logger.info("%s", self.fleet.setup_progress.record.leader)
+        return bool(launch_id)
 
     def leader(self) -> str:
         """Return which other computer has launched the job since, if a machine that answers has an agent; else ""."""

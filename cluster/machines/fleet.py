@@ -304,6 +304,10 @@ class Fleet:
         if errors and not self.stop_pushes:
             raise errors[-1] or AssertionError("a push that succeeded")
 
+    def forget_stop_request(self) -> None:
+        """Begin anew with stop requests: the job has a new launch."""
+        self.stop_request_sent, self.stop_seen_at, self.stop_pushes = False, math.inf, {}
+
     def _write_stop_request(self, name: str, content: bytes) -> None:
         with contextlib.closing(self._make_connector(name)) as connector:
             connector.write(f"{self.provisioner.job_folder(name)}/stop", content)

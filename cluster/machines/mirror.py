@@ -171,15 +171,15 @@ class Mirror:
                     self._ask(question.name)  # the link has work until the next call
                 return False
 
-    def newer_launch(self) -> tuple[str, str]:
+    def newer_launch(self, is_over: bool) -> tuple[str, str]:
         """Return the ID of the launch that another computer has made of the job since, and which one; "" without one.
 
-        Nothing is asked unless agents write statuses of another launch. Raises `ClusterError`.
+        Nothing is asked unless agents write statuses of another launch, or this one `is_over`. Raises `ClusterError`.
         """
         own_id, long_ago = self.folders.launch_id, time.monotonic() - FOREIGN_STATUS_SECONDS
         statuses = [parse_status(text) for text, changed_at in self.last_status.values() if changed_at > long_ago]
         name = self.last_responder
-        if not name or not any(status and status.launch != own_id for status in statuses):
+        if not name or not (is_over or any(status and status.launch != own_id for status in statuses)):
             return "", ""
         launch_id, leader = read_launch(self.connectors[name], self.job_folder(name))
         return ("" if launch_id == own_id else launch_id), leader

@@ -115,7 +115,7 @@ class SetupProgress:
 
     def follow_launch(self, launch_id: str, leader: str) -> None:
         """Record that another computer has launched the job again and leads it. Raises `OSError`."""
-        text = f"{leader} has resumed the job at {time.strftime('%H:%M')} and leads it; this computer follows"
+        text = f"{leader} leads the job since {time.strftime('%H:%M %Z')}; this computer follows"
         self.update_record(lambda record: replace(record, launch=launch_id, leader=text))
         self.mark_ready()
 

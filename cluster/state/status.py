@@ -330,7 +330,7 @@ def machine_rows(run: Run) -> dict[str, MachineRow]:
                 state = MachineState.LOST
         notes = [*setup_row.notes, *([status.risk_reason] if status and status.risk_reason else [])]
         if setup_row.unreachable_since and status and not status.ended and state != MachineState.LOST:
-            since = time.strftime("%H:%M", time.localtime(setup_row.unreachable_since))
+            since = time.strftime("%H:%M %Z", time.localtime(setup_row.unreachable_since))
             notes.append(f"not reachable from here since {since}; its heartbeat still comes, through another machine")
         spans = timeline.state_spans(run.folder, name) if newest is None else ()  # later, the attempts tell of a loss
         if any(span_state == MachineState.LOST for span_state, *_ in spans):

@@ -138,7 +138,7 @@ def test_unreachable_machines_train_on_and_another_user_can_adopt_the_job(make_u
     step = known(adopted_job.status().step)
     for each in (job, adopted_job):  # the other computer follows
         sandbox.wait_for_step(each, step + 1)
-    assert "has resumed the job at" in adopted_job.status().warning and not job.status().warning
+    assert "leads the job since" in adopted_job.status().warning and not job.status().warning
     assert sandbox.cli("stop", "job-1").code == 0
     assert job.state == "stopped"
     wait_for(lambda: adopted_job.has_ended, describe=lambda: describe(adopted_job))

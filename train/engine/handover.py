@@ -3,7 +3,8 @@
 When another process is gone, or when this one was asked to save because the members change, the process leaves the
 group and tells its agent at which step it stands. The agents agree on the next attempt. Then each process that has kept
 its state gets a `StandbyRequest`, as a standby process does, and joins the new group. The process that stands furthest
-sends its state to those that have another one, or none: network, optimizer and loader of the others stay as they are.
+sends its state, which those take that have another one, or none: network, optimizer and loader of the others stay as
+they are.
 
 What is kept is what a checkpoint holds. An update changes the weights only after the gradients have been summed over
 all processes; a process that a failure meets within an update keeps nothing, and is started again.
@@ -81,7 +82,7 @@ class Handover:
         if self.channel.may_keep_state:
             self.channel.not_in_place = find_obstacle(trainer)
             self.trainer = None if self.channel.not_in_place else trainer
-            if not gc.get_freeze_count():
+            if self.trainer and not gc.get_freeze_count():
                 gc.freeze()  # torch has some 280,000 objects, which `wait_for_request` need not walk
         self.kept = self.prepared = None
 

@@ -184,7 +184,7 @@ class ProgressReporter:
 
     def close(self) -> None:
         """Close the logs of an attempt that ends before the run does."""
-        if self.group.is_first:
+        if self.group.is_first and "log" in vars(self):  # else the attempt failed before it began to train
             self.log.close()
             if self.tracker:
                 self.tracker.end(is_complete=False)

@@ -115,7 +115,7 @@ def join_and_train(
     if trainer and (trainer.schedule, trainer.group.device) == (schedule, group.device):
         trainer.begin_attempt(options, group, sampler, agent_channel)
     else:
-        handover.kept = None  # it belongs to another network
+        handover.kept = handover.prepared = None  # they belong to another network
         trainer = Trainer(options, recipe, group, sampler, dataset.train.classes, agent_channel)
     trainer.run_start_time = run_start_time
     trainer.comm = comm

@@ -151,6 +151,8 @@ class Trainer:
         """Drop what refers to the process group, so that the group can be destroyed."""
         if isinstance(self.wrapped_model, ddp.DDP):
             self.wrapped_model = self.wrapped_model.module
+        self.remove_gradient_hook()
+        self.remove_gradient_hook = lambda: None
         self.model.zero_grad()
 
     # --- the run -------------------------------------------------------------------------------------------------
@@ -461,6 +463,7 @@ class Trainer:
             if state["scaler"]:  # empty when the checkpoint comes from a GPU that computes in bfloat16
                 self.scaler.load_state_dict(state["scaler"])
         self.running_statistics.begin()
+        self.confusion_counts = None  # of another position, or summed over a group that broke meanwhile
         self.time_breakdown.restore(decode(TimeState, state["times"], "the checkpoint's times"))
         self.epoch_index, self.step = state["epoch"], state["step"]
         self.history = decode(list[EpochResult], state["history"], "the checkpoint's history")

@@ -47,7 +47,7 @@ REPLACEMENT_START_SECONDS = 15.0  # for a step that was just requested to be lis
 END_SECONDS = 6.0  # for Slurm to end a job whose processes have ended or were killed
 END_POLL_SECONDS = 0.5
 LIMIT_POLL_SECONDS = 20.0
-WRONG_OPTION = re.compile("invalid|unrecognized|unknown", re.IGNORECASE)  # in what sbatch says of wrong options
+WRONG_OPTION = re.compile("(invalid|unrecognized|unknown)(?! (auth|error))", re.IGNORECASE)  # in what sbatch says
 
 
 class SlurmPlanner(MachinePlanner):

@@ -175,7 +175,7 @@ def test_supervisor_follows_the_launch_of_another_computer(job: Job) -> None:
     (job.shared / "status" / "1.json").write_text(json.dumps(job.status("1") | {"launch": launch}))
     wait_for(lambda: backend.poll() and fleet.folders.launch_id == launch)
     backend.poll()
-    assert fleet.setup_progress.record.leader.startswith("desk:/runs/job-7 [2J has resumed the job at ")
+    assert fleet.setup_progress.record.leader.startswith("desk:/runs/job-7 [2J leads the job since ")
     assert read_agent_status(fleet.folders, "1") and job.stub.calls("cluster.agent") == ["0", "1"], "none is started"
 
 

@@ -45,6 +45,10 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def test_attempt_that_fails_before_it_trains_has_no_log_to_close(work: Path) -> None:
+    handover.close(make_trainer(work, RECIPE, IMAGES, nn.Sequential(nn.Flatten(), nn.Linear(3 * SIZE * SIZE, 3))))
+
+
 class Run:
     """A trainer whose process group ends within a step."""
 
