@@ -26,6 +26,10 @@ def look_up(context: StackContext, network_ids: Sequence[str], internet: Interne
     `internet` is the way that a job's machines need, None for any. Raises `CloudError` when the network has no such way
     or cannot have the file system.
     """
+    if internet is Internet.NAT:
+        raise CloudError(
+            "--internet nat makes no NAT gateway in a network of yours; use --internet private with --subnet and --from"
+        )
     account = context.account
     vpc_ids = [id for id in network_ids if id.startswith("vpc-")]
     subnet_ids = [id for id in network_ids if id not in vpc_ids]

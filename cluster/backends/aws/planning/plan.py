@@ -258,6 +258,11 @@ def _find_places(
     unserved = _zones_without_efs(inspections)
     places = [place for place in all_places if place.market in markets and place.zone not in unserved]
     network = _find_given_network(inspections)
+    if network and len(inspections) > 1:
+        region = next(region for region, found in inspections.items() if found.network.is_given)
+        raise BadInput(
+            f"the stack of {region} is in a network of yours, which is in one region; give one: --region {region}"
+        )
     if network:
         subnets = {zone: id for zone, id in network.subnets.items() if not options.subnets or id in options.subnets}
         places = [place for place in places if not inspections[place.region].network.is_given or place.zone in subnets]

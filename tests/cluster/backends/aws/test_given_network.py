@@ -16,6 +16,7 @@ from cluster.jobs import submit
 from cluster.planning.launch_options import make_launch_options
 from infra.aws.client import Account
 from infra.aws.launch_request import Internet
+from infra.aws.stack import stack
 
 RECIPE = replace(TINY, gpus=8, types=("p4d.24xlarge",))
 TO_SSH = {"internet": Internet.PRIVATE, "ssh_address": "10.9.0.7/32"}
@@ -61,6 +62,14 @@ def test_plan_names_the_network_and_rents_in_its_zones_only(theirs: Network) -> 
 def test_options_that_a_network_does_not_allow_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(BadInput, match=message):
         make_plan(**options)
+
+
+def test_stack_in_a_network_of_the_user_is_found_without_options_and_keeps_a_job_in_its_region(theirs: Network) -> None:
+    stack.ensure(Account(), "10.9.0.7/32", network_ids=[theirs.vpc])
+    with pytest.raises(ClusterError, match="makes no NAT gateway in a network of yours"):
+        make_plan(internet=Internet.NAT)
+    with pytest.raises(BadInput, match="the stack of us-east-1 is in a network of yours.* --region us-east-1"):
+        make_plan(regions=("us-east-2", "us-east-1"))
 
 
 def test_check_and_up_take_a_network_and_down_leaves_it(theirs: Network) -> None:

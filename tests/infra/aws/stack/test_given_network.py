@@ -66,6 +66,7 @@ WRONG_NETWORKS: list[tuple[Callable[[Network], list[str]], Internet | None, str]
     (lambda theirs: [theirs.public_a, theirs.private], None, "are both in us-west-1a; leave one of them out"),
     (lambda theirs: [theirs.private], Internet.PUBLIC, "no route to an internet gateway .*--internet private --from"),
     (lambda theirs: [theirs.lost], Internet.PRIVATE, "no route to the internet .*NAT gateway, or name another subnet"),
+    (lambda theirs: [theirs.public_a], Internet.NAT, "makes no NAT gateway in a network of yours; use --internet priv"),
     (lambda theirs: [theirs.lost], None, "no route to the internet"),
     (lambda theirs: [theirs.public_b], Internet.PRIVATE, "leads to an internet gateway .*leave --internet private out"),
 ]
