@@ -145,8 +145,6 @@ class AwsOptions(BackendOptions):
             raise OptionError("A network (--vpc, --subnet) is in one region; give one --region.")
         if self.network_ids and self.internet is Internet.NAT:
             raise OptionError("--internet nat makes no NAT gateway in a network of yours; give --internet private.")
-        if self.internet is Internet.PRIVATE and not self.network_ids:
-            raise OptionError("--internet private needs a network of yours: --subnet.")
         if self.internet is Internet.PRIVATE and not self.ssh_address:
             raise OptionError(
                 "--internet private: say where ssh comes from in your network, such as --from 10.0.0.5/32."

@@ -56,7 +56,6 @@ def test_plan_names_the_network_and_rents_in_its_zones_only(theirs: Network) -> 
         ({"vpc": "vpc-1", "regions": ("us-east-1", "us-east-2")}, "give one --region"),
         ({"vpc": "vpc-1", "internet": Internet.NAT}, "give --internet private"),
         ({"vpc": "vpc-1", "internet": Internet.PRIVATE}, r"such as --from 10\.0\.0\.5/32"),
-        (TO_SSH, "--internet private needs a network of yours: --subnet"),
     ],
 )
 def test_options_that_a_network_does_not_allow_are_refused(options: dict[str, Any], message: str) -> None:
@@ -65,11 +64,18 @@ def test_options_that_a_network_does_not_allow_are_refused(options: dict[str, An
 
 
 def test_stack_in_a_network_of_the_user_is_found_without_options_and_keeps_a_job_in_its_region(theirs: Network) -> None:
+    with pytest.raises(BadInput, match="--internet private needs a network of yours: --subnet"):
+        make_plan(**TO_SSH)
     stack.ensure(Account(), "10.9.0.7/32", network_ids=[theirs.vpc])
     with pytest.raises(ClusterError, match="makes no NAT gateway in a network of yours"):
         make_plan(internet=Internet.NAT)
-    with pytest.raises(BadInput, match="the stack of us-east-1 is in a network of yours.* --region us-east-1"):
+    with pytest.raises(ClusterError, match="leads to an internet gateway"):
+        make_plan(**TO_SSH)
+    with pytest.raises(BadInput, match=r"the stack of us-east-1 is in a network of yours.* --region us-east-1"):
         make_plan(regions=("us-east-2", "us-east-1"))
+    stack.remove(Account(), False)
+    stack.ensure(Account(), "10.9.0.7/32", network_ids=[theirs.private])
+    assert make_plan(**TO_SSH)[1].network_ids == (theirs.vpc, theirs.private), "also of a private network"
 
 
 def test_check_and_up_take_a_network_and_down_leaves_it(theirs: Network) -> None:
