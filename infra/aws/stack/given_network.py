@@ -16,7 +16,7 @@ from infra.aws.launch_request import Internet
 from infra.aws.tags import Resource
 from infra.errors import CloudError
 
-from .network import ANY_IPV4, StackNetwork
+from .network import ANY_IPV4, StackNetwork, list_zones
 from .resources import StackContext
 
 
@@ -37,6 +37,9 @@ def look_up(context: StackContext, network_ids: Sequence[str], internet: Interne
     subnets = sorted(
         list_tagged(account, "describe_subnets", {}, **filters), key=lambda subnet: str(subnet["SubnetId"])
     )
+    if not subnet_ids:
+        zones = list_zones(context)
+        subnets = [subnet for subnet in subnets if subnet["AvailabilityZone"] in zones]
     found_ids = {subnet[key] for subnet in subnets for key in ("SubnetId", "VpcId")}
     if missing := [id for id in subnet_ids or vpc_ids if id not in found_ids]:
         raise CloudError(
