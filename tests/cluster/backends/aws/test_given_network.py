@@ -87,7 +87,7 @@ def test_check_and_up_take_a_network_and_down_leaves_it(theirs: Network) -> None
     network = ("--vpc", theirs.vpc)
     checked = run("check", *network, "--type", "g5.xlarge")
     assert f"network {theirs.vpc}, which is yours" in checked and "CreateSecurityGroup is permitted" in checked
-    assert "CreateVpc" not in checked
+    assert "CreateVpc" not in checked and f"imgnet-cluster up --stack --vpc {theirs.vpc}" in checked
     assert "has no route to the internet" in run("check", "--subnet", theirs.lost, "--type", "g5.xlarge", code=1)
     assert f'"ec2:Vpc": "arn:aws:ec2:*:*:vpc/{theirs.vpc}"' in run("check", "--iam", *network)
     before = theirs.describe()
