@@ -52,7 +52,8 @@ def test_plan_names_the_network_and_rents_in_its_zones_only(theirs: Network) -> 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"subnets": ("sg-1",)}, "--subnet.*'sg-1' is no ID such as"),
+        ({"subnets": ("vpc-1",)}, "--subnet.*'vpc-1' is no ID such as subnet-"),
+        ({"vpc": "subnet-1"}, "--vpc.*'subnet-1' is no ID such as vpc-"),
         ({"vpc": "vpc-1", "regions": ("us-east-1", "us-east-2")}, "give one --region"),
         ({"vpc": "vpc-1", "internet": Internet.NAT}, "give --internet private"),
         ({"vpc": "vpc-1", "internet": Internet.PRIVATE}, r"such as --from 10\.0\.0\.5/32"),
@@ -90,6 +91,8 @@ def test_check_and_up_take_a_network_and_down_leaves_it(theirs: Network) -> None
     assert "CreateVpc" not in checked and f"imgnet-cluster up --stack --vpc {theirs.vpc}" in checked
     assert "has no route to the internet" in run("check", "--subnet", theirs.lost, "--type", "g5.xlarge", code=1)
     assert f'"ec2:Vpc": "arn:aws:ec2:*:*:vpc/{theirs.vpc}"' in run("check", "--iam", *network)
+    for command in (("up", "--stack"), ("check",)):
+        assert "is no ID such as vpc-" in run(*command, "--vpc", theirs.lost, code=2)
     before = theirs.describe()
     assert "network 10.77" not in run("up", "--stack", "--dry-run", *network)
     assert theirs.vpc in run("up", "--stack", *network, "--from", "10.9.0.7/32")
