@@ -12,9 +12,11 @@ from .options import (
     ConfiguredCommand,
     FaultTolerantCommand,
     FiniteFloatRange,
+    GroupedCommand,
     confirm_or_abort,
     dry_run_option,
     grouped_option,
+    launch_options,
     open_cloud,
     output_option,
     print_json,
@@ -60,16 +62,21 @@ def fail_if_resources_remain(descriptions: list[str]) -> None:
         raise ClusterError(f"{len(descriptions)} resources were not removed; run the command again")
 
 
-@click.command(cls=ConfiguredCommand)
-@click.option(
-    "--stack", is_flag=True, help="Create the long-lived resources of the region: network, file system, keys, role."
+@click.command(cls=GroupedCommand)
+@grouped_option(
+    "AWS",
+    "--stack",
+    is_flag=True,
+    help="Create the long-lived resources of the region: network, file system, keys, role.",
 )
-@click.option("--bucket", metavar="imgnet-NAME", help="Create an S3 bucket for data too.")
-@click.option(
-    "--from", "address", metavar="CIDR", help="Address range that may connect by ssh.  [default: this computer]"
+@grouped_option("AWS", "--bucket", metavar="imgnet-NAME", help="Create an S3 bucket for data too.")
+@grouped_option(
+    "AWS", "--from", "address", metavar="CIDR", help="Address range that may connect by ssh.  [default: this computer]"
 )
-@click.option("--vpc", metavar="ID", help="Put it into this network of your own, which is not changed.")
-@click.option("--subnet", "subnets", metavar="ID", multiple=True, help="Use these subnets only, one in each zone.")
+@launch_options(
+    vpc="Put it into this network of your own, which is not changed.",
+    subnets="Use these subnets only, one in each zone.",
+)
 @tag_option
 @region_option
 @dry_run_option

@@ -134,7 +134,7 @@ def request_fingerprint(spec: JobSpec) -> dict[str, object]:
     written_spec = json_roundtrip(spec.to_json())  # a planned one has tuples where one that was read has lists
     rental = written_spec["cloud"] or {}
     places = {(place["region"], place["zone"], place["type"], place["market"]) for place in rental.pop("places", [])}
-    for name in ("traffic", "spare_places", "inspection"):  # they follow from the places and the options
+    for name in ("traffic", "spare_places", "inspection", "network_ids"):  # they follow from the places and the options
         rental.pop(name, None)
     request = {name: value for name, value in written_spec.items() if name not in FIELDS_NEW_WITH_EACH_LAUNCH}
     return {**request, "cloud": rental, "places": places}

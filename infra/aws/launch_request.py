@@ -26,10 +26,19 @@ def parse_reservation_id(text: str) -> str:
     return text
 
 
-def parse_network_id(text: str) -> str:
-    """Return the ID of a network (VPC) or a subnet. Raises `ValueError` for any other text."""
-    if not re.fullmatch(r"(vpc|subnet)-[0-9a-f]+", text, re.ASCII):
-        raise ValueError(f"{text!r} is no ID such as vpc-0123456789abcdef0 or subnet-0123456789abcdef0.")
+def parse_vpc_id(text: str) -> str:
+    """Return the ID of a network (VPC). Raises `ValueError` for any other text."""
+    return _parse_id(text, "vpc")
+
+
+def parse_subnet_id(text: str) -> str:
+    """Return the ID of a subnet. Raises `ValueError` for any other text."""
+    return _parse_id(text, "subnet")
+
+
+def _parse_id(text: str, prefix: str) -> str:
+    if not re.fullmatch(rf"{prefix}-[0-9a-f]+", text, re.ASCII):
+        raise ValueError(f"{text!r} is no ID such as {prefix}-0123456789abcdef0.")
     return text
 
 

@@ -226,6 +226,7 @@ class AwsAdministration:
             reservation_id=reservation,
             inspection=inspection,
             user_tags=user_tags,
+            network_ids=network_ids,
         )
         if error and not any(finding.level == preflight.ERROR for finding in findings):  # else it has the same error
             findings.append(preflight.finding_from_error(error))

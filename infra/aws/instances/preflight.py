@@ -44,12 +44,14 @@ def run_preflight(
     reservation_id: str | None = None,
     inspection: StackInspection | None = None,
     user_tags: tags.Tags = MappingProxyType({}),
+    network_ids: Sequence[str] = (),
 ) -> list[LaunchFinding]:
     """Check everything that a launch of `machines` machines needs. Errors of AWS become findings.
 
     `types` are the instance types in order of preference; `market` is "spot", "on-demand" or "spot-then-on-demand";
     a reservation decides on both, and no quota counts then; `inspection` is what the stack has and lacks; `user_tags`
-    are tags of the user that the launch would set, as an organization may demand.
+    are tags of the user that the launch would set, as an organization may demand; `network_ids` name a network of the
+    user's.
     """
     findings = _check_identity(account)
     reservation = None
@@ -76,7 +78,7 @@ def run_preflight(
         own_stack = inspection.stack if inspection else None
         if image and instance_types:
             findings += _check_launch_permission(
-                account, instance_types, market, reservation, image, own_stack, user_tags
+                account, instance_types, market, reservation, image, own_stack, user_tags, network_ids
             )
         findings += [
             _check_permission(action, dry_run)
@@ -255,15 +257,18 @@ def _check_launch_permission(
     image: amis.Image,
     own_stack: Stack | None,
     user_tags: tags.Tags,
+    network_ids: Sequence[str],
 ) -> list[LaunchFinding]:
     """Ask EC2 by DryRun whether it would launch one machine, by the very request of a launch.
 
     EC2 authorizes each resource of a request, and takes default ones, which are not ours, for those that it does not
     name: without the stack the answer would be about another request.
     """
+    options = [f"--{'vpc' if id.startswith('vpc-') else 'subnet'} {id}" for id in network_ids]
+    up_command = " ".join(["imgnet-cluster up --stack", *options])
     if own_stack is None:
         message = "ec2:RunInstances cannot be tried before the stack is there; the first launch makes it"
-        return [LaunchFinding(WARNING, message, "imgnet-cluster up --stack")]
+        return [LaunchFinding(WARNING, message, up_command)]
     try:
         zones_by_type = offers.list_zones_by_type(account, [instance_type.name for instance_type in instance_types])
         owner = account.owner
@@ -277,7 +282,7 @@ def _check_launch_permission(
     ]
     if not candidates:
         message = "the stack has no subnet in a zone that offers the types"
-        return [LaunchFinding(ERROR, message, "imgnet-cluster up --stack")]
+        return [LaunchFinding(ERROR, message, up_command)]
     instance_request = InstanceRequest(
         own_tags=tags.job_tags("dry-run", "dry-run", owner, time.time(), user_tags),
         image=image,

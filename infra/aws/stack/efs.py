@@ -12,7 +12,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from infra.aws import prices, tags
 from infra.aws.client import paginate
@@ -102,9 +102,7 @@ def ensure(
     account, efs, subnets = context.account, context.account.efs, stack_network.subnets
     network_tags = {NETWORK_TAG: " ".join(stack_network.given_ids)} if stack_network.is_given else {}
     file_system = found or find_file_system(context) or _create(context, network_tags)
-    if network_tags and not file_system.network_ids:
-        aws_tags = tags.to_aws_tags(network_tags)
-        context.create("network tag of the file system", efs.tag_resource, ResourceId=file_system.id, Tags=aws_tags)
+    _tag_network(context, file_system.id, file_system.network_ids, stack_network.given_ids)
     if file_system.state != "available":
         file_system = wait_for(
             lambda: _find_if(context, lambda found: found.state == "available"),
@@ -135,6 +133,10 @@ def ensure(
         if subnet in file_system.mount_target_states
         or _create_mount_target(context, file_system, zone, subnet, security_group, stack_network.is_given)
     }
+    if stack_network.is_given and not served_subnets:
+        raise CloudError(f"EFS serves none of the zones of {stack_network.describe()}; name other subnets: --subnet")
+    served_ids = replace(stack_network, subnets=served_subnets).given_ids
+    _tag_network(context, file_system.id, stack_network.given_ids, served_ids)
     file_system = wait_for(
         lambda: _find_if(context, lambda found: not found.missing_parts(served_subnets)),
         f"file system {file_system.id} cannot be mounted yet",
@@ -235,12 +237,24 @@ def _create(context: StackContext, network_tags: tags.Tags) -> FileSystem:
     return wait_for(lambda: find_file_system(context), "the file system was created, but AWS does not show it")
 
 
+def _tag_network(
+    context: StackContext, file_system_id: str, old_ids: tuple[str, ...], network_ids: tuple[str, ...]
+) -> None:
+    if network_ids and {*network_ids} != {*old_ids}:
+        context.create(
+            "network tag of the file system",
+            context.account.efs.tag_resource,
+            ResourceId=file_system_id,
+            Tags=tags.to_aws_tags({NETWORK_TAG: " ".join(network_ids)}),
+        )
+
+
 def _create_mount_target(
     context: StackContext, file_system: FileSystem, zone: str, subnet: str, security_group: str, is_given: bool
 ) -> bool:
-    """Create a mount target in a subnet. Return False, and mark the subnet, when EFS does not serve its zone.
+    """Create a mount target in a subnet. Return False when EFS does not serve its zone.
 
-    Raises `CloudError` for such a subnet of the user's, which must not be marked.
+    Such a subnet is marked, unless it is the user's.
     """
     try:
         logger.info(f"creating a mount target in {zone}")
@@ -254,9 +268,9 @@ def _create_mount_target(
     except CloudError as error:
         if error.code != "UnsupportedAvailabilityZone":
             raise
-        if is_given:
-            raise CloudError(f"EFS does not serve {zone}; name other subnets than {subnet}: --subnet") from error
         logger.info(f"EFS does not serve {zone}: no machines will be launched there")
+        if is_given:
+            return False
         no_efs_tag = tags.to_aws_tags({network.NO_EFS_TAG: "yes"})
         create_tags = context.account.ec2.create_tags
         context.create(f"no-EFS tag of the subnet in {zone}", create_tags, Resources=[subnet], Tags=no_efs_tag)

@@ -16,7 +16,7 @@ from infra.aws.launch_request import Internet
 from infra.aws.tags import Resource
 from infra.errors import CloudError
 
-from .network import ANY_IPV4, StackNetwork
+from .network import ANY_IPV4, StackNetwork, list_zones
 from .resources import StackContext
 
 
@@ -26,6 +26,10 @@ def look_up(context: StackContext, network_ids: Sequence[str], internet: Interne
     `internet` is the way that a job's machines need, None for any. Raises `CloudError` when the network has no such way
     or cannot have the file system.
     """
+    if internet is Internet.NAT:
+        raise CloudError(
+            "--internet nat makes no NAT gateway in a network of yours; use --internet private with --subnet and --from"
+        )
     account = context.account
     vpc_ids = [id for id in network_ids if id.startswith("vpc-")]
     subnet_ids = [id for id in network_ids if id not in vpc_ids]
@@ -33,6 +37,9 @@ def look_up(context: StackContext, network_ids: Sequence[str], internet: Interne
     subnets = sorted(
         list_tagged(account, "describe_subnets", {}, **filters), key=lambda subnet: str(subnet["SubnetId"])
     )
+    if not subnet_ids:
+        zones = list_zones(context)
+        subnets = [subnet for subnet in subnets if subnet["AvailabilityZone"] in zones]
     found_ids = {subnet[key] for subnet in subnets for key in ("SubnetId", "VpcId")}
     if missing := [id for id in subnet_ids or vpc_ids if id not in found_ids]:
         raise CloudError(
@@ -53,21 +60,24 @@ def look_up(context: StackContext, network_ids: Sequence[str], internet: Interne
         if endpoint["ServiceName"].endswith(".s3")
         for table in endpoint.get("RouteTableIds", [])
     }
-    problems, notes = [], []
+    problems: list[str] = []
+    has_s3_endpoint = True
     for subnet in subnets:
         zone, id = subnet["AvailabilityZone"], str(subnet["SubnetId"])
         table = _route_table(tables, id)
         if problem := _find_route_problem(table, id, internet or (None if subnet_ids else Internet.PUBLIC)):
-            problems.append(problem)
+            hint = f"{problem.partition(', so')[0]}; name the subnets: --subnet"
+            problems.append(problem if internet or subnet_ids else hint)
         elif subnet_by_zone.setdefault(zone, id) != id and subnet_ids:
             raise CloudError(f"{subnet_by_zone[zone]} and {id} are both in {zone}; leave one of them out")
-        elif internet is Internet.PRIVATE and table["RouteTableId"] not in with_s3:
-            notes = [
-                f"no S3 gateway endpoint: what comes from S3 passes its NAT gateway, ${prices.NAT_PER_GB:g} per GB"
-            ]
+        elif not _is_public(table) and table["RouteTableId"] not in with_s3:
+            has_s3_endpoint = False
     if problems and (subnet_ids or not subnet_by_zone):
         raise CloudError(problems[0])
-    return StackNetwork(vpc, dict(sorted(subnet_by_zone.items())), (), is_given=True, notes=tuple(notes))
+    note = f"no S3 gateway endpoint: what comes from S3 passes its NAT gateway, ${prices.NAT_PER_GB:g} per GB"
+    notes = () if has_s3_endpoint else (note,)
+    subnet_by_zone = dict(sorted(subnet_by_zone.items()))
+    return StackNetwork(vpc, subnet_by_zone, (), is_given=True, notes=notes, has_s3_endpoint=has_s3_endpoint)
 
 
 def _check_dns(context: StackContext, vpc: str) -> None:
@@ -89,20 +99,27 @@ def _route_table(tables: Sequence[Resource], subnet: str) -> Resource:
     return min(tables, key=rank)
 
 
-def _find_route_problem(table: Resource, subnet: str, internet: Internet | None) -> str:
-    """Return why machines of a subnet lack this way to the internet, "" when they have it."""
-    routes = [
+def _internet_routes(table: Resource) -> list[Resource]:
+    return [
         route
         for route in table["Routes"]
         if route.get("DestinationCidrBlock") == ANY_IPV4 and route.get("State") == "active"
     ]
-    is_public = any(str(route.get("GatewayId", "")).startswith("igw-") for route in routes)
+
+
+def _is_public(table: Resource) -> bool:
+    return any(str(route.get("GatewayId", "")).startswith("igw-") for route in _internet_routes(table))
+
+
+def _find_route_problem(table: Resource, subnet: str, internet: Internet | None) -> str:
+    """Return why machines of a subnet lack this way to the internet, "" when they have it."""
+    is_public = _is_public(table)
     if internet in (Internet.PUBLIC, Internet.NONE) and not is_public:
         return (
             f"{subnet} has no route to an internet gateway ({table['RouteTableId']}), so no machine there can have a "
             "public address; if this computer reaches private ones: --internet private --from ADDRESS/32"
         )
-    if not routes:
+    if not _internet_routes(table):
         return (
             f"{subnet} has no route to the internet ({table['RouteTableId']}), from which machines install packages; "
             "add one to a NAT gateway, or name another subnet"

@@ -41,6 +41,7 @@ class StackNetwork:
     is_given: bool = False
     notes: tuple[str, ...] = ()
     zones_without_efs: tuple[str, ...] = ()
+    has_s3_endpoint: bool = True  # in all its subnets that do not lead to an internet gateway
 
     @property
     def given_ids(self) -> tuple[str, ...]:

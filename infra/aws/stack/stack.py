@@ -108,7 +108,8 @@ def ensure(
     if bucket:
         buckets.ensure(context, bucket, file_system.id)
     role.grant_access(context, file_system.id, bucket)
-    file_system = replace(file_system, bucket=bucket, network_ids=stack_network.given_ids)
+    served_ids = replace(stack_network, subnets=subnets).given_ids
+    file_system = replace(file_system, bucket=bucket, network_ids=served_ids)
     return _make_stack(account.region, vpc, subnets, group, file_system, key_name)
 
 
@@ -190,15 +191,16 @@ def _find_given_network(
 ) -> network.StackNetwork | None:
     """Return the user's network, which the caller names or the stack is in; None: its own. Raises `CloudError`."""
     known_ids = file_system.network_ids if file_system else ()
-    is_elsewhere = bool(file_system and file_system.mount_target_states) and not {*network_ids} <= {*known_ids}
-    if network_ids and is_elsewhere:
+    is_mounted = bool(file_system and file_system.mount_target_states)
+    named_ids = [id for id in network_ids if id.startswith("subnet-")] or network_ids
+    if network_ids and is_mounted and not {*named_ids} & {*known_ids}:  # EFS may have refused some of those named
         place = " ".join(known_ids) or "a network of its own"
         raise CloudError(
-            f"{' '.join(network_ids)}: the stack of {context.account.region} is in {place}, and its file system can be "
-            "mounted in one network at a time; leave --vpc and --subnet out, or move it (its data stay): "
-            "imgnet-cluster down --stack"
+            f"{' '.join(network_ids)}: the stack of {context.account.region} uses only {place}, and its file system "
+            "can be mounted in one network at a time; leave --vpc and --subnet out, or to move it or add subnets "
+            "(its data stay): imgnet-cluster down --stack, then up --stack --subnet ..."
         )
-    ids = known_ids if {*network_ids} <= {*known_ids} else network_ids
+    ids = known_ids if is_mounted or not network_ids else network_ids
     return given_network.look_up(context, ids, internet) if ids else None
 
 

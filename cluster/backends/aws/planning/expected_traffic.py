@@ -34,12 +34,14 @@ def expect_traffic(
     installs_torch: bool,
     steps_done: int = 0,
     far_region: str = "",
+    has_s3_endpoint: bool = True,
 ) -> tuple[TrafficForecast, tuple[str, ...]]:
     """Return what the traffic of a job is expected to cost, and lines for the user: assumptions, and what saves money.
 
-    `far_region` is that of a bucket with the images from which the machines are in another one, or may be. Without a
-    forecast of the job's time, epochs count as once. The dollars an hour are those of the whole run, and the
-    sum in the lines is that of the rest after `steps_done` steps.
+    `far_region` is that of a bucket with the images from which the machines are in another one, or may be. Without
+    `has_s3_endpoint`, images from S3 take the way to the internet. Without a forecast of the job's time, epochs count
+    as once. The dollars an hour are those of the whole run, and the sum in the lines is that of the rest after
+    `steps_done` steps.
     """
     machines = len(spec.machine_names)
     uses_nat = internet in (Internet.NAT, Internet.PRIVATE)
@@ -64,7 +66,7 @@ def expect_traffic(
     if uses_nat:
         lines.append(f"{once.internet_bytes / GB:.3g} GB of packages through the NAT gateway")
     image_traffic, is_once, image_line = (
-        _image_traffic(spec, schedule, uses_nat, far_region) if schedule else (NO_TRAFFIC, True, "")
+        _image_traffic(spec, schedule, uses_nat, far_region, has_s3_endpoint) if schedule else (NO_TRAFFIC, True, "")
     )
     if is_once or not hours:
         once += image_traffic
@@ -90,14 +92,16 @@ def _heartbeat_traffic(machines: int) -> Traffic:
     )
 
 
-def _image_traffic(spec: JobSpec, schedule: Schedule, uses_nat: bool, far_region: str) -> tuple[Traffic, bool, str]:
+def _image_traffic(
+    spec: JobSpec, schedule: Schedule, uses_nat: bool, far_region: str, has_s3_endpoint: bool
+) -> tuple[Traffic, bool, str]:
     """Return what reading the images moves in the run, whether that is before training, and a line for the user."""
     machines = len(spec.machine_names)
     if "://" in spec.data_source:
         files = Traffic(object_reads=round(machines * fetch_bytes(schedule) / OBJECT_BYTES))
-        if not far_region:
+        if not far_region and (has_s3_endpoint or not uses_nat):
             return files, True, "images from S3, free but for the requests"
-        return _far_image_traffic(files, machines * fetch_bytes(schedule), schedule, uses_nat, far_region)
+        return _paid_image_traffic(files, machines * fetch_bytes(schedule), schedule, uses_nat, far_region)
     is_fetched = bool(spec.data_source)
     if spec.generate_data or not Path(spec.data_source or spec.train.data).is_relative_to(SHARED_FOLDER):
         return NO_TRAFFIC, True, ""
@@ -117,17 +121,19 @@ def _image_traffic(spec: JobSpec, schedule: Schedule, uses_nat: bool, far_region
     return traffic, is_fetched, line
 
 
-def _far_image_traffic(
+def _paid_image_traffic(
     files: Traffic, total_bytes: float, schedule: Schedule, uses_nat: bool, far_region: str
 ) -> tuple[Traffic, bool, str]:
-    """Return what fetching all images from a bucket in another region moves: no endpoint for S3 leads there."""
-    gb_dollars = prices.BETWEEN_REGIONS_PER_GB + uses_nat * prices.NAT_PER_GB
-    way = "another region" + (" through the NAT gateway" if uses_nat else "")
+    """Return what fetching all images moves where no endpoint for S3 leads to the bucket, as to another region."""
+    gb_dollars = bool(far_region) * prices.BETWEEN_REGIONS_PER_GB + uses_nat * prices.NAT_PER_GB
+    way = f"in {far_region}, another region" if far_region else "without an S3 gateway endpoint,"
+    way += " through the NAT gateway" if uses_nat else ""
     if not has_known_images(schedule):
-        return files, True, f"images from S3 in {far_region}, {way}: each GB costs ${gb_dollars:g}, not counted here"
-    traffic = replace(files, internet_bytes=round(total_bytes), between_regions_bytes=round(total_bytes))
+        return files, True, f"images from S3 {way}: each GB costs ${gb_dollars:g}, not counted here"
+    far_bytes = round(total_bytes) if far_region else 0
+    traffic = replace(files, internet_bytes=round(total_bytes), between_regions_bytes=far_bytes)
     price = f"{total_bytes / GB:,.0f} GB, ${total_bytes / GB * gb_dollars:,.2f}"
-    return traffic, True, f"images from S3 in {far_region}, {way}: {price}"
+    return traffic, True, f"images from S3 {way}: {price}"
 
 
 def _summary(forecast: TrafficForecast, hours: float | None) -> str:

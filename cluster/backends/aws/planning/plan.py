@@ -79,6 +79,8 @@ def plan_rental(
     account = request.account
     places, on_demand_places, inspections, spot_scores = _find_places(request, types_by_name, machine_count)
     network = _find_given_network(inspections)
+    if account and options.internet is Internet.PRIVATE and not network:
+        raise BadInput("--internet private needs a network of yours: --subnet")
     if account:  # report now when the image does not exist or does not support the GPUs, not during the launch
         region = places[0].region
         image = amis.resolve_image(account.in_region(region), first_type.gpu_arch, options.ami)
@@ -138,7 +140,8 @@ def plan_rental(
 
     def traffic_on(name: str) -> tuple[TrafficForecast, tuple[str, ...]]:
         whole = forecasts.get(name)
-        return expect_traffic(spec, schedule, options.internet, whole, installs_torch, steps_done, far_region)
+        way = (far_region, not network or network.has_s3_endpoint)
+        return expect_traffic(spec, schedule, options.internet, whole, installs_torch, steps_done, *way)
 
     constants = request.constants_for(rental_spec.places[0].type)
     start_seconds = constants.boot_seconds + constants.setup_seconds
@@ -258,6 +261,11 @@ def _find_places(
     unserved = _zones_without_efs(inspections)
     places = [place for place in all_places if place.market in markets and place.zone not in unserved]
     network = _find_given_network(inspections)
+    if network and len(inspections) > 1:
+        region = next(region for region, found in inspections.items() if found.network.is_given)
+        raise BadInput(
+            f"the stack of {region} is in a network of yours, which is in one region; give one: --region {region}"
+        )
     if network:
         subnets = {zone: id for zone, id in network.subnets.items() if not options.subnets or id in options.subnets}
         places = [place for place in places if not inspections[place.region].network.is_given or place.zone in subnets]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from cluster.backends.backend_options import BackendOptions
-from infra.aws.launch_request import Internet, parse_network_id, parse_reservation_id
+from infra.aws.launch_request import Internet, parse_reservation_id, parse_subnet_id, parse_vpc_id
 from infra.aws.tags import parse_user_tags
 from train.tools.option_fields import OptionError, option_field
 
@@ -66,7 +66,7 @@ class AwsOptions(BackendOptions):
     vpc: str | None = option_field(
         None,
         metavar="ID",
-        parse=parse_network_id,
+        parse=parse_vpc_id,
         group="AWS",
         help="Network of your own (vpc-...), which is not changed. Its subnets that suit are used, one in each zone.",
         default_text="the stack's",
@@ -75,6 +75,7 @@ class AwsOptions(BackendOptions):
         (),
         "--subnet",
         metavar="ID",
+        parse=parse_subnet_id,
         group="AWS",
         help="Subnet of your own (subnet-...); its network is used. Can be given several times, once for each zone.",
     )
@@ -136,17 +137,10 @@ class AwsOptions(BackendOptions):
             parse_user_tags(self.tags)
         except ValueError as error:
             raise OptionError(f"Invalid value for '--tag': {error}") from error
-        try:
-            for id in self.network_ids:
-                parse_network_id(id)
-        except ValueError as error:
-            raise OptionError(f"Invalid value for '--subnet': {error}") from error
         if self.network_ids and len(self.regions) > 1:
             raise OptionError("A network (--vpc, --subnet) is in one region; give one --region.")
         if self.network_ids and self.internet is Internet.NAT:
             raise OptionError("--internet nat makes no NAT gateway in a network of yours; give --internet private.")
-        if self.internet is Internet.PRIVATE and not self.network_ids:
-            raise OptionError("--internet private needs a network of yours: --subnet.")
         if self.internet is Internet.PRIVATE and not self.ssh_address:
             raise OptionError(
                 "--internet private: say where ssh comes from in your network, such as --from 10.0.0.5/32."

@@ -89,6 +89,17 @@ def test_images_in_another_region_cost_by_the_gigabyte_also_through_a_gateway() 
         assert f": {gigabytes:,.0f} GB, ${dollars:,.2f}" in line and ("NAT" in line) == (internet is Internet.NAT)
 
 
+def test_images_from_s3_pass_a_nat_gateway_where_there_is_no_endpoint() -> None:
+    plan, _, _ = rental_of(FROM_S3, machines=16)
+    gigabytes = 16 * fetch_bytes(plan.schedule) / 1e9
+    (with_it, _), (without, lines) = (
+        expect_traffic(plan.spec, plan.schedule, Internet.PRIVATE, None, False, has_s3_endpoint=has_s3_endpoint)
+        for has_s3_endpoint in (True, False)
+    )
+    assert without.dollars_once - with_it.dollars_once == pytest.approx(gigabytes * prices.NAT_PER_GB, abs=0.01)
+    assert [line for line in lines if line.startswith("images from S3 without an S3 gateway endpoint, through the NAT")]
+
+
 def test_fewer_checkpoints_cost_less_by_the_hour() -> None:
     (_, often, lines), (_, seldom, _) = rental_of(), rental_of(save_seconds=600.0)
     saves_dollars = 120 * 25_557_032 * 8 / 1e9 * prices.EFS_PER_GB_WRITTEN

@@ -117,6 +117,7 @@ def test_request_fingerprint_ignores_prices_but_not_limits() -> None:
     spec = offline_plan().spec
     places = (spec.cloud or {})["places"]
     dearer = {**(spec.cloud or {}), "places": [{**place, "price": 9.0} for place in places][::-1]}
+    dearer["network_ids"] = ["vpc-1", "subnet-1"]  # of which EFS may have refused some meanwhile
     same = replace(spec, cloud=dearer, created=1.0, uid="job-9-aaaaaaaa", name="job-9")
     assert request_fingerprint(same) == request_fingerprint(spec)
     for other in (

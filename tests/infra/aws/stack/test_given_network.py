@@ -1,6 +1,7 @@
 """A network of the user's that has the stack: checked, used, and left as it was."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from support import iam
@@ -9,7 +10,7 @@ from support.aws_stack import OWN_CIDR, RecordingAccount
 
 from infra.aws import tags
 from infra.aws.launch_request import Internet
-from infra.aws.stack import policies, stack
+from infra.aws.stack import efs, policies, stack
 from infra.errors import CloudError
 
 
@@ -49,13 +50,16 @@ def test_subnet_alone_implies_its_network_and_private_subnets_may_be_used(
 ) -> None:
     own_stack = stack.ensure(account, OWN_CIDR, network_ids=[theirs.private], internet=Internet.PRIVATE)
     assert (own_stack.vpc, own_stack.subnets) == (theirs.vpc, {"us-west-1a": theirs.private})
-    (note,) = stack.inspect(account, [theirs.private], Internet.PRIVATE).network.notes
-    assert "no S3 gateway endpoint" in note
+    for internet in (Internet.PRIVATE, None):
+        (note,) = stack.inspect(account, [theirs.private], internet).network.notes
+        assert "no S3 gateway endpoint" in note
     theirs.ec2.create_vpc_endpoint(
         VpcId=theirs.vpc, ServiceName="com.amazonaws.us-west-1.s3", RouteTableIds=[theirs.private_table]
     )
     assert stack.inspect(account, [theirs.private], Internet.PRIVATE).network.notes == ()
-    with pytest.raises(CloudError, match=rf"{theirs.public_b}: the stack .* is in {theirs.vpc} .*down --stack"):
+    with pytest.raises(
+        CloudError, match=rf"{theirs.public_b}: the stack .* uses only {theirs.vpc} .*down --stack, then up"
+    ):
         stack.inspect(account, [theirs.public_b])
 
 
@@ -66,6 +70,7 @@ WRONG_NETWORKS: list[tuple[Callable[[Network], list[str]], Internet | None, str]
     (lambda theirs: [theirs.public_a, theirs.private], None, "are both in us-west-1a; leave one of them out"),
     (lambda theirs: [theirs.private], Internet.PUBLIC, "no route to an internet gateway .*--internet private --from"),
     (lambda theirs: [theirs.lost], Internet.PRIVATE, "no route to the internet .*NAT gateway, or name another subnet"),
+    (lambda theirs: [theirs.public_a], Internet.NAT, "makes no NAT gateway in a network of yours; use --internet priv"),
     (lambda theirs: [theirs.lost], None, "no route to the internet"),
     (lambda theirs: [theirs.public_b], Internet.PRIVATE, "leads to an internet gateway .*leave --internet private out"),
 ]
@@ -92,18 +97,31 @@ def test_network_without_dns_or_beside_a_stack_of_our_own_is_refused(
     with pytest.raises(CloudError, match=f"enableDnsHostnames is off.*--vpc-id {theirs.vpc} --enable-dns-hostnames"):
         stack.inspect(account, [theirs.vpc])
     stack.ensure(account, OWN_CIDR)
-    with pytest.raises(CloudError, match=f"{theirs.vpc}: the stack of us-west-1 is in a network of its own"):
+    with pytest.raises(CloudError, match=f"{theirs.vpc}: the stack of us-west-1 uses only a network of its own"):
         stack.ensure(account, OWN_CIDR, network_ids=[theirs.vpc])
 
 
-def test_zone_without_efs_is_refused_and_the_subnet_of_the_user_is_not_marked(
-    account: RecordingAccount, theirs: Network
+def test_zone_without_efs_is_left_out_and_the_subnet_of_the_user_is_not_marked(
+    account: RecordingAccount, theirs: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    account.denied = {"CreateMountTarget": "UnsupportedAvailabilityZone"}
     before = theirs.describe()
-    with pytest.raises(CloudError, match=f"EFS does not serve us-west-1a; name other subnets than {theirs.public_a}"):
+    create = efs._create_mount_target
+
+    def create_in_b_only(*arguments: Any) -> bool:
+        is_refused = "us-west-1a" in arguments
+        account.denied = {"CreateMountTarget": "UnsupportedAvailabilityZone"} if is_refused else {}
+        return create(*arguments)
+
+    monkeypatch.setattr(efs, "_create_mount_target", create_in_b_only)
+    with pytest.raises(CloudError, match=f"EFS serves none of the zones of {theirs.vpc}.*; name other subnets"):
         stack.ensure(account, OWN_CIDR, network_ids=[theirs.public_a])
-    assert theirs.describe() == before
+    both = [theirs.public_a, theirs.public_b]
+    own_stack = stack.ensure(account, OWN_CIDR, network_ids=both)
+    assert own_stack.network_ids == (theirs.vpc, theirs.public_b) and theirs.describe() == before
+    account.calls.clear()
+    for ids in (both, [theirs.vpc], []):
+        assert stack.inspect(account, ids).stack == own_stack == stack.ensure(account, OWN_CIDR, network_ids=ids)
+    assert not account.changes()
 
 
 def test_user_policy_for_a_network_of_the_user_allows_no_other_one() -> None:
