@@ -72,7 +72,7 @@ class TrafficMeter:
 
 
 def _folder_bytes(folder: Path) -> int:
-    """Return the size of the files in a folder, of those that are there to the end."""
+    """Return the bytes of all files in a folder. A file that is removed meanwhile counts nothing."""
     size = 0
     for parent, _, names in os.walk(folder):
         for name in names:

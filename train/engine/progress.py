@@ -104,7 +104,7 @@ class ProgressReporter:
         self.tracker: TrackerProcess | None = None
 
     def start_attempt(self, step: int, images_seen: int, begun: float, val_images: int, dtype: torch.dtype) -> None:
-        """Open the logs at this position of the run, and write what the attempt runs on, and computes in (`dtype`)."""
+        """Open the logs at this position of the run, and write what the attempt runs on. It computes in `dtype`."""
         if self.group.is_first:
             start = StartRow(
                 attempt=self.options.attempt,

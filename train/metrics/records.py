@@ -21,8 +21,18 @@ from .time_table import TimeTable
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunInfo:
-    """What an attempt runs on and with.
+class MetricsRow:
+    """A line of the metrics. `time` is a Unix time; `step` and `images` count from the start of the run."""
+
+    attempt: int
+    time: float
+    step: int
+    images: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartRow(MetricsRow):
+    """The first line of an attempt: where it starts, and what it runs on and with.
 
     `begun` is when the run's first attempt began to load the images, as a Unix time. `world` is the number of
     processes, `gpus` the number of GPUs of the schedule.
@@ -37,21 +47,6 @@ class RunInfo:
     processor: str
     precision: str
     versions: dict[str, str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class MetricsRow:
-    """A line of the metrics. `time` is a Unix time; `step` and `images` count from the start of the run."""
-
-    attempt: int
-    time: float
-    step: int
-    images: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class StartRow(RunInfo, MetricsRow):
-    """The first line of an attempt: where it starts, and on what it runs."""
 
 
 @dataclass(frozen=True, kw_only=True)

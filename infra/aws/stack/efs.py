@@ -87,7 +87,7 @@ def find_file_system(context: StackContext) -> FileSystem | None:
 
 
 def exists(context: StackContext) -> bool:
-    """Return whether the stack has a file system that is not being deleted. Raises `CloudError` as above."""
+    """Return whether the stack has a file system that is not being deleted. Raises `CloudError`."""
     description = describe_own(context)
     return description is not None and not _is_deleting(description)
 
