@@ -17,9 +17,10 @@ from benchmarks.measure import COMMAND
 from cluster.connectors.local import module_command
 from cluster.jobs.submit import Job
 from cluster.state import attempts
-from cluster.state.run_folder import AGENT_LOCK, is_locked
+from cluster.state.run_folder import AGENT_LOCK
 from train.recipe.schedule import Schedule
 from train.tools import process
+from train.tools.files import is_locked
 from train.tools.text_files import read_json
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "cifar10.py"

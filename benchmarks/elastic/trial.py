@@ -20,13 +20,13 @@ from benchmarks.elastic.local_agents import is_trainer
 from benchmarks.elastic.step_log import STEPS_FOLDER, check_steps
 from cluster.state import attempts
 from cluster.state.recovery_options import RecoveryOptions
-from cluster.state.run_folder import AGENT_LOCK, RunFolder, is_locked
+from cluster.state.run_folder import AGENT_LOCK, RunFolder
 from cluster.state.spec import JobSpec
 from train.data.order import usage_log
 from train.engine.options import TrainOptions
 from train.recipe.schedule import Schedule
 from train.tools import process
-from train.tools.files import write_atomic
+from train.tools.files import is_locked, write_atomic
 from train.tools.text_files import read_json, to_json_bytes
 
 DEADLINE_SECONDS, SECONDS_PER_EVENT = 150.0, 10.0  # a trial takes a sixth of this

@@ -5,6 +5,7 @@ SHARED/logs/agent-<machine>.jsonl   `StateChange` of cluster/state/heartbeats.py
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import time
@@ -86,6 +87,8 @@ class StatusWriter:
         self.traffic_meter = traffic_meter  # None: nobody bills the traffic
         self.last_written = 0.0
         self.last_status: MachineStatus | None = None
+        self.lock = contextlib.ExitStack()
+        self.holds_lock = False
         self.sampler = HostSampler()
         self.boot_id = host.boot_id()
         previous = read_previous_status(shared, machine)
@@ -117,6 +120,7 @@ class StatusWriter:
             boot_id=self.boot_id,
             clock_offset=host.steady_clock.offset,
             clock_jump=host.steady_clock.jump(),
+            holds_lock=self.holds_lock or self._lock_file(),
         )
         # A full or unreachable folder is no error here: it may recover, and trainers that cannot save report it.
         with contextlib.suppress(OSError):
@@ -129,6 +133,14 @@ class StatusWriter:
             self._append_to_state_log(change)
             print(time.strftime("%H:%M:%S"), status.state, status.reason, flush=True)
 
+    def _lock_file(self) -> bool:
+        """Lock the status file, so that peers see the death of this process at once. Return whether that succeeded."""
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            file = stack.enter_context(open_below(self.shared, self.status_file, os.O_RDWR))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.lock, self.holds_lock = stack.pop_all(), True
+        return self.holds_lock
+
     def _append_to_state_log(self, change: StateChange) -> None:
         entry = {key: value for key, value in encode(change).items() if value not in ("", None)}
         flags = os.O_WRONLY | os.O_APPEND
@@ -136,5 +148,6 @@ class StatusWriter:
             file.write(json.dumps(entry).encode() + b"\n")
 
     def close(self) -> None:
-        """Stop the process that samples the GPUs."""
+        """Stop the process that samples the GPUs, and unlock the file."""
         self.sampler.gpus.close()
+        self.lock.close()

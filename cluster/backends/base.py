@@ -12,9 +12,10 @@ from cluster.connectors import tmux
 from cluster.connectors.local import module_command
 from cluster.errors import ClusterError
 from cluster.machines.host_check import HostReport
-from cluster.state.run_folder import SUPERVISOR_LOCK, Run, is_locked
+from cluster.state.run_folder import SUPERVISOR_LOCK, Run
 from cluster.state.spec import JobSpec
 from infra.costs import JobCost
+from train.tools.files import is_locked
 from train.tools.process_log import Progress, no_progress
 
 from .backend_options import BackendOptions

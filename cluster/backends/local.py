@@ -13,10 +13,11 @@ from cluster.connectors import tmux
 from cluster.connectors.local import GPUS_VARIABLE, visible_gpus
 from cluster.errors import BadInput, ClusterError
 from cluster.machines import requirements
-from cluster.state.run_folder import AGENT_LOCK, AGENT_OUTPUT, is_locked, lock_holder
+from cluster.state.run_folder import AGENT_LOCK, AGENT_OUTPUT, lock_holder
 from cluster.state.spec import JobSpec, UserProject
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
+from train.tools.files import is_locked
 
 from .backend_options import LocalOptions
 from .planner import MachinePlanner, Plan, SourceAccess, checkpoint_bytes

@@ -10,9 +10,9 @@ import logging
 import time
 from uuid import uuid4
 
-from cluster.state.run_folder import Run, RunFolder, is_locked
+from cluster.state.run_folder import Run, RunFolder
 from cluster.state.status import JobResult
-from train.tools.files import locked
+from train.tools.files import is_locked, locked
 from train.tools.records import read_record
 
 from .delivery import Delivery

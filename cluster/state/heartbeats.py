@@ -7,6 +7,7 @@ two machines are never compared.
 """
 
 import contextlib
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Self
 
 from infra.costs import Traffic
 from train.tools.agent_protocol import Fault, TrainingNumbers
-from train.tools.files import read_file
+from train.tools.files import is_locked, read_file
 from train.tools.records import DamagedRecord, damaged, decode, decode_json, decode_line, require_unix_time
 from train.tools.text_files import parse_json
 
@@ -65,7 +66,8 @@ class MachineStatus(TrainingNumbers):
     the time of that boot by this clock, and `clock_jump` what the wall clock was set forward since. `doing` and
     `progress` describe what the agent does before it trains. `limit` names the time limit, of which `limit_share` has
     passed; None: there is none. `elapsed_seconds` have passed of the launch's time. `traffic` is what a rented machine
-    has moved since its boot. The numbers of training stay until later ones replace them.
+    has moved since its boot. With `holds_lock` its agent has locked this file; the kernel unlocks it when the agent
+    dies. The numbers of training stay until later ones replace them.
     """
 
     id: str
@@ -101,6 +103,7 @@ class MachineStatus(TrainingNumbers):
     boot_id: str = ""
     clock_offset: float = 0.0
     clock_jump: float = 0.0
+    holds_lock: bool = False
 
     @property
     def machine_name(self) -> str:
@@ -220,17 +223,35 @@ class PeerStatuses:
         self.read_at = 0.0  # when a file could last be read
         # IDs whose status changed while this agent watched. Any other file may be of a machine that died long ago.
         self.seen_changing: set[str] = set()
+        self.locked_ids: set[str] = set()  # whose file was seen to be locked: not every file system shares locks
+        self.dead_ids: set[str] = set()
 
-    def refresh(self, now: float) -> None:
-        """Read all status files again.
+    def refresh(self, now: float, tests_all_locks: bool = True) -> None:
+        """Read all status files again, and test their locks, or only those that were not yet seen to be held.
 
         A file that is half-written, missing or of another launch is ignored; the last good status is kept.
         """
         for name in self.machine_names:
             with contextlib.suppress(OSError):
-                text = read_file(self.status_folder / f"{name}.json", MAX_STATUS_BYTES)
-                self.read_at = now
-                self.take(name, text, now)
+                self._read(name, now)
+        for machine_id, status in list(self.statuses.items()):
+            is_tested = tests_all_locks or machine_id not in self.locked_ids
+            if is_tested and status.holds_lock and not status.ended:
+                with contextlib.suppress(OSError):
+                    self._test_lock(machine_id, status.machine_name, now)
+
+    def _read(self, name: str, now: float) -> None:
+        text = read_file(self.status_folder / f"{name}.json", MAX_STATUS_BYTES)
+        self.read_at = now
+        self.take(name, text, now)
+
+    def _test_lock(self, machine_id: str, name: str, now: float) -> None:
+        """Take an agent for dead whose lock was seen to be held, and is free."""
+        if is_locked(self.status_folder / f"{name}.json"):
+            self.locked_ids.add(machine_id)
+        elif machine_id in self.locked_ids:
+            self._read(name, now)  # its last words
+            self.dead_ids.add(machine_id)
 
     def take(self, name: str, text: bytes, now: float) -> None:
         """Take over the status of a machine from the text of its file, if that has changed and is of this launch."""
@@ -242,6 +263,9 @@ class PeerStatuses:
             return
         if status.id in self.statuses:
             self.seen_changing.add(status.id)
+        if status.id in self.dead_ids:  # it lives: its lock proves nothing
+            self.dead_ids.remove(status.id)
+            self.locked_ids.remove(status.id)
         # An agent that was started again has a new id: the machine with the old id is lost.
         for replaced_id in [old for old in self.statuses if old.partition(".")[0] == name and old != status.id]:
             del self.statuses[replaced_id], self.changed_at[replaced_id]
@@ -253,5 +277,8 @@ class PeerStatuses:
         self.changed_at = {machine_id: seen + pause_seconds for machine_id, seen in self.changed_at.items()}
 
     def ages(self, now: float) -> dict[str, float]:
-        """Return the seconds since each status last changed, by machine id."""
-        return {machine_id: now - seen for machine_id, seen in self.changed_at.items()}
+        """Return the seconds since each status last changed, by machine id; inf for an agent that has died."""
+        return {
+            machine_id: math.inf if machine_id in self.dead_ids else now - seen
+            for machine_id, seen in self.changed_at.items()
+        }

@@ -1,7 +1,6 @@
 """A run: one job as its files describe it, the paths inside its run folder, and the locks that show who is alive."""
 
 import contextlib
-import fcntl
 import hashlib
 import math
 import os
@@ -19,7 +18,7 @@ from train.metrics.records import KIND_MARKERS, EpochRow, StepRow, parse_row, re
 from train.metrics.step_search import first_and_last_step
 from train.tools import host
 from train.tools.agent_protocol import LOGS_FOLDER, NETWORK_FOLDER, metrics_files
-from train.tools.files import is_visible, open_regular, read_file, write_atomic
+from train.tools.files import is_locked, is_visible, read_file, write_atomic
 from train.tools.process_log import SUPERVISOR_LOG
 from train.tools.records import MAX_HISTORY_BYTES, GrowingFile, damaged, read_record
 from train.tools.text_files import read_json, to_json_bytes
@@ -39,16 +38,6 @@ MAX_STATE_LOG_BYTES = 2_000_000  # of one machine: 20,000 changes of state
 SHARED_FOLDER = ("machine", "shared")  # in the run folder
 JOB_NAME = re.compile("job-[1-9][0-9]*")
 REHEARSED_NOTICE = "rehearsed spot notice (imgnet-cluster rehearse-loss)"  # the reason of a notice that a user sends
-
-
-def is_locked(path: Path) -> bool:
-    """Return whether a process of this computer holds a lock file. A missing file is not locked."""
-    with contextlib.suppress(FileNotFoundError), open_regular(path) as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
 
 
 def lock_holder(path: Path) -> int | None:

@@ -183,6 +183,16 @@ def locked(path: Path, timeout_seconds: float = math.inf, permissions: int = 0o6
         yield
 
 
+def is_locked(path: Path) -> bool:
+    """Return whether a process of this computer holds a lock file. A missing file is not locked."""
+    with contextlib.suppress(FileNotFoundError), open_regular(path) as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 # --- below a folder in which other users may write too ----------------------------------------------------------------
 # No symbolic link is followed there: one of another user could lead to any file of this process's user, for example to
 # a start-up file of the shell.

@@ -1,11 +1,13 @@
 """Tests of status files: ages by the reader's own clock, and files that are damaged, missing or of another launch."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cluster.agent.status_writer import StatusWriter
 from cluster.state.heartbeats import MachineLoad, MachineStatus, PeerStatuses
 from train.tools.records import encode
 
@@ -53,6 +55,34 @@ def test_refresh_damaged_file_keeps_last_status(folder: Folder, text: str) -> No
     folder.write_status("1.b", 1, last_step=6)
     peers.refresh(3.0)
     assert peers.statuses["1.b"].last_step == 6 and peers.ages(3.0) == {"1.b": 0.0}
+
+
+def test_free_lock_of_a_dead_agent_counts_at_once(tmp_path: Path) -> None:
+    peers = PeerStatuses(tmp_path, ["0", "1"], "now")
+    writers = [StatusWriter(tmp_path, name, "now", 0.0) for name in ("0", "1")]
+    for step in (0, 1):
+        for writer in writers:
+            writer.write(MachineStatus(id=f"{writer.status_file[7]}.a", last_step=step))
+        peers.refresh(0.0, tests_all_locks=False)
+    writers[1].write(MachineStatus(id="1.a", last_step=2))
+    writers[1].lock.close()  # as the kernel does when a process dies
+    peers.refresh(1.0, tests_all_locks=False)
+    assert peers.ages(2.0) == {"0.a": 2.0, "1.a": 1.0}
+    peers.refresh(1.0)
+    assert peers.ages(2.0) == {"0.a": 2.0, "1.a": math.inf} and peers.statuses["1.a"].last_step == 2
+    writers[1].write(MachineStatus(id="1.a", last_step=3))  # it lives: the file system has lost its lock
+    peers.refresh(3.0)
+    peers.refresh(4.0)
+    assert peers.ages(4.0)["1.a"] == 1.0
+    for writer in writers:
+        writer.close()
+
+
+def test_lock_that_was_never_seen_proves_nothing(folder: Folder) -> None:
+    for time in (0, 1):  # a file system that does not share locks
+        folder.write_status("1.b", time, holds_lock=True)
+        folder.peers.refresh(time)
+    assert folder.peers.ages(3.0) == {"1.b": 2.0}
 
 
 def test_refresh_other_launch_or_unknown_machine_is_ignored(folder: Folder) -> None:
