@@ -249,9 +249,13 @@ class LocalJob:
         subprocess.run(argv, env=self.environment, cwd=self.folder, check=True, capture_output=True)
 
     def notice(self) -> float:
-        """Give a machine a notice of 60 seconds; return how long the other machines pause when it leaves."""
+        """Give a machine a notice of 60 seconds; return how long the other machines pause when it leaves.
+
+        Nobody would start our own agent again.
+        """
         previous = self.newest_attempt()
-        self.rehearse_loss(previous.machine_names[1], "--notice", "60")
+        name = next(name for name in previous.machine_names[1:] if name != self.own_machine)
+        self.rehearse_loss(name, "--notice", "60")
         next_step_time = self.seconds_to_next_step(previous, 0.0, "left")
         return next_step_time - self.training_lines(previous.number)[-1][1]
 
