@@ -39,7 +39,7 @@ class LocalJob:
         self.job: Job | None = None
         self.join_pauses: list[float] = []
         self.measured_attempts = 0  # attempts of the running job whose pauses are recorded
-        self.crash_count = 0
+        self.crashed: set[str] = set()  # machines of the running job
         self.own_agent: subprocess.Popen[bytes] | None = None  # the agent of `own_machine`, if we started it
         self.own_machine = ""
 
@@ -74,7 +74,7 @@ class LocalJob:
         # Names go on from the jobs of the same user, also from those of another folder.
         folders = (self.folder / "runs").glob("job-*")
         self.job = Job(max(folders, key=lambda folder: int(folder.name.removeprefix("job-"))))
-        self.measured_attempts = 0
+        self.measured_attempts, self.crashed = 0, set()
         spec = self.job.spec
         self.schedule = Schedule(spec.recipe, spec.recipe.data.train, spec.schedule_gpus)
 
@@ -261,17 +261,19 @@ class LocalJob:
 
     def crash(self) -> float:
         """Kill one trainer. Each call takes another machine: after a second crash a machine is left out."""
-        self.crash_count += 1
-        return self.signal_trainer(self.crash_count % MACHINES, signal.SIGKILL, "killed by SIGKILL")
+        name = next(name for name in self.newest_attempt().machine_names if name not in self.crashed)
+        self.crashed.add(name)
+        return self.signal_trainer(name, signal.SIGKILL, "killed by SIGKILL")
 
     def frozen_trainer(self) -> float:
         """Stop one trainer, whose agent lives. The seconds of --stall-seconds are subtracted."""
-        return self.signal_trainer(1, signal.SIGSTOP, "no progress") - STALL_SECONDS
+        name = self.newest_attempt().machine_names[1]
+        return self.signal_trainer(name, signal.SIGSTOP, "no progress") - STALL_SECONDS
 
-    def signal_trainer(self, member_index: int, signal_number: int, expected_reason: str) -> float:
-        """Send a signal to the trainer of a member."""
+    def signal_trainer(self, name: str, signal_number: int, expected_reason: str) -> float:
+        """Send a signal to the trainer of a machine."""
         previous = self.newest_attempt()
-        agent_pid = int(self.machine_status(previous.machine_names[member_index])["pid"])
+        agent_pid = int(self.machine_status(name)["pid"])
         trainer_pids = [pid for pid in process.descendant_pids(agent_pid) if is_trainer(pid)]
         signal_time = time.time()
         os.kill(trainer_pids[0], signal_number)
