@@ -12,7 +12,6 @@ import signal
 import time
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from support.aws_user import TYPE, Renter
@@ -34,7 +33,7 @@ START_SECONDS = 300.0  # until the first step, on a busy computer
 LOOK_SECONDS = 3.0  # how often the user looks at a job that has no supervisor
 PAUSE_SECONDS = 0.1
 RECIPE = "from train.recipe import Comm, Data, Model, Optim, Phase, Recipe\n\nrecipe = {recipe!r}\n"
-TRAINING_OPTIONS = ("--exact", "--keep-batch", "--save-seconds", "1", "--workers", "0", "--procs", "1", "--log-ids")
+TRAINING_OPTIONS = ("--exact", "--save-seconds", "1", "--workers", "0", "--procs", "1", "--log-ids")
 
 
 class LaunchedTrial(FaultTrial):
@@ -114,8 +113,7 @@ class LaunchedTrial(FaultTrial):
         project, folder = self.sandbox.path / "project", self.outcome.folder
         self.sandbox.write_slow_loss(project, 0, PAUSE_SECONDS)
         (project / "slow_loss.py").write_text(loss_module(str(folder / "pace"), str(folder / STEPS_FOLDER)))
-        recipe = replace(self.bench.recipe, gpus=self.plan.machines)
-        (project / "recipe.py").write_text(RECIPE.format(recipe=recipe))
+        (project / "recipe.py").write_text(RECIPE.format(recipe=self.bench.recipe))
         return str(project / "recipe.py")
 
     def start_job(self) -> None:
