@@ -142,15 +142,6 @@ def test_for_machines_takes_the_same_or_next_smaller_table(machines: int, table:
     assert "machines: no table for 8" in error_of(make_recipe, phases=(), tables=TABLES, machines=8)
 
 
-def test_source_target_epoch_is_that_of_the_phase_that_has_it() -> None:
-    phases = [make_phase(epochs=(0, 2)), make_phase(epochs=(2, 5), reached=4)]
-    assert make_recipe(phases=phases).source_target_epoch == 4
-    assert make_recipe(phases=[*phases[:1], make_phase(reached=7)]).source_target_epoch is None
-
-
-JSON = make_recipe().to_json()
-
-
 @pytest.mark.parametrize("recipe", [
     make_recipe(),
     make_recipe(
@@ -166,6 +157,9 @@ JSON = make_recipe().to_json()
 ])  # fmt: skip
 def test_recipe_survives_json_without_the_tables_that_are_not_used(recipe: Recipe) -> None:
     assert Recipe.from_json(json.loads(json.dumps(recipe.to_json()))) == replace(recipe, tables={})
+
+
+JSON = make_recipe().to_json()
 
 
 @pytest.mark.parametrize("wrong", [

@@ -1,7 +1,6 @@
-"""Candidates for a launch, the choice among them, and constants measured by jobs."""
+"""Candidates for a launch, and constants measured by jobs."""
 
 import json
-import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,8 @@ from support.specs import TINY
 from support.train_records import make_epoch, make_result
 
 from cluster.backends.aws.shipped_tables import MachineType
-from cluster.errors import BadInput, ClusterError
+from cluster.errors import BadInput
 from cluster.planning import calibration, candidates
-from cluster.planning.candidates import Candidate
 from cluster.planning.launch_options import make_launch_options
 from cluster.planning.resolve import load_recipes, plan
 from cluster.state import result as state_result
@@ -39,47 +37,14 @@ def isolated_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def make_rows(*counts: int, type_name: str = A100.name, **options: Any) -> list[Candidate]:
-    def make(count: int, procs: int) -> Any:
-        return plan(LARGE, make_launch_options(backend="plan", machines=count, procs=procs, **options))
-
-    return candidates.make_candidates(make, candidates.get_machine_type(type_name), counts, DEFAULT_CONSTANTS)
-
-
-def fake_candidate(machines: int, minutes: float | None, price: float | None = 10.0, gone: str = "") -> Candidate:
-    """A candidate with this forecast (None: no forecast) and price per machine and hour."""
-    (row,) = make_rows(machines)
-    invented_forecast = None if minutes is None else Forecast(minutes=minutes, terms={})
-    machine_type = replace(row.machine_type, name="a.large", on_demand_price=price, retired_reason=gone)
-    return replace(row, machine_type=machine_type, forecast=invented_forecast)
-
-
-def test_candidates_use_the_builtin_hardware_and_price() -> None:
+def test_candidate_has_the_forecast_and_the_price_of_its_builtin_type() -> None:
     builtin = BUILTIN_TYPES[A100.name]
-    rows = make_rows(4, 8)
-    speeds = []
-    for row in rows:
-        schedule = row.plan.recipe_schedule
-        assert schedule.gpus == 8 * row.machines
-        expected = forecast(
-            schedule, gpus=8, gpu=builtin.gpu, gbit=builtin.network_gbps, machines=row.machines, vcpus=builtin.vcpus
-        )
-        assert expected and row.forecast == expected
-        machine_minutes = row.machines * expected.minutes
-        assert row.dollars(row.minutes) == pytest.approx(ON_DEMAND_PRICES[A100.name] * machine_minutes / 60)
-        training_seconds = sum(phase.seconds for phase in expected.phases)
-        speeds.append(len(schedule.epochs) * schedule.images / training_seconds / row.machines)
-    assert [row.scaling_efficiency for row in rows] == [1.0, pytest.approx(speeds[1] / speeds[0])]
-
-
-def test_minutes_to_the_target_of_the_recipes_source() -> None:
-    for row, epochs in zip(make_rows(4, 8), (29, 30), strict=True):
-        assert row.epochs_to_target == epochs and row.forecast and row.minutes_to_target and row.minutes
-        last_phase = row.forecast.phases[-1]
-        left_out = (last_phase.end - epochs) / (last_phase.end - last_phase.start) * last_phase.seconds
-        assert 60 * row.minutes_to_target == pytest.approx(60 * row.minutes - left_out)
-    (shortened,) = make_rows(8, max_steps=20)
-    assert shortened.epochs_to_target is None and shortened.minutes_to_target == shortened.minutes
+    planned = plan(LARGE, make_launch_options(backend="plan", machines=4, procs=8))
+    row = candidates.make_candidate(planned, A100, DEFAULT_CONSTANTS)
+    machine = {"gpu": builtin.gpu, "gbit": builtin.network_gbps, "vcpus": builtin.vcpus}
+    expected = forecast(planned.recipe_schedule, gpus=8, machines=4, **machine)
+    assert expected and row.forecast == expected and row.machines == 4
+    assert row.dollars == pytest.approx(ON_DEMAND_PRICES[A100.name] * 4 * expected.minutes / 60)
 
 
 def test_machine_types_by_name_and_by_recipe() -> None:
@@ -87,28 +52,6 @@ def test_machine_types_by_name_and_by_recipe() -> None:
     assert LARGE.types[0] == "p3.16xlarge" and candidates.default_machine_type(LARGE) == A100
     unknown = candidates.default_machine_type(replace(LARGE, types=("p3.16xlarge",)))
     assert (unknown.gpus, unknown.gpu, unknown.on_demand_price) == (LARGE.gpus, "", None)
-
-
-def test_choose_the_cheapest_or_the_fastest() -> None:
-    cheap, fast = fake_candidate(1, 100), fake_candidate(8, 20)  # 16.7 and 26.7 dollars
-    unpriced = fake_candidate(16, 10, price=None)
-    retired, unforecast = fake_candidate(8, 5, gone="AWS stopped"), fake_candidate(2, None)
-    rows = [fast, cheap, unpriced, retired, unforecast]
-    assert candidates.choose(rows, "cheapest") is cheap and candidates.choose(rows, "fastest") is unpriced
-    assert candidates.choose([fast, fake_candidate(4, 20)], "fastest").machines == 4  # as fast, and cheaper
-    with pytest.raises(ClusterError, match="no row has a known price"):
-        candidates.choose([unpriced], "cheapest")
-    with pytest.raises(ClusterError, match=r"can be rented; pass other types: --type, or .* --from JOB"):
-        candidates.choose([retired, unforecast], "fastest")
-
-
-def test_launch_command_repeats_the_options_of_plan() -> None:
-    options = {"data": "my images", "keep_batch": True, "seed": 0, "scale": 0.5, "only": ("a", "b"), "procs": None}
-    argv = shlex.split(candidates.launch_command(fake_candidate(8, 1.0), "x.py", options))
-    assert argv == [
-        *("imgnet-cluster", "launch", "--machines", "8", "--type", "a.large", "--data", "my images", "--keep-batch"),
-        *("--seed", "0", "--scale", "0.5", "--only", "a", "--only", "b", "x.py"),
-    ]
 
 
 def test_write_result_adds_constants_and_forecast_errors(hand_made: Any) -> None:
