@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from train.inference.protocol import Evaluation, EvaluationRow, Prediction
 
 MIN_SIZE_PIXELS, MAX_SIZE_PIXELS = 16, 4096
-PLOTTED_IMAGES = 6  # images that --plot shows
 WEIGHTS_SUFFIXES = (".pt", ".safetensors")
 
 best_option = grouped_option(
@@ -168,7 +167,7 @@ def evaluate(
         copies=copies or ("" if data else job_options.copies),  # the job's copies belong to the job's own data set
         scale=job_options.scale,
         skip_bad=job_options.skip_bad,
-        shown=PLOTTED_IMAGES if plot else 0,
+        with_examples=plot is not None,
         model=source.model,
         **options,
     )
