@@ -133,17 +133,6 @@ def test_exports_of_the_same_network_share_the_file_of_classes(
         assert classes_file.read_text() == changed != classes
 
 
-def test_export_onnx_without_its_packages_is_one_line(
-    tiny: Any, write_trained: Any, run_main: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = write_trained(tiny())
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    (tmp_path / "out.classes.json").write_text("of another network, which must not hide the reason")
-    code, (message,) = run_main("export", source, tmp_path / "out.onnx", format="onnx")
-    assert code == 1 and "not installed here; install: pip install onnx onnxscript" in message["error"]
-    assert not (tmp_path / "out.onnx").exists()
-
-
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch about itself
 def test_export_onnx_computes_the_same_scores(tiny: Any, write_trained: Any, tmp_path: Path) -> None:
     pytest.importorskip("onnx")

@@ -13,11 +13,11 @@ from support.train_records import make_epoch
 from support.trainer_in_process import make_phase, make_recipe
 
 from train.engine.progress import MetricsLog
-from train.metrics import hparams, meters
+from train.metrics import meters
 from train.metrics.accuracy import Accuracy
-from train.metrics.confusion import MAX_PAIRS, ConfusedPair, Confusion
+from train.metrics.confusion import ConfusedPair, Confusion
 from train.metrics.records import StepRow, read_metrics_file
-from train.metrics.rows import StepTotals, epoch_result, interval_scalars, overall_images_per_second
+from train.metrics.rows import StepTotals, epoch_result, overall_images_per_second
 from train.recipe.history import EpochResult
 from train.recipe.schedule import Epoch, Schedule
 from train.tools.records import DamagedRecord, decode, encode
@@ -53,15 +53,6 @@ def test_step_meter_sums_losses_and_hits_by_step() -> None:
     assert (meter.steps, meter.losses.abs().sum(), meter.correct.abs().sum()) == (0, 0, 0)
 
 
-def test_network_meter_counts_all_cards_since_the_last_call(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    readings = [{"eth0": (1000, 10), "ib0": (2000, 20)}, {"eth0": (10**9 + 1000, 10), "ib0": (3000, 10**8 + 20)}]
-    monkeypatch.setattr(meters, "read_interface_bytes", lambda: readings.pop(0))
-    network = meters.NetworkMeter()
-    clock.now += 2
-    received, sent = (8 * count / 1e9 / 2 for count in (10**9 + 1000, 10**8))
-    assert network.rates() == {"net/receive_gbit": pytest.approx(received), "net/send_gbit": pytest.approx(sent)}
-
-
 SQUARE, RECT = Accuracy(2.0, 70.0, 90.0, 20), Accuracy(1.9, 71.0, 91.0, 20)
 
 
@@ -70,15 +61,6 @@ def epoch() -> Epoch:
     """The second of two epochs: 4 steps of 32 images, of which the last has 4 images."""
     recipe = make_recipe(make_phase((0, 2), 16, (0.0, 0.7), size=64), gpus=2)
     return Schedule(recipe, 100, 2).epochs[1]
-
-
-def test_interval_scalars_are_means_per_image_and_percent(epoch: Epoch) -> None:
-    values = interval_scalars(epoch, StepTotals(64.0, 8, 16, 32, 0.5), 0.3, 0.9, 3)
-    assert values == {
-        "loss/train": 2.0, "accuracy/train_top1": 25.0, "accuracy/train_top5": 50.0,
-        "sizes/lr": 0.3, "sizes/momentum": 0.9, "sizes/image": 64, "sizes/batch": 16, "sizes/batch_total": 32,
-        "sizes/world": 3, "times/images_per_second": 64.0,
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize(("accuracies", "view", "main"), [
@@ -138,21 +120,6 @@ def test_metrics_log_later_attempt_keeps_points_at_its_start(tmp_path: Path, mon
     assert [(point.step, point.value) for point in points] == [(50, 1), (100, 1), (120, 2)]
 
 
-def test_flat_settings_has_the_highest_rate_and_what_sweeps_vary() -> None:
-    optim: dict[str, Any] = {"momentum": 0.8, "nesterov": True, "weight_decay": 5e-5, "label_smoothing": 0.1}
-    phases = (
-        make_phase((0, 2), 64, (0.1, 0.4)),
-        make_phase((2, 6), 128, (0.4, 0.2), size=64),
-        make_phase((6, 8), 96, (0.2, 0.0)),
-    )
-    assert hparams.flat_settings(Schedule(make_recipe(*phases, gpus=2, seed=7, **optim), 6400, 2), 3) == {
-        "recipe": "rule", "model": "resnet10_tiny", "lr": pytest.approx(0.4), "warmup_epochs": 2, "epochs": 8,
-        "batch_first": 128, "batch_largest": 256, "size_largest": 64, "optimizer": "sgd", "loss": "cross_entropy",
-        "momentum": 0.8, "weight_decay": 5e-5,
-        "nesterov": 1, "label_smoothing": 0.1, "seed": 7, "world": 3,
-    }  # fmt: skip
-
-
 def test_from_counts_keeps_every_error_and_names_the_worst() -> None:
     counts = np.array([[8, 2, 0, 0], [1, 5, 0, 4], [0, 0, 0, 0], [0, 0, 1, 9]])
     confusion = Confusion.from_counts(("cat", "dog", "fox", "wolf"), counts)
@@ -172,9 +139,3 @@ def test_from_counts_keeps_every_error_and_names_the_worst() -> None:
 def test_damaged_confusion_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(DamagedRecord):
         decode(Confusion, {**encode(Confusion.from_counts(("a", "b"), np.diag([3, 4]))), **changes})
-
-
-def test_from_counts_is_bounded() -> None:
-    side = 200
-    confusion = Confusion.from_counts([str(number) for number in range(side)], np.ones((side, side), dtype=np.int64))
-    assert len(confusion.pairs) == MAX_PAIRS < side * (side - 1)

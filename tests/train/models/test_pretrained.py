@@ -160,15 +160,6 @@ def test_load_pretrained_bad_tensor_is_one_line(change: Any, message: str, other
     error_line(TrainingError, load_file, file, match=r"model, weights: .*w\.pt " + message)
 
 
-def test_load_pretrained_without_known_classifier(tmp_path: Path) -> None:
-    net = nn.Sequential(nn.Conv2d(3, 4, 3))
-    state = {name: tensor + 1 for name, tensor in net.state_dict().items()}
-    pretrained.load_pretrained(net, save_file(tmp_path, state))
-    assert states_equal(net.state_dict(), state)
-    with pytest.raises(TrainingError, match=r"does not fit this network; of another shape: 0.weight, 0.bias$"):
-        pretrained.load_pretrained(nn.Sequential(nn.Conv2d(3, 5, 3)), str(tmp_path / "w.pt"))
-
-
 def test_load_pretrained_safetensors(other_state: State, tmp_path: Path) -> None:
     for name in ("w.safetensors", "w.pt"):  # recognized by its bytes or by its name
         write_safetensors(tmp_path / name, other_state, {})

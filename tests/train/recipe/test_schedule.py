@@ -1,7 +1,6 @@
 """The schedule of a recipe: numbers of steps, their images, their learning rates, and which epochs are validated."""
 
 import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from support.trainer_in_process import RandomImages, learning_rates, make_phase,
 
 from train.recipe import Data, Model, Phase, Recipe
 from train.recipe.history import EpochResult
-from train.recipe.schedule import PhaseRow, Schedule, with_more_epochs
+from train.recipe.schedule import Schedule, with_more_epochs
 from train.recipe.schema import LR_SHAPES, SINGLE_LR_SHAPES
 from train.recipe.validation_policy import should_validate
 
@@ -91,22 +90,6 @@ def test_schedule_refuses_too_few_steps_images_or_gpus() -> None:
     for images, gpus in ((0, 1), (1, 0)):
         with pytest.raises(ValueError, match="at least one image and one GPU"):
             Schedule(recipe, images, gpus)
-
-
-def test_table_describes_each_phase() -> None:
-    recipe = make_recipe(
-        make_phase((0, 2), 16, 0.1, size=64, copy=160),
-        make_phase((2, 3), 8, (0.1, 0.0), rect_val=True, min_scale=0.5),
-        gpus=2,
-    )
-    first, second = Schedule(recipe, 100, 2).table()
-    assert first.lr_per_256 == pytest.approx((0.8, 0.8))
-    assert replace(first, lr_per_256=(0.8, 0.8)) == PhaseRow(
-        start=0, end=2, size=64, batch=16, global_batch=32, lr=(0.1, 0.1),
-        lr_per_256=(0.8, 0.8), peak=0.1, shape="linear", steps=8, copy=160,
-        min_scale=0.08, augment=True, rect_train=False, rect_val=False, validate="each",
-    )  # fmt: skip
-    assert (second.steps, second.lr, second.copy, second.rect_val) == (7, (0.1, 0.0), None, True)
 
 
 @pytest.mark.parametrize("shape", LR_SHAPES)
@@ -194,8 +177,3 @@ def test_added_epochs_leave_the_steps_before_as_they_were_and_keep_the_last_rate
     assert longer.recipe.phases[:2] == recipe.phases
     other = Schedule(with_more_epochs(before, 4, 0.02), 50, 3)
     assert other.table()[-1].lr == pytest.approx((0.03, 0.03)), "stated for 2 GPUs, trained on 3"
-
-
-def test_constant_rate_is_the_same_to_the_last_bit_however_long_the_phase_is() -> None:
-    for lr in (0.1, 0.02, 1 / 3):
-        assert {*learning_rates(Schedule(make_recipe(make_phase((0, 7), 3, lr)), 50, 1))} == {lr}

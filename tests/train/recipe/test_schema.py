@@ -51,7 +51,6 @@ def make_recipe(**changes: Any) -> Recipe:
     (make_phase, "phase 2-5, ", "min_scale", [0, 0.0, -0.1, 1.001, NAN, INF, "0.1", None, True]),
     (make_phase, "phase 2-5, ", "rect_val augment", [1, 0, None, "yes", "fixres"]),
     (make_phase, "phase 2-5, ", "frozen", ["classifier", 1]),
-    (make_phase, "phase 2-5, ", "reached", [0, -1, 1.5, True, "30"]),
     (make_phase, "phase 2-5, ", "validate", ["often", None]),
     (make_model, "model, ", "name", ["resnet", "ResNet18", "", None, 18]),
     (make_model, "model, ", "blurpool compile zero_gamma", [1, None]),

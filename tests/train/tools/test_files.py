@@ -146,14 +146,6 @@ def test_readers_of_what_is_no_file_raise_and_do_not_wait(kind: str, tmp_path: P
         pass
 
 
-def test_read_file_too_large_says_so(tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    with path.open("wb") as file:
-        file.truncate(10**12)  # takes no space
-    with pytest.raises(OSError, match="more than 64 MB"):
-        files.read_file(path)
-
-
 def test_read_lines_leaves_out_endless_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_files, "MAX_LINE_BYTES", 10)
     path = tmp_path / "x"

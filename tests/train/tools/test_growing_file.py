@@ -7,7 +7,7 @@ import pytest
 
 from train.tools import records, text_files
 from train.tools.records import GrowingFile
-from train.tools.text_files import line_blocks, lines_backwards, lines_with
+from train.tools.text_files import lines_backwards
 
 LINES = [b"row %d %s\n" % (number, b"x" * (number * 7 % 23)) for number in range(40)] + [b"\n", b"other\n", b"row 40\n"]
 
@@ -79,18 +79,6 @@ def test_growing_file_truncated_or_replaced_is_read_anew(tmp_path: Path, later: 
     assert growing.rows() == all_rows(path)
     path.unlink()
     assert growing.rows() == []
-
-
-def test_endless_lines_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    for limit, size in (("MAX_LINE_BYTES", 50), ("CHUNK_BYTES", 16), ("BLOCK_BYTES", 16)):
-        monkeypatch.setattr(text_files, limit, size)
-    text = b"a\n" + b"y" * 200 + b"\nb\nlast"
-    blocks = list(line_blocks(io.BytesIO(text)))
-    assert b"".join(block for block, _ in blocks) == b"a\nb\nlast"
-    assert [text[end - 1 : end] for _, end in blocks] == [b"\n", b"\n", b"t"]
-    assert list(lines_backwards(io.BytesIO(text))) == [b"last", b"b", b"a"]
-    assert list(lines_with(b"b", b"a\nb\nlast")) == [b"b\n"]
-    assert list(lines_with(b"a", b"a\nb\nlast")) == [b"a\n", b"last"]
 
 
 @pytest.mark.parametrize("block_bytes", [1, 3, 16, 4096])

@@ -4,8 +4,6 @@ import errno
 import io
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -169,28 +167,6 @@ def test_cache_moves_to_the_user_or_is_left_out(
         index, was_decoded = load_and_watch(root)
         assert was_decoded and index.names() == first.names()
     assert "cannot be cached" in caplog.messages[0] and "XDG_CACHE_HOME" in caplog.messages[0]
-
-
-def test_cache_of_one_locale_serves_another_with_the_bytes_of_the_names(root: Path) -> None:
-    for name in (b"cat/gr\xfc\xdf.JPEG", "dog/gr\u00f6\u00dfer.JPEG".encode()):
-        write(root / "train" / os.fsdecode(name), jpeg(1))
-    write(root / "train/cat" / os.fsdecode(b"b\xe4d.JPEG"), b"no image")
-    index = load_folder_index(root, "train", skip_bad=True)
-    script = (
-        "import os, sys; from pathlib import Path; from train.data.index.open import load_index\n"
-        "index = load_index(Path(sys.argv[1]), 'train', skip_bad=True, progress=None)\n"  # decoding would call it
-        "print([os.fsencode(name) for name in (*index.names(), *index.skipped_files[0])])"
-    )
-    ascii_locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    shown = subprocess.check_output([sys.executable, "-c", script, root], text=True, env={**os.environ, **ascii_locale})
-    assert shown == f"{[os.fsencode(name) for name in (*index.names(), *index.skipped_files[0])]}\n" and len(index) == 5
-
-
-def test_long_name_takes_only_its_own_bytes(root: Path) -> None:
-    before = load_folder_index(root, "train").paths.block.nbytes
-    name = f"dog/{'n' * 240}.JPEG"
-    write(root / "train" / name, jpeg(1))
-    assert load_folder_index(root, "train").paths.block.nbytes == before + len(name) + 1
 
 
 def test_load_index_with_bad_files_raises_or_skips(root: Path) -> None:

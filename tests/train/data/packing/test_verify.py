@@ -119,15 +119,6 @@ def test_verify_reports_damaged_manifest_and_unfinished_split(full: Path) -> Non
     assert "train: is not finished" in faults[0] and "manifest.json: is damaged" in faults[1]
 
 
-def test_verify_of_index_only_split_needs_no_shards(full: Path) -> None:
-    path = full / "train" / MANIFEST_FILE
-    path.write_text(json.dumps({**json.loads(path.read_text()), "fetched": "index"}))
-    for shard in (full / "train").glob("*.bin"):
-        shard.unlink()
-    result = verify_packed_sets(full)
-    assert not result.faults and result.images == 4
-
-
 def test_list_sets_summarizes_every_split(sets: Path, full: Path) -> None:
     summaries = [*list_sets(sets), *list_sets(sets / "data-sz")]
     found = [(each.root.name, each.split, each.kind, each.copy, each.images, each.classes) for each in summaries]
