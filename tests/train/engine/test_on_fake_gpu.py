@@ -16,9 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from train.data.loading import loader
 from train.data.order.work import BatchRequest
 from train.distributed import comm_hooks, ddp, exact_sum, network, process_group
-from train.engine import validation, warmup
+from train.engine import warmup
 from train.engine.inputs import BatchPreprocessor
-from train.inference import predict
 from train.recipe import Comm
 from train.tools import checkpoint_io
 
@@ -93,18 +92,6 @@ def test_a_batch_is_copied_beside_the_step_and_kept_for_it(events: list[str]) ->
     assert images.shape == (4, 3, 32, 32) and images.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_validation_fills_its_last_batch_and_counts_the_real_images(events: Any, monkeypatch: Any) -> None:
-    preprocessor, model, hits = BatchPreprocessor(GPU), Network(), torch.zeros((), dtype=torch.int64, device=GPU)
-    preprocessor.warmed_shapes = {(8, 32, 32)}
-    count, sums = Mock(return_value=(hits, hits)), SimpleNamespace(item=lambda: 0.0, tolist=lambda: [0, 0, 3])
-    monkeypatch.setattr(validation, "count_correct", count)
-    monkeypatch.setattr(validation, "sum_over_processes", lambda *_: sums)
-    clock: Any = SimpleNamespace(begin_step=lambda _: None, next_batch=next, end_step=lambda *_: None)
-    group = process_group.ProcessGroup(0, 0, 1, 1, GPU)
-    validation.run_validation(group, model, iter([batch_of(3)]), 1, 3, preprocessor, clock)
-    assert model.shapes == [(False, 8, 32, 32)] and count.call_args.args[0].shape == (3, 3)
-
-
 @pytest.mark.parametrize("searches", [False, True])
 def test_warm_up_runs_the_largest_shape_or_all_to_search(searches: bool, events: Any, monkeypatch: Any) -> None:
     train, val = [(8, 32, 32), (4, 64, 64)], [(16, 32, 32)]
@@ -158,22 +145,6 @@ def test_a_checkpoint_is_copied_into_pinned_memory_and_waited_for_once(events: l
     assert events == [on_gpu, on_gpu, on_cpu, "waits"]
 
 
-def test_hierarchical_sums_run_beside_the_backward_pass(events: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    future = Mock(return_value=SimpleNamespace(set_result=lambda _: events.append("done")))
-    monkeypatch.setattr(torch.futures, "Future", future)
-    for name in ("reduce", "all_reduce", "broadcast"):
-        monkeypatch.setattr(torch.distributed, name, lambda *_, name=name, **__: events.append(name))
-    groups = object.__new__(comm_hooks.MachineGroups)
-    vars(groups).update(
-        stream=None, world_size=4, machine_ranks=[0, 1], leader_rank=0, machine_group=1, leaders_group=2
-    )
-    bucket: Any = SimpleNamespace(buffer=lambda: torch.ones(4, device=GPU))
-    comm_hooks.hierarchical_hook(groups, bucket)
-    sums = ["reduce", "all_reduce", "broadcast"]
-    assert events == ["side waits for compute", "begin side", *sums, "done", "end side"]
-    assert future.call_args.kwargs == {"devices": [GPU]}
-
-
 @pytest.mark.parametrize("device", [CPU, GPU])
 def test_powersgd_waits_on_a_cpu_and_exact_is_deterministic_on_a_gpu(
     device: Any, events: Any, monkeypatch: Any
@@ -187,21 +158,6 @@ def test_powersgd_waits_on_a_cpu_and_exact_is_deterministic_on_a_gpu(
     model: Any = SimpleNamespace(double=lambda: None, parameters=lambda: [parameter])
     exact_sum.make_gradients_exact(model)
     assert torch.backends.cudnn.deterministic == (device == GPU)
-
-
-@pytest.mark.parametrize(("gpus", "kind"), [(1, "cuda"), (0, "cpu")])
-def test_predict_takes_the_gpu_and_the_peak_is_of_its_memory(gpus: int, kind: str, monkeypatch: Any) -> None:
-    mock_cuda(monkeypatch, gpus)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3e9 if device == GPU else 0)
-    assert process_group.peak_memory_gb(GPU) == 3.0
-    devices, network_of = list[torch.device](), SimpleNamespace(mean=(0,), std=(1,))
-    model, recipe = SimpleNamespace(to=devices.append), SimpleNamespace(precision="auto")
-    trained = SimpleNamespace(build=lambda: model, description=network_of, recipe=recipe)
-    monkeypatch.setattr(predict, "open_trained", lambda *_: trained)
-    monkeypatch.setattr(predict, "BatchPreprocessor", lambda device, **_: devices.append(device))
-    options: Any = SimpleNamespace(source="", model=None, images=())
-    predict.predict_images(options)
-    assert devices == [torch.device(kind)] * 2
 
 
 @pytest.mark.parametrize(("transport", "local_world_size", "hook"), [
