@@ -24,7 +24,7 @@ from .record import OutputFile
 if TYPE_CHECKING:
     from cluster.jobs.job import Job
     from train.engine.options import TrainOptions
-    from train.inference.protocol import Evaluation, EvaluationRow, Prediction
+    from train.inference.protocol import Evaluation, EvaluationRow
 
 MIN_SIZE_PIXELS, MAX_SIZE_PIXELS = 16, 4096
 WEIGHTS_SUFFIXES = (".pt", ".safetensors")
@@ -149,8 +149,8 @@ def evaluate(
     """
     from cluster.jobs import evaluation
     from train.engine.options import TrainOptions
-    from train.inference.protocol import EvalOptions
-    from train.tools.records import encode
+    from train.inference.protocol import EvalOptions, Evaluation
+    from train.tools.records import decode, encode
 
     crop_names = parse_crops(crops)
     if plot and plot.suffix.lower() != ".png":
@@ -172,7 +172,10 @@ def evaluate(
         **options,
     )
     with ProgressBar("images, over all crops and sizes") as bar:
-        result = evaluation.evaluate(eval_options, source.module_folders, bar)
+        for message in evaluation.run_task("evaluate", eval_options, source.module_folders):
+            if message["kind"] == "progress":
+                bar(message["done"], message["total"])
+    result = decode(Evaluation, message["evaluation"])
     if output == "json":
         facts = encode(result)
         del facts["examples"]
@@ -296,7 +299,7 @@ def export(job_or_file: str | None, file_format: str, output: Path | None, best:
     if file.exists():
         raise BadInput(f"{file}: exists already; remove it, or name another file: -o FILE")
     options = ExportOptions(source=str(source.path), file=str(file), format=chosen_format, model=source.model)
-    exported = evaluation.export(options, source.module_folders)
+    (exported,) = evaluation.run_task("export", options, source.module_folders)
     number = exported["parameters"]
     values = f"{number / 1e6:.1f} million values" if number >= 1_000_000 else pluralize(number, "value")
     accuracy = "" if exported["top1"] is None else f", top-1 {exported['top1']:.2f} %"
@@ -333,9 +336,9 @@ def predict(job_or_file_and_images: tuple[str, ...], best: bool, model: str | No
     if missing := next((image for image in images if not Path(image).exists()), None):  # before a network is downloaded
         raise BadInput(f"{missing}: there is no such file")
     source = open_source(job_or_file, best, model)
-    predictions: list[Prediction] = []
+    predictions = []
     options = PredictOptions(source=str(source.path), images=images, model=source.model)
-    for prediction in evaluation.predict(options, source.module_folders):
+    for prediction in evaluation.run_task("predict", options, source.module_folders):
         predictions.append(prediction)
         if output == "json":
             continue

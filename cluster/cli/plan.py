@@ -20,7 +20,7 @@ from .options import (
 
 if TYPE_CHECKING:
     from cluster.jobs.job import Job
-    from cluster.planning.candidates import Candidate
+    from cluster.planning.forecasts import Candidate
     from cluster.planning.launch_options import LaunchOptions
     from train.recipe.schema import Recipe
 
@@ -100,40 +100,40 @@ def _make_candidates(
     `job` has measured the speeds. Without names of types, its type counts, else the recipe's first type; with `local`,
     those are this computer. Raises `ClusterError`.
     """
-    from cluster.planning import calibration, candidates, resolve
+    from cluster.planning import forecasts, resolve
     from train.forecast import DEFAULT_CONSTANTS
 
-    machine_types = [candidates.get_machine_type(name) for name in dict.fromkeys(type_names)]
+    machine_types = [forecasts.get_machine_type(name) for name in dict.fromkeys(type_names)]
     notes: list[str] = []
     constants, job_type = DEFAULT_CONSTANTS, None
     if local:  # nothing has to boot, be set up or fetch images
         constants = replace(constants, boot_seconds=0.0, setup_seconds=0.0, fetch_bytes_per_second=0.0)
     if job:
-        constants = calibration.measured_constants(job.name, job.result)
+        constants = forecasts.measured_constants(job.name, job.result)
         if job.spec.recipe.model.name != recipe.model.name:
             raise BadInput(
                 f"--from {job.name}: it trained {job.spec.recipe.model.name}, so its measured speeds do not hold for "
                 f"{recipe.model.name}; leave --from out"
             )
         rented = job.backend.job_cost().machines
-        job_type = calibration.job_machine_type(job.spec, job.result, rented[-1].type if rented else "")
+        job_type = forecasts.job_machine_type(job.spec, job.result, rented[-1].type if rented else "")
         if set(machine_counts) != {job.spec.machines}:
             measured_on = f"{job.spec.machines} machine{'s' * (job.spec.machines > 1)}"
             notes.append(f"{job.name} ran on {measured_on}; slower communication among more machines is not included")
     if not machine_types:
         own_type = None if local and job and job.spec.cloud else job_type
-        default_type = candidates.this_computer() if local else candidates.default_machine_type(recipe)
+        default_type = forecasts.this_computer() if local else forecasts.default_machine_type(recipe)
         machine_types = [own_type or default_type]
     rows: list[Candidate] = []
     for machine_type in machine_types:
         type_constants = constants
         if job_type:
-            type_constants, note = calibration.constants_for_type(constants, job_type, machine_type)
+            type_constants, note = forecasts.constants_for_type(constants, job_type, machine_type)
             notes += [note] if note else []
         for count in machine_counts:
             sized_options = replace(options, machines=count, procs=options.procs or machine_type.gpus)
             plan = resolve.plan(recipe, sized_options, recipe_file=recipe_file)
-            rows.append(candidates.make_candidate(plan, machine_type, type_constants))
+            rows.append(forecasts.make_candidate(plan, machine_type, type_constants))
         if machine_type.retired_reason:
             notes.append(f"{machine_type.name}: {machine_type.retired_reason}; for comparison only")
     if any(machine_type.on_demand_price for machine_type in machine_types):

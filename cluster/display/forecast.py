@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from cluster.planning.candidates import Candidate
+from cluster.planning.forecasts import Candidate
 from cluster.report.tables import format_error
 from train.forecast import TERMS, TermComparison, longest_term
 from train.metrics.text import three_digits

@@ -11,7 +11,7 @@ from support.train_records import make_epoch, make_result
 
 from cluster.backends.aws.shipped_tables import MachineType
 from cluster.errors import BadInput
-from cluster.planning import calibration, candidates
+from cluster.planning import forecasts
 from cluster.planning.launch_options import make_launch_options
 from cluster.planning.resolve import load_recipes, plan
 from cluster.state import result as state_result
@@ -25,8 +25,8 @@ from train.recipe.schedule import Schedule
 from train.tools.records import encode
 
 (LARGE,) = load_recipes("recipes/resnet50_18min.py")
-A100 = candidates.get_machine_type("p4d.24xlarge")
-H100 = candidates.get_machine_type("p5.48xlarge")
+A100 = forecasts.get_machine_type("p4d.24xlarge")
+H100 = forecasts.get_machine_type("p5.48xlarge")
 OWN_CPU = MachineType("machine of job-3", 2, "CPU", 0.0, None, 0.0)
 OWN_GPU = replace(OWN_CPU, gpu="")
 
@@ -40,7 +40,7 @@ def isolated_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_candidate_has_the_forecast_and_the_price_of_its_builtin_type() -> None:
     builtin = BUILTIN_TYPES[A100.name]
     planned = plan(LARGE, make_launch_options(backend="plan", machines=4, procs=8))
-    row = candidates.make_candidate(planned, A100, DEFAULT_CONSTANTS)
+    row = forecasts.make_candidate(planned, A100, DEFAULT_CONSTANTS)
     machine = {"gpu": builtin.gpu, "gbit": builtin.network_gbps, "vcpus": builtin.vcpus}
     expected = forecast(planned.recipe_schedule, gpus=8, machines=4, **machine)
     assert expected and row.forecast == expected and row.machines == 4
@@ -48,9 +48,9 @@ def test_candidate_has_the_forecast_and_the_price_of_its_builtin_type() -> None:
 
 
 def test_machine_types_by_name_and_by_recipe() -> None:
-    assert candidates.get_machine_type("p3.16xlarge").retired_reason == RETIREMENT_REASONS["p3.16xlarge"]
-    assert LARGE.types[0] == "p3.16xlarge" and candidates.default_machine_type(LARGE) == A100
-    unknown = candidates.default_machine_type(replace(LARGE, types=("p3.16xlarge",)))
+    assert forecasts.get_machine_type("p3.16xlarge").retired_reason == RETIREMENT_REASONS["p3.16xlarge"]
+    assert LARGE.types[0] == "p3.16xlarge" and forecasts.default_machine_type(LARGE) == A100
+    unknown = forecasts.default_machine_type(replace(LARGE, types=("p3.16xlarge",)))
     assert (unknown.gpus, unknown.gpu, unknown.on_demand_price) == (LARGE.gpus, "", None)
 
 
@@ -70,7 +70,7 @@ def test_write_result_adds_constants_and_forecast_errors(hand_made: Any) -> None
     assert compared["steps"].forecast == pytest.approx(
         sum(planned.terms[term] for term in ("compute", "all-reduce", "optimizer"))
     )
-    constants = calibration.measured_constants("job-1", result)
+    constants = forecasts.measured_constants("job-1", result)
     assert constants.batch_timings == ((32, 8, pytest.approx(0.2)),) and constants.source == "job-1"
 
 
@@ -86,7 +86,7 @@ def test_result_that_lacks_measurements_has_no_constants(hand_made: Any) -> None
         assert state_result.with_forecast(useless, planned) == useless
     for result in (None, failed, no_steps):
         with pytest.raises(BadInput, match=r"^--from job-1: .*; name one that is done: imgnet-cluster ls$"):
-            calibration.measured_constants("job-1", result)
+            forecasts.measured_constants("job-1", result)
 
 
 OWN = Constants(source="job-3", batch_timings=((224, 64, 1.0),), epoch_seconds=3.0, startup_seconds=9.0)
@@ -112,14 +112,14 @@ RENTED_CPU = replace(OWN_CPU, name="c7i.2xlarge", on_demand_price=0.4)
 def test_constants_for_another_machine_type(
     job_type: MachineType, machine_type: MachineType, expected: Constants, note: str
 ) -> None:
-    constants, note_given = calibration.constants_for_type(OWN, job_type, machine_type)
+    constants, note_given = forecasts.constants_for_type(OWN, job_type, machine_type)
     assert constants == expected and note in note_given and bool(note) == bool(note_given)
 
 
 def test_job_machine_type_of_rented_and_own_machines(hand_made: Any) -> None:
     spec = hand_made(procs=2).spec
     on_cpu = JobResult(state=JobState.DONE, reason="", epochs=(), attempts=1, device="cpu")
-    assert calibration.job_machine_type(spec, on_cpu) == replace(OWN_CPU, name=f"machine of {spec.name}")
-    assert calibration.job_machine_type(spec, None) == replace(OWN_GPU, name=f"machine of {spec.name}")
+    assert forecasts.job_machine_type(spec, on_cpu) == replace(OWN_CPU, name=f"machine of {spec.name}")
+    assert forecasts.job_machine_type(spec, None) == replace(OWN_GPU, name=f"machine of {spec.name}")
     rented = replace(spec, cloud={"places": [{"type": H100.name}, {"type": A100.name}]})
-    assert calibration.job_machine_type(rented, None, A100.name) == A100, "not the type that was tried first"
+    assert forecasts.job_machine_type(rented, None, A100.name) == A100, "not the type that was tried first"
