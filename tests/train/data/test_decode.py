@@ -61,14 +61,6 @@ def test_size_in_header_is_that_of_the_pixels(kind: str, options: dict[str, Any]
     assert size_in_header(io.BytesIO(data)) == decode_image(data).shape[:2]
 
 
-@pytest.mark.parametrize("data", [
-    pytest.param(encode(drawn_image(), "JPEG")[:-9], id="a JPEG without its end"),
-    pytest.param(encode(drawn_image(), "JPEG", icc_profile=bytes(70_000)), id="a JPEG whose size stands late"),
-])  # fmt: skip
-def test_size_in_header_is_unknown_where_only_decoding_can_tell(data: bytes) -> None:
-    assert size_in_header(io.BytesIO(data)) is None
-
-
 def test_decode_image_refuses_lost_pixels_cut_files_and_sizes_that_fill_the_memory() -> None:
     """PIL fills the rest of such a JPEG with gray; a header alone may claim gigabytes."""
     marker = b"\xff\xd9"

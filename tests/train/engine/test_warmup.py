@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.trainer_in_process import open_trainer
 from torch import nn
 
 from train.data.loading.loader import Batch
@@ -16,7 +15,6 @@ from train.engine.inputs import IMAGENET_NORMALIZATION, BatchPreprocessor, norma
 from train.models import registry
 from train.recipe import Model, Phase
 from train.recipe.schedule import Schedule
-from train.tools import checkpoint_io
 from train.tools.errors import MachineTrouble, TrainingError
 
 CPU = torch.device("cpu")
@@ -75,26 +73,6 @@ def test_compile_failure_is_one_line(model: Any, monkeypatch: pytest.MonkeyPatch
     torch._dynamo.reset()
     with pytest.raises(TrainingError, match=r"torch\.compile failed: .*set compile=False to train without it$"):
         warmup.warm_up(warmup.compile_per_shape(model), model, [(2, 32, 32)], [], BatchPreprocessor(CPU))
-
-
-def test_restore_between_compiled_and_plain_trainers(
-    tiny: Any, tiny_data: Any, tmp_path: Any, compiled_shapes: Any
-) -> None:
-    """A compiled trainer trains two steps, a plain one restores its state."""
-    phases = [Phase(epochs=(0, 1), size=32, batch=8, lr=0.01)]
-
-    def trainer(use_compile: bool) -> Any:
-        recipe = tiny(phases=phases, model=Model(name="resnet10_tiny", compile=use_compile))
-        return open_trainer(recipe, tiny_data, tmp_path / str(use_compile), max_steps=2)
-
-    first_trainer, decoder = trainer(True)
-    first_trainer.train(decoder, 0)
-    assert compiled_shapes
-    state = checkpoint_io.copy_to_cpu(first_trainer.state())
-    second_trainer, _ = trainer(False)
-    second_trainer.restore(state)
-    assert second_trainer.state()["model"].keys() == state["model"].keys()
-    assert all(torch.equal(value, state["model"][name]) for name, value in second_trainer.state()["model"].items())
 
 
 class HalfTallIndex:

@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,6 @@ from train.metrics import meters
 from train.metrics.accuracy import Accuracy
 from train.metrics.confusion import ConfusedPair, Confusion
 from train.metrics.records import StepRow, read_metrics_file
-from train.metrics.rows import StepTotals, epoch_result, overall_images_per_second
-from train.recipe.history import EpochResult
 from train.recipe.schedule import Epoch, Schedule
 from train.tools.records import DamagedRecord, decode, encode
 
@@ -61,25 +58,6 @@ def epoch() -> Epoch:
     """The second of two epochs: 4 steps of 32 images, of which the last has 4 images."""
     recipe = make_recipe(make_phase((0, 2), 16, (0.0, 0.7), size=64), gpus=2)
     return Schedule(recipe, 100, 2).epochs[1]
-
-
-@pytest.mark.parametrize(("accuracies", "view", "main"), [
-    ({"square": SQUARE}, "square", SQUARE), ({"rect": RECT, "square": SQUARE}, "rect", RECT),
-])  # fmt: skip
-def test_epoch_row_reports_the_main_view_and_the_square_one(
-    accuracies: Any, view: str, main: Accuracy, epoch: Epoch
-) -> None:
-    row = epoch_result(epoch, StepTotals(200.0, 25, 50, 100, 4.0), accuracies, 1.5, 10)
-    few = epoch_result(epoch, StepTotals(200.0, 25, 50, 100, 4.0), accuracies, 1.5, 5)
-    assert few == replace(row, top5=None, top5_square=None), "five guesses are always right"
-    assert row == EpochResult(
-        epoch=2, size=64, global_batch=32, steps=4, lr=row.lr,
-        train_loss=2.0, train_top1=25.0, train_top5=50.0, train_images=100, images_per_second=25.0,
-        view=view, top1=main.top1, top5=main.top5, val_loss=main.loss, val_images=20, top1_square=70.0,
-        top5_square=90.0, seconds=5.5, train_seconds=4.0, val_seconds=1.5,
-    )  # fmt: skip
-    assert row.lr == pytest.approx(0.7), "of its last step"
-    assert overall_images_per_second([row, replace(row, train_seconds=1.0)]) == 40.0, "of the training only"
 
 
 SCALARS = {"sizes/lr": 0.5, "times/images_per_second": 7.0}

@@ -45,14 +45,6 @@ def test_schedule_on_other_gpus_has_a_note() -> None:
     assert "stated for 4 GPUs; on 3 processes" in note and note.count("0.75") == 2 and "--keep-batch" in note
 
 
-@pytest.mark.parametrize("gpus, images, has_note", [(4, 16, False), (5, 1600, False), (5, 1500, True), (8, 50, True)])
-def test_more_gpus_than_nominal_with_few_steps_have_a_note(gpus: int, images: int, has_note: bool) -> None:
-    note = Schedule(make_recipe(make_phase((0, 2), 16, 0.4), machines=2, gpus=2), images, gpus).small_set_note
-    assert bool(note) == has_note
-    if has_note:
-        assert "--keep-batch" in note and f"on 4 of the {gpus} processes" in note and "\n" not in note
-
-
 def test_steps_at_and_images_at_agree_with_the_epochs() -> None:
     for schedule in SCHEDULES:
         steps = images = 0
@@ -92,16 +84,6 @@ def test_schedule_refuses_too_few_steps_images_or_gpus() -> None:
             Schedule(recipe, images, gpus)
 
 
-@pytest.mark.parametrize("shape", LR_SHAPES)
-def test_peak_lr_is_the_highest_rate_of_the_phase(shape: str) -> None:
-    rate = 0.5 if shape in SINGLE_LR_SHAPES else (0.1, 0.5)
-    phase = make_phase((0, 4), 16, rate, shape=shape, size=(32, 64))
-    schedule = Schedule(make_recipe(phase, gpus=32), 16 * 64 * 100, 64)  # twice the GPUs
-    lrs = learning_rates(schedule)
-    rows = schedule.table()
-    assert [row.peak for row in rows] == pytest.approx([max(lrs[:200]), max(lrs[200:])], rel=1e-3) and len(lrs) == 400
-
-
 def validation_schedule(*policies: str, max_steps: int | None = None, first_size: Any = 32) -> Schedule:
     """Phases of two epochs of 4 steps each."""
     phases = [
@@ -127,12 +109,6 @@ def test_should_validate_each_last_never_needs_no_history() -> None:
     assert decisions(validation_schedule("near")) == [False, True]
     growing = validation_schedule("last", "each", first_size=(32, 64))
     assert decisions(growing) == [False, True, True, True], "after its largest size"
-
-
-def test_should_validate_last_in_a_shortened_run() -> None:
-    schedule = validation_schedule("last", "last", "each", max_steps=6)  # of the two epochs of a phase only one is run
-    assert [epoch.number for epoch in schedule.epochs] == [0, 2, 4]
-    assert decisions(schedule) == [True, True, True]
 
 
 @pytest.mark.parametrize("epoch, history, expected", [

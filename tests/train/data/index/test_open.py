@@ -16,7 +16,7 @@ from support.error_lines import error_line
 from support.run_outputs import damage_pixels
 
 from train.data.index import folder as folder_module
-from train.data.index.base import IntColumn, names_crc32
+from train.data.index.base import IntColumn
 from train.data.index.folder import FolderIndex
 from train.data.index.open import DataError, check_layout, load_index
 from train.data.packing.synthetic import draw_image
@@ -115,27 +115,6 @@ def test_load_index_with_damaged_cache_rebuilds(root: Path) -> None:
     for position in np.random.default_rng(0).choice(len(content), 60, replace=False):
         cache.write_bytes(content[:position] + bytes([content[position] ^ 0x55]) + content[position + 1 :])
         assert load_folder_index(root, "train").names() == before.names(), position
-
-
-def test_file_that_could_not_be_read_is_tried_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for error, reason in (
-        (OSError(errno.EIO, "Input/output error"), "Input/output error"),
-        (MemoryError(), "this computer has too little memory to decode it"),
-    ):
-
-        def fail(path: Path, error: Exception = error) -> bytes:
-            if path.name == "b.JPEG":
-                raise error
-            return path.read_bytes()
-
-        with monkeypatch.context() as patch:
-            patch.setattr(folder_module, "read_image_file", fail)
-            index = load_folder_index(root, "train", skip_bad=True)
-            assert index.skipped_files == (("cat/b.JPEG", reason),)
-            assert index.names() == ["cat/a.JPEG", "dog/c.JPEG"]
-    index, was_decoded = load_and_watch(root)
-    assert was_decoded and len(index) == 3 and index.skipped_files == () and not load_and_watch(root)[1]
-    assert (numbers(index.widths), index.names_checksum) == ([50, 40, 60], names_crc32(index.names()))
 
 
 @pytest.mark.parametrize(("function", "error_number"), [

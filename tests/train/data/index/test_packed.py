@@ -15,7 +15,7 @@ from support.error_lines import error_line
 
 from train.data.index import shards
 from train.data.index.open import DataError, Index, check_same_images, class_names, load_index
-from train.data.manifest import INDEX_FILE, MANIFEST_FILE, NAMES_FILE
+from train.data.manifest import INDEX_FILE, MANIFEST_FILE
 from train.data.packing.pack import copy_targets, pack_set
 from train.tools.files import write_atomic
 
@@ -146,17 +146,6 @@ def test_read_manifest_damaged_or_other_version_raises(change: Any, reason: str,
     for call in (load_index, class_names):
         message = data_error_of(call, full, "train")
         assert message.startswith(f"{full}/train") and reason in message
-
-
-def test_names_with_damaged_file_raises(full: Path, sets: Path) -> None:
-    path = full / "train" / NAMES_FILE
-    path.write_text("x\n" * 3)
-    index = load_index(full, "train")
-    assert data_error_of(index.names).startswith(f"{path}: is damaged")
-    check_same_images(load_index(sets / "data", "train"), index)  # compares digests, which needs no names
-    assert "(id 20, ?)" in index.location(20)
-    path.unlink()
-    assert "(id 20, ?)" in index.location(20) and "No such file" in data_error_of(index.names)
 
 
 def test_read_is_safe_in_threads(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader
 
 from train.data.index.open import DataError, load_index
 from train.data.loading.loader import Batch, BatchDecoder, BatchStream
@@ -175,15 +174,6 @@ def test_stream_batches_needs_no_dev_shm_and_no_short_tempdir(
     assert in_group(1, count_batches) == [len(mixed_requests())]
 
 
-def test_dev_shm_that_cannot_be_used_is_named(decoder: BatchDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    def make_semaphore(*_: object) -> None:
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    monkeypatch.setattr(DataLoader, "__iter__", make_semaphore)
-    with pytest.raises(DataError, match=r"^/dev/shm: Read-only file system; .* or pass --workers 0$"):
-        BatchStream(decoder, mixed_requests(), 1, CPU, LARGEST_BATCH_BYTES)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_stream_names_broken_file_in_one_line(workers: int, tiny_data: Path, tmp_path: Path, in_group: Any) -> None:
     """In its own process: the error keeps its frames alive, these keep the stream, and this keeps the workers."""
@@ -226,20 +216,6 @@ def test_an_error_of_a_disk_or_a_file_server_is_none_of_the_images(
         return str(caught.value)
 
     assert in_group(1, read) == [f"{index.location(2)}: Input/output error"]
-
-
-def test_decode_batch_names_file_of_wrong_size(tiny_data: Path, tmp_path: Path) -> None:
-    shutil.copytree(tiny_data / "train", tmp_path / "train")
-    index = load_index(tmp_path, "train")
-    Image.new("RGB", (33, 44)).save(index.location(5), "JPEG")
-    changed = BatchDecoder({("train", None): index}, 0)
-    for min_scale, squares in ((None, 1), (None, 5), (0.5, 1)):
-        request = BatchRequest("train", None, np.array([0, 5]), (32, 32), 0, min_scale, squares=squares)
-        with pytest.raises(
-            DataError, match=r"has 33x44 pixels, expected .*since it was indexed, run .* again$"
-        ) as caught:
-            changed.decode_batch(request)
-        assert str(caught.value).startswith(f"{index.location(5)}: ")
 
 
 def test_stream_batches_without_sigchld_raises_at_next_batch(

@@ -1,7 +1,6 @@
 """Tests of packing: what is stored, what a repeated call keeps, and what happens on errors."""
 
 import errno
-import json
 import multiprocessing
 import os
 import shutil
@@ -253,14 +252,6 @@ def test_pack_set_with_bad_file_raises_or_skips(source: Path, tmp_path: Path) ->
     for size in (64, 96):
         assert load_index(target / str(size), "train").names() == ["a/0.JPEG", "a/2.JPEG", "b/3.JPEG"]
     check_same_images(load_index(source, "train", skip_bad=True), load_index(target / "64", "train"))
-
-
-def test_pack_set_from_index_only_source_raises(source: Path, tmp_path: Path) -> None:
-    pack_set(source, {None: tmp_path / "full"})
-    manifest = tmp_path / "full/train/manifest.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "fetched": "index"}))
-    with pytest.raises(DataError, match="full/train: has the index and no images; fetch them too"):
-        resize(tmp_path / "full", tmp_path / "small", [64])
 
 
 @pytest.mark.parametrize(("target", "message"), [
