@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, TextIO, TypedDict
+from typing import TextIO
 
 from train.metrics.confusion import Confusion
 from train.tools.text_files import replace_nonfinite
@@ -143,35 +143,6 @@ class PredictOptions:
     source: str
     images: tuple[str, ...]
     model: str | None = None
-
-
-class Exported(TypedDict):
-    """The message of an export: the files that were written, what the network is, and Python that loads it, or ""."""
-
-    kind: Literal["exported"]
-    file: str
-    classes_file: str
-    model: str
-    tensors: int
-    parameters: int
-    classes: int
-    epoch: int
-    top1: float | None
-    image_size: int
-    load_line: str
-
-
-# One of the most likely classes of an image.
-Answer = TypedDict("Answer", {"class": str, "percent": float})
-
-
-class Prediction(TypedDict):
-    """The message about one image: its most likely classes, or why it cannot be read."""
-
-    kind: Literal["prediction"]
-    file: str
-    answers: list[Answer]
-    error: str
 
 
 def emit_json_line(message: Mapping[str, object]) -> None:

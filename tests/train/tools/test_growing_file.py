@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from train.tools import records, text_files
+from train.tools import text_files
 from train.tools.records import GrowingFile
 from train.tools.text_files import lines_backwards
 
@@ -35,27 +35,6 @@ def test_growing_file_equals_full_reading_at_every_length(
     for length in range(1, len(text) + 1, 1 if chunk_bytes > 5 else 17):
         path.write_bytes(text[:length])
         assert growing.rows() == all_rows(path), length
-
-
-def test_growing_file_reads_each_byte_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "log"
-    sizes: list[int] = []
-
-    class CountingFile(io.BufferedReader):
-        def read(self, size: int | None = -1, /) -> bytes:
-            data = super().read(size)
-            sizes.append(len(data))
-            return data
-
-    monkeypatch.setattr(records, "open_regular", lambda path: CountingFile(io.FileIO(path)))
-    growing = GrowingFile(path, b"row", parse)
-    for line in LINES * 20:
-        with path.open("ab") as file:
-            file.write(line)
-        growing.rows()
-    assert sum(sizes) <= path.stat().st_size + 20 * len(LINES) * records.COMPARED_BYTES
-    sizes.clear()
-    assert growing.rows() == all_rows(path) and sizes == [], "an unchanged file is not opened"
 
 
 def test_growing_file_keeps_the_newest_rows_within_its_limit(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import errno
 import multiprocessing
-import os
 import shutil
 import time
 from io import BytesIO
@@ -264,13 +263,3 @@ def test_pack_set_among_images_raises(target: str, message: str, source: Path, t
     with pytest.raises(DataError, match=message):
         pack_set(source, {None: tmp_path / target}, overwrite=True)
     assert read_tree(tmp_path) == before
-
-
-def test_pack_set_keeps_non_utf8_names_and_refuses_line_breaks(source: Path, tmp_path: Path) -> None:
-    non_utf8_name = os.fsdecode(b"gr\xfc\xdf.JPEG")
-    write(source / "train/a" / non_utf8_name, draw_image(0, "train", 9))
-    pack_set(source, {None: tmp_path / "full"})
-    index = load_index(tmp_path / "full", "train")
-    assert index.names() == load_index(source, "train").names() and index.name(2) == f"a/{non_utf8_name}"
-    write(source / "train/a/two\nlines.JPEG", draw_image(0, "train", 9))
-    error_line(DataError, pack_set, source, {None: tmp_path / "other"}, match="a name with a line break")
