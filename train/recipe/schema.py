@@ -113,11 +113,7 @@ class Phase:
             validators.check_number(where, "lr", lr)
         if self.shape in SINGLE_LR_SHAPES and not isinstance(self.lr, int | float):
             raise ValueError(f"{where}, lr: {self.shape} takes one number, its target, not {self.lr!r}")
-        validators.check_number(where, "min_scale", self.min_scale, 0.0, 1.0)
-        if self.min_scale == 0:
-            raise ValueError(
-                f"{where}, min_scale: must be above 0: it is the smallest part of an image that a crop covers"
-            )
+        validators.check_number(where, "min_scale", self.min_scale, 0.0, 1.0, excluded=[0])
         if self.copy is not None:
             validators.check_int(where, "copy", self.copy, 32)
         for name, word in (("frozen", FIXRES), ("augment", TRIVIAL), ("rect_val", None), ("rect_train", None)):
