@@ -25,13 +25,14 @@ def check_number(
     maximum: float = math.inf,
     excluded: Sequence[float] = (),
 ) -> None:
-    """Raise `ValueError` unless the value is a finite number from `minimum` to `maximum`, and none of `excluded`."""
+    """Raise `ValueError` unless the value is a finite number from `minimum` to `maximum`, and not `excluded`."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
         raise ValueError(f"{where}, {name}: must be a finite number, not {value!r}")
     if not minimum <= value <= maximum or value in excluded:
-        bounds = f"at least {minimum:g}" if maximum == math.inf else f"from {minimum:g} to {maximum:g}"
-        exceptions = f" and other than {' and '.join(map(str, excluded))}" if excluded else ""
-        raise ValueError(f"{where}, {name}: must be {bounds}{exceptions}, not {value!r}")
+        bounds = f"{'above' if minimum in excluded else 'at least'} {minimum:g}"
+        if maximum != math.inf:
+            bounds += f" and {'below' if maximum in excluded else 'at most'} {maximum:g}"
+        raise ValueError(f"{where}, {name}: must be {bounds}, not {value!r}")
 
 
 def check_bool(where: str, name: str, value: object, word: str | None = None) -> None:
