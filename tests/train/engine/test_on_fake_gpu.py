@@ -16,7 +16,7 @@ from train.distributed import ddp, network, process_group
 from train.engine.inputs import BatchPreprocessor
 from train.recipe import Comm
 
-CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+GPU = torch.device("cuda", 0)
 
 
 class Stream:
@@ -49,7 +49,6 @@ def events(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setattr(torch, "tensor", lambda values, device: torch.empty(len(values), device=device))
     monkeypatch.setattr(torch.Tensor, "__getitem__", lambda tensor, part: tensor.narrow(0, 0, part.stop))
     monkeypatch.setattr(torch.Tensor, "to", copy)
-    monkeypatch.setattr(torch.Tensor, "backward", lambda _: None)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda _, stream: told.append(f"kept for {stream.name}"))
     monkeypatch.setattr(
         Stream, "wait_stream", lambda *both: told.append(" waits for ".join(s.name for s in both)), False

@@ -1,10 +1,12 @@
 """The warm-up: every shape once, the model unchanged; compiled networks share weights and checkpoints."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.trainer_in_process import RandomImages, make_phase, make_recipe, make_trainer
 from torch import nn
 
 from train.data.loading.loader import Batch
@@ -37,6 +39,12 @@ def compiled_shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     monkeypatch.setattr(warmup, "COMPILE_BACKEND", backend)
     torch._dynamo.reset()
     return shapes
+
+
+def test_rank_without_images_of_the_last_validation_goes_on_from_the_checkpoint_before_it(tmp_path: Path) -> None:
+    """The set has fewer validation images than the run has processes, so no batch is left for this one."""
+    trainer = make_trainer(tmp_path, make_recipe(make_phase((0, 1), 8, 0.1)), RandomImages(train=16), plain=False)
+    assert list(trainer.begin_run(trainer.schedule.epochs, iter(()))) == []
 
 
 def test_warm_up_on_cpu_runs_one_small_batch_and_leaves_the_model_unchanged(model: Any) -> None:

@@ -16,6 +16,7 @@ from support.trainer_in_process import SINGLE_PROCESS, open_trainer
 from train.data.index.open import load_index
 from train.data.loading.dataset import open_val_indexes
 from train.inference import evaluate as runner
+from train.inference import protocol
 from train.inference.protocol import CROP_VIEWS, EvalOptions, Evaluation, EvaluationRow
 from train.inference.trained_network import open_trained
 from train.recipe import Phase
@@ -258,3 +259,15 @@ def test_copy_for_uses_the_runs_copy_if_large_enough(tiny: Any, tiny_data: Path)
     assert copies == [80, 80, 80, None, None]  # int(1.14 * 71) is 80
     assert set(open_val_indexes(recipe, tiny_data, Path("nowhere"))) == {("val", None)}
     assert len(open_val_indexes(recipe, tiny_data, Path("nowhere"), scale=0.1)["val", None]) == 2
+
+
+def test_reserve_stdout_redirects_other_output_to_stderr(capsys: Any) -> None:
+    @protocol.reserve_stdout()
+    def print_both() -> None:
+        print("hello", end="")
+        protocol.emit_json_line({"kind": "row", "top1": 1.0})
+
+    print_both()
+    print("after")
+    captured = capsys.readouterr()
+    assert captured.out == '{"kind": "row", "top1": 1.0}\nafter\n' and captured.err == "hello"

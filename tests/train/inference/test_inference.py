@@ -27,7 +27,7 @@ from train.models.registry import build_model
 from train.recipe import Model, Phase, Recipe
 from train.tools.errors import TrainingError
 from train.weights.network_description import NetworkDescription
-from train.weights.safetensors_file import write_safetensors
+from train.weights.safetensors_file import read_safetensors, write_safetensors
 
 CLASSES = ("airplane", "bird", "ship")
 
@@ -73,6 +73,14 @@ def run_main(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         return code, [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
     return run
+
+
+def test_exported_resnet_has_torchvisions_names(tiny: Any, write_trained: Any, run_main: Any, tmp_path: Path) -> None:
+    source = write_trained(tiny(model=Model(name="resnet18")))
+    code, (message,) = run_main("export", source, tmp_path / "out.safetensors")
+    assert code == 0 and "torchvision.models.get_model('resnet18', num_classes=3)" in message["load_line"]
+    exported = read_safetensors(tmp_path / "out.safetensors")
+    assert {"conv1.weight", "bn1.weight", "layer4.1.bn2.running_var"} <= exported.keys()
 
 
 @pytest.mark.parametrize(("model", "expected"), [

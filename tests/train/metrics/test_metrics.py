@@ -12,11 +12,10 @@ from support.train_records import make_epoch
 from support.trainer_in_process import make_phase, make_recipe
 
 from train.engine.progress import MetricsLog
-from train.metrics import meters
-from train.metrics.accuracy import Accuracy
+from train.metrics import hparams, meters
 from train.metrics.confusion import ConfusedPair, Confusion
 from train.metrics.records import StepRow, read_metrics_file
-from train.recipe.schedule import Epoch, Schedule
+from train.recipe.schedule import Schedule
 from train.tools.records import DamagedRecord, decode, encode
 
 
@@ -48,16 +47,6 @@ def test_step_meter_sums_losses_and_hits_by_step() -> None:
     assert meter.correct.tolist() == [[2, 2], [1, 1], [0, 0], [0, 0]]
     meter.reset()
     assert (meter.steps, meter.losses.abs().sum(), meter.correct.abs().sum()) == (0, 0, 0)
-
-
-SQUARE, RECT = Accuracy(2.0, 70.0, 90.0, 20), Accuracy(1.9, 71.0, 91.0, 20)
-
-
-@pytest.fixture
-def epoch() -> Epoch:
-    """The second of two epochs: 4 steps of 32 images, of which the last has 4 images."""
-    recipe = make_recipe(make_phase((0, 2), 16, (0.0, 0.7), size=64), gpus=2)
-    return Schedule(recipe, 100, 2).epochs[1]
 
 
 SCALARS = {"sizes/lr": 0.5, "times/images_per_second": 7.0}
@@ -96,6 +85,21 @@ def test_metrics_log_later_attempt_keeps_points_at_its_start(tmp_path: Path, mon
         log.tensorboard.close()
     points = read_events(tmp_path / "events").Scalars("accuracy/val_top1")
     assert [(point.step, point.value) for point in points] == [(50, 1), (100, 1), (120, 2)]
+
+
+def test_flat_settings_has_the_highest_rate_and_what_sweeps_vary() -> None:
+    optim: dict[str, Any] = {"momentum": 0.8, "nesterov": True, "weight_decay": 5e-5, "label_smoothing": 0.1}
+    phases = (
+        make_phase((0, 2), 64, (0.1, 0.4)),
+        make_phase((2, 6), 128, (0.4, 0.2), size=64),
+        make_phase((6, 8), 96, (0.2, 0.0)),
+    )
+    assert hparams.flat_settings(Schedule(make_recipe(*phases, gpus=2, seed=7, **optim), 6400, 2), 3) == {
+        "recipe": "rule", "model": "resnet10_tiny", "lr": pytest.approx(0.4), "warmup_epochs": 2, "epochs": 8,
+        "batch_first": 128, "batch_largest": 256, "size_largest": 64, "optimizer": "sgd", "loss": "cross_entropy",
+        "momentum": 0.8, "weight_decay": 5e-5,
+        "nesterov": 1, "label_smoothing": 0.1, "seed": 7, "world": 3,
+    }  # fmt: skip
 
 
 def test_from_counts_keeps_every_error_and_names_the_worst() -> None:
