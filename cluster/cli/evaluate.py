@@ -24,7 +24,7 @@ from .record import OutputFile
 if TYPE_CHECKING:
     from cluster.jobs.job import Job
     from train.engine.options import TrainOptions
-    from train.inference.protocol import Evaluation, EvaluationRow
+    from train.inference.protocol import Evaluation
 
 MIN_SIZE_PIXELS, MAX_SIZE_PIXELS = 16, 4096
 WEIGHTS_SUFFIXES = (".pt", ".safetensors")
@@ -231,29 +231,18 @@ def _print_results(result: "Evaluation") -> None:
         tables.print_table(classes.rows)
     if first_row.confusion:
         click.echo("all classes and errors: -o json")
-    centers = {row.size: row for row in result.rows if row.crop == "center"}
-    for row in result.rows:
-        if row.crop == "rect" and row.size in centers:
-            _print_gain(row, centers[row.size])
-
-
-def _print_gain(rect: "EvaluationRow", center: "EvaluationRow") -> None:
-    """Print by how many points the accuracy is higher on rectangles than on squares, by aspect ratio."""
-    from cluster.display import tables
-
-    # A range such as 0.75-0.80, or one number when both ends are rounded to the same.
-    ratios = ["-".join(dict.fromkeys((f"{each.lowest:.2f}", f"{each.highest:.2f}"))) for each in rect.buckets]
-    table = []
-    for name, new, old in zip((*ratios, "all"), (*rect.buckets, rect), (*center.buckets, center), strict=True):
-        pairs = {"top-1": (new.top1, old.top1), "top-5": (new.top5, old.top5)}
-        gains = {
-            title: f"{round(now - before, 1) + 0.0:+5.1f}"  # no -0.0
-            for title, (now, before) in pairs.items()
-            if now is not None and before is not None
-        }
-        table.append({"w/h": name, "images": new.images, **gains})
-    click.echo(f"\nrect at {rect.size} above center, in points, by width / height:")
-    tables.print_table(table)
+    for size in dict.fromkeys(row.size for row in result.rows):
+        rows = [row for row in result.rows if row.size == size]
+        click.echo(f"\ntop-1 at {size} pixels, by width / height:")
+        tables.print_table(
+            {
+                # A range such as 0.75-0.80, or one number when both ends are rounded to the same.
+                "w/h": "-".join(dict.fromkeys(f"{end:.2f}" for end in (buckets[0].lowest, buckets[0].highest))),
+                "images": buckets[0].images,
+                **{row.crop: f"{bucket.top1:.1f}" for row, bucket in zip(rows, buckets, strict=True)},
+            }
+            for buckets in zip(*(row.buckets for row in rows), strict=True)
+        )
 
 
 @click.command(cls=GroupedCommand)
