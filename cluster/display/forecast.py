@@ -25,7 +25,7 @@ def show_forecasts(candidates: Sequence[Candidate], notes: Sequence[str]) -> Non
 
 def show_candidates(candidates: Sequence[Candidate]) -> None:
     """Print a row for each candidate."""
-    rows, sources = [], list[str]()
+    rows, sources = list[dict[str, object]](), list[str]()
     for candidate in candidates:
         minutes, longest = None, "no measurements of this model on this GPU"
         if candidate.forecast:

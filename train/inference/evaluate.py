@@ -259,7 +259,8 @@ class Evaluator:
 
     def examples(self) -> tuple[ExampleImage, ...]:
         """Return images of different shapes, with the answers at the first size."""
-        index, size, examples = self.val_index, self.sizes[0], []
+        index, size = self.val_index, self.sizes[0]
+        examples = []
         for image_id in choose_images(index):
             jpeg, _ = shrink_to_jpeg(self.indexes["val", self.copy_for(size)].read(image_id), EXAMPLE_PIXELS)
             answers = []
