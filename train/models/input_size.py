@@ -92,17 +92,17 @@ def accept_any_size(net: nn.Module, native_size: int) -> str:
     raise TrainingError(f"the model accepts only its native input size: {next(filter(None, errors))}")
 
 
-def _find_last_map(net: nn.Module, side: int) -> tuple[nn.Module, tuple[int, ...]] | None:
+def _find_last_map(net: nn.Module, side: int) -> tuple[nn.Module, tuple[int, int]] | None:
     """Return the module that makes the last feature map, and the map's height and width at a size; None without one.
 
     A module that is called several times does not count: its earlier maps have other sizes.
     """
-    calls, map_sizes = Counter[nn.Module](), dict[nn.Module, tuple[int, ...]]()
+    calls, map_sizes = Counter[nn.Module](), dict[nn.Module, tuple[int, int]]()
 
     def record(module: nn.Module, _: object, output: object) -> None:
         calls[module] += 1
         if isinstance(output, torch.Tensor) and output.ndim == 4:
-            map_sizes[module] = tuple(output.shape[2:])
+            map_sizes[module] = output.shape[2], output.shape[3]
 
     hooks = [module.register_forward_hook(record) for module in net.modules() if module is not net]
     forward_error(net, side, side)
