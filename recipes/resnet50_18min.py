@@ -29,7 +29,7 @@ one_machine = [
     Phase(epochs=( 7, 13), size=128, batch=512, lr=(2.0, 0.25),         min_scale=0.08,  copy=160),
     Phase(epochs=(13, 22), size=224, batch=224, lr=(0.4375, 0.04375),   min_scale=0.087, copy=352),
     Phase(epochs=(22, 25), size=224, batch=224, lr=(0.04375, 0.004375), min_scale=0.087, copy=352),
-    Phase(epochs=(25, 28), size=288, batch=128, lr=(0.0025, 0.00025),   min_scale=0.5,   rect_val=True, reached=28),
+    Phase(epochs=(25, 28), size=288, batch=128, lr=(0.0025, 0.00025),   min_scale=0.5,   rect_val=True),
 ]
 
 two_machines = [
@@ -39,7 +39,7 @@ two_machines = [
     Phase(epochs=(13, 16), size=224, batch=224, lr=1.3125,              min_scale=0.087, copy=352),
     Phase(epochs=(16, 23), size=224, batch=224, lr=(1.3125, 0.13125),   min_scale=0.087, copy=352),
     Phase(epochs=(23, 28), size=224, batch=224, lr=(0.13125, 0.013125), min_scale=0.087, copy=352),
-    Phase(epochs=(28, 30), size=288, batch=128, lr=(0.0075, 0.00075),   min_scale=0.5,   rect_val=True, reached=30),
+    Phase(epochs=(28, 30), size=288, batch=128, lr=(0.0075, 0.00075),   min_scale=0.5,   rect_val=True),
 ]
 
 four_machines = [
@@ -49,7 +49,7 @@ four_machines = [
     Phase(epochs=(13, 16), size=224, batch=224, lr=1.75,                min_scale=0.087, copy=352),
     Phase(epochs=(16, 24), size=224, batch=224, lr=(1.75, 0.175),       min_scale=0.087, copy=352),
     Phase(epochs=(24, 28), size=224, batch=224, lr=(0.175, 0.0175),     min_scale=0.087, copy=352),
-    Phase(epochs=(28, 30), size=288, batch=128, lr=(0.01, 0.001),       min_scale=0.5,   rect_val=True, reached=29),
+    Phase(epochs=(28, 30), size=288, batch=128, lr=(0.01, 0.001),       min_scale=0.5,   rect_val=True),
 ]
 
 eight_machines = [
@@ -59,7 +59,7 @@ eight_machines = [
     Phase(epochs=(14, 17), size=224, batch=128, lr=1.92,                min_scale=0.087, copy=352),
     Phase(epochs=(17, 23), size=224, batch=224, lr=(1.92, 0.336),       min_scale=0.087, copy=352),
     Phase(epochs=(23, 29), size=224, batch=224, lr=(0.336, 0.0336),     min_scale=0.087, copy=352),
-    Phase(epochs=(29, 36), size=288, batch=128, lr=(0.0192, 0.00192),   min_scale=0.5,   rect_val=True, reached=30),
+    Phase(epochs=(29, 36), size=288, batch=128, lr=(0.0192, 0.00192),   min_scale=0.5,   rect_val=True),
 ]
 
 sixteen_machines = [
@@ -68,7 +68,7 @@ sixteen_machines = [
     Phase(epochs=(16, 19), size=224, batch= 64, lr=1.88,                min_scale=0.08,  copy=None),
     Phase(epochs=(19, 31), size=224, batch=192, lr=0.564,               min_scale=0.08,  copy=None),
     Phase(epochs=(31, 37), size=224, batch=192, lr=0.0564,              min_scale=0.08,  copy=None),
-    Phase(epochs=(37, 38), size=288, batch=128, lr=0.0376,              min_scale=0.5,   rect_val=True, reached=38),
+    Phase(epochs=(37, 38), size=288, batch=128, lr=0.0376,              min_scale=0.5,   rect_val=True),
     Phase(epochs=(38, 50), size=288, batch=128, lr=0.00376,             min_scale=0.5,   copy=None, rect_val=True),
 ]
 # fmt: on

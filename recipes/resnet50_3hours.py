@@ -40,7 +40,7 @@ recipe = Recipe(
         Phase(epochs=(18, 21), size=224, batch=128, lr=0.4),
         Phase(epochs=(21, 35), size=224, batch=128, lr=0.04),
         Phase(epochs=(35, 41), size=224, batch=128, lr=0.004),
-        Phase(epochs=(41, 43), size=288, batch=128, lr=0.004,  min_scale=0.5, reached=42),
+        Phase(epochs=(41, 43), size=288, batch=128, lr=0.004,  min_scale=0.5),
         Phase(epochs=(43, 45), size=288, batch=128, lr=0.0004, min_scale=0.5),
     ],
 )

@@ -24,10 +24,9 @@ from .record import OutputFile
 if TYPE_CHECKING:
     from cluster.jobs.job import Job
     from train.engine.options import TrainOptions
-    from train.inference.protocol import Evaluation, EvaluationRow, Prediction
+    from train.inference.protocol import Evaluation
 
 MIN_SIZE_PIXELS, MAX_SIZE_PIXELS = 16, 4096
-PLOTTED_IMAGES = 6  # images that --plot shows
 WEIGHTS_SUFFIXES = (".pt", ".safetensors")
 
 best_option = grouped_option(
@@ -150,8 +149,8 @@ def evaluate(
     """
     from cluster.jobs import evaluation
     from train.engine.options import TrainOptions
-    from train.inference.protocol import EvalOptions
-    from train.tools.records import encode
+    from train.inference.protocol import EvalOptions, Evaluation
+    from train.tools.records import decode, encode
 
     crop_names = parse_crops(crops)
     if plot and plot.suffix.lower() != ".png":
@@ -168,12 +167,15 @@ def evaluate(
         copies=copies or ("" if data else job_options.copies),  # the job's copies belong to the job's own data set
         scale=job_options.scale,
         skip_bad=job_options.skip_bad,
-        shown=PLOTTED_IMAGES if plot else 0,
+        with_examples=plot is not None,
         model=source.model,
         **options,
     )
     with ProgressBar("images, over all crops and sizes") as bar:
-        result = evaluation.evaluate(eval_options, source.module_folders, bar)
+        for message in evaluation.run_task("evaluate", eval_options, source.module_folders):
+            if message["kind"] == "progress":
+                bar(message["done"], message["total"])
+    result = decode(Evaluation, message["evaluation"])
     if output == "json":
         facts = encode(result)
         del facts["examples"]
@@ -229,29 +231,18 @@ def _print_results(result: "Evaluation") -> None:
         tables.print_table(classes.rows)
     if first_row.confusion:
         click.echo("all classes and errors: -o json")
-    centers = {row.size: row for row in result.rows if row.crop == "center"}
-    for row in result.rows:
-        if row.crop == "rect" and row.size in centers:
-            _print_gain(row, centers[row.size])
-
-
-def _print_gain(rect: "EvaluationRow", center: "EvaluationRow") -> None:
-    """Print by how many points the accuracy is higher on rectangles than on squares, by aspect ratio."""
-    from cluster.display import tables
-
-    # A range such as 0.75-0.80, or one number when both ends are rounded to the same.
-    ratios = ["-".join(dict.fromkeys((f"{each.lowest:.2f}", f"{each.highest:.2f}"))) for each in rect.buckets]
-    table = []
-    for name, new, old in zip((*ratios, "all"), (*rect.buckets, rect), (*center.buckets, center), strict=True):
-        pairs = {"top-1": (new.top1, old.top1), "top-5": (new.top5, old.top5)}
-        gains = {
-            title: f"{round(now - before, 1) + 0.0:+5.1f}"  # no -0.0
-            for title, (now, before) in pairs.items()
-            if now is not None and before is not None
-        }
-        table.append({"w/h": name, "images": new.images, **gains})
-    click.echo(f"\nrect at {rect.size} above center, in points, by width / height:")
-    tables.print_table(table)
+    for size in dict.fromkeys(row.size for row in result.rows):
+        rows = [row for row in result.rows if row.size == size]
+        click.echo(f"\ntop-1 at {size} pixels, by width / height:")
+        tables.print_table(
+            {
+                # A range such as 0.75-0.80, or one number when both ends are rounded to the same.
+                "w/h": "-".join(dict.fromkeys(f"{end:.2f}" for end in (buckets[0].lowest, buckets[0].highest))),
+                "images": buckets[0].images,
+                **{row.crop: f"{bucket.top1:.1f}" for row, bucket in zip(rows, buckets, strict=True)},
+            }
+            for buckets in zip(*(row.buckets for row in rows), strict=True)
+        )
 
 
 @click.command(cls=GroupedCommand)
@@ -297,7 +288,7 @@ def export(job_or_file: str | None, file_format: str, output: Path | None, best:
     if file.exists():
         raise BadInput(f"{file}: exists already; remove it, or name another file: -o FILE")
     options = ExportOptions(source=str(source.path), file=str(file), format=chosen_format, model=source.model)
-    exported = evaluation.export(options, source.module_folders)
+    (exported,) = evaluation.run_task("export", options, source.module_folders)
     number = exported["parameters"]
     values = f"{number / 1e6:.1f} million values" if number >= 1_000_000 else pluralize(number, "value")
     accuracy = "" if exported["top1"] is None else f", top-1 {exported['top1']:.2f} %"
@@ -334,9 +325,9 @@ def predict(job_or_file_and_images: tuple[str, ...], best: bool, model: str | No
     if missing := next((image for image in images if not Path(image).exists()), None):  # before a network is downloaded
         raise BadInput(f"{missing}: there is no such file")
     source = open_source(job_or_file, best, model)
-    predictions: list[Prediction] = []
+    predictions = []
     options = PredictOptions(source=str(source.path), images=images, model=source.model)
-    for prediction in evaluation.predict(options, source.module_folders):
+    for prediction in evaluation.run_task("predict", options, source.module_folders):
         predictions.append(prediction)
         if output == "json":
             continue

@@ -1,6 +1,5 @@
 """`imgnet-cluster plan`: the schedule of a recipe, and a forecast of time and price on machines not yet rented."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,9 +19,9 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from cluster.backends.planner import Plan
     from cluster.jobs.job import Job
-    from cluster.planning.candidates import Candidate
+    from cluster.planning.forecasts import Candidate
+    from cluster.planning.launch_options import LaunchOptions
     from train.recipe.schema import Recipe
 
 
@@ -43,13 +42,6 @@ if TYPE_CHECKING:
 )
 @grouped_option(
     "Forecast",
-    "--cheapest",
-    is_flag=True,
-    help="Choose the cheapest combination of type and number of machines, and print its launch command.",
-)
-@grouped_option("Forecast", "--fastest", is_flag=True, help="Choose the fastest combination.")
-@grouped_option(
-    "Forecast",
     "--from",
     "measured_job",
     metavar="JOB",
@@ -62,8 +54,6 @@ def plan(
     local: bool,
     types: tuple[str, ...],
     measured_job: str | None,
-    cheapest: bool,
-    fastest: bool,
     output: str,
     only: tuple[str, ...],
     **options: object,
@@ -76,15 +66,10 @@ def plan(
     """
     from cluster.display import forecast as display_forecast
     from cluster.jobs import store
-    from cluster.planning import candidates as planning_candidates
     from cluster.planning import resolve
     from cluster.planning.launch_options import make_launch_options
 
-    if cheapest and fastest:
-        raise BadInput("--cheapest and --fastest are mutually exclusive")
-    criterion = "cheapest" if cheapest else "fastest" if fastest else ""
-    keywords = given_options(options)
-    planned_options = make_launch_options("local" if local else "plan", **keywords)
+    planned_options = make_launch_options("local" if local else "plan", **given_options(options))
     recipes = resolve.load_recipes(recipe, only)
     job = store.find(measured_job) if measured_job else None
     if local and (types or machines):
@@ -92,37 +77,22 @@ def plan(
     type_names = [name for names in types for name in names.split(",") if name]
     rows: list[dict[str, object]] = []
     for selected_recipe in recipes:
-
-        def plan_on(count: int, procs: int, selected_recipe: "Recipe" = selected_recipe) -> "Plan":
-            sized_options = replace(planned_options, machines=count, procs=planned_options.procs or procs)
-            return resolve.plan(selected_recipe, sized_options, recipe_file=recipe)
-
-        machine_counts = sorted(machines or (1 if local else selected_recipe.machines,))
-        candidates, notes = _make_candidates(selected_recipe, type_names, machine_counts, job, plan_on, local)
-        chosen, command = None, ""
-        if criterion:
-            if len(candidates) == 1:
-                raise BadInput(f"--{criterion}: there is one row only; ask for several, such as --machines 1,2,4,8")
-            chosen = planning_candidates.choose(candidates, criterion)
-            only_names = only or ((selected_recipe.name,) if len(recipes) > 1 else ())
-            command = planning_candidates.launch_command(chosen, recipe, {"only": only_names, **keywords})
-        for candidate in candidates:
-            choice = {"chosen": candidate is chosen, "launch": command if candidate is chosen else ""}
-            rows.append({**candidate.to_json(), **(choice if chosen else {})})
+        counts = sorted(machines or (1 if local else selected_recipe.machines,))
+        candidates, notes = _make_candidates(selected_recipe, recipe, type_names, counts, job, planned_options, local)
+        rows += [candidate.to_json() for candidate in candidates]
         if output == "table":
             display_forecast.show_forecasts(candidates, notes)
-            if chosen:
-                display_forecast.show_choice(chosen, command)
     if output == "json":
         print_json(rows[0] if len(rows) == 1 else rows)
 
 
 def _make_candidates(
     recipe: "Recipe",
+    recipe_file: str,
     type_names: list[str],
-    machine_counts: "Sequence[int]",
+    machine_counts: list[int],
     job: "Job | None",
-    plan_on: "Callable[[int, int], Plan]",
+    options: "LaunchOptions",
     local: bool,
 ) -> "tuple[list[Candidate], list[str]]":
     """Return a candidate for each type and number of machines, and notes on them.
@@ -130,37 +100,40 @@ def _make_candidates(
     `job` has measured the speeds. Without names of types, its type counts, else the recipe's first type; with `local`,
     those are this computer. Raises `ClusterError`.
     """
-    from cluster.planning import calibration, candidates
+    from cluster.planning import forecasts, resolve
     from train.forecast import DEFAULT_CONSTANTS
 
-    machine_types = [candidates.get_machine_type(name) for name in dict.fromkeys(type_names)]
+    machine_types = [forecasts.get_machine_type(name) for name in dict.fromkeys(type_names)]
     notes: list[str] = []
     constants, job_type = DEFAULT_CONSTANTS, None
     if local:  # nothing has to boot, be set up or fetch images
         constants = replace(constants, boot_seconds=0.0, setup_seconds=0.0, fetch_bytes_per_second=0.0)
     if job:
-        constants = calibration.measured_constants(job.name, job.result)
+        constants = forecasts.measured_constants(job.name, job.result)
         if job.spec.recipe.model.name != recipe.model.name:
             raise BadInput(
                 f"--from {job.name}: it trained {job.spec.recipe.model.name}, so its measured speeds do not hold for "
                 f"{recipe.model.name}; leave --from out"
             )
         rented = job.backend.job_cost().machines
-        job_type = calibration.job_machine_type(job.spec, job.result, rented[-1].type if rented else "")
+        job_type = forecasts.job_machine_type(job.spec, job.result, rented[-1].type if rented else "")
         if set(machine_counts) != {job.spec.machines}:
             measured_on = f"{job.spec.machines} machine{'s' * (job.spec.machines > 1)}"
             notes.append(f"{job.name} ran on {measured_on}; slower communication among more machines is not included")
     if not machine_types:
         own_type = None if local and job and job.spec.cloud else job_type
-        default_type = candidates.this_computer() if local else candidates.default_machine_type(recipe)
+        default_type = forecasts.this_computer() if local else forecasts.default_machine_type(recipe)
         machine_types = [own_type or default_type]
     rows: list[Candidate] = []
     for machine_type in machine_types:
         type_constants = constants
         if job_type:
-            type_constants, note = calibration.constants_for_type(constants, job_type, machine_type)
+            type_constants, note = forecasts.constants_for_type(constants, job_type, machine_type)
             notes += [note] if note else []
-        rows += candidates.make_candidates(plan_on, machine_type, machine_counts, type_constants)
+        for count in machine_counts:
+            sized_options = replace(options, machines=count, procs=options.procs or machine_type.gpus)
+            plan = resolve.plan(recipe, sized_options, recipe_file=recipe_file)
+            rows.append(forecasts.make_candidate(plan, machine_type, type_constants))
         if machine_type.retired_reason:
             notes.append(f"{machine_type.name}: {machine_type.retired_reason}; for comparison only")
     if any(machine_type.on_demand_price for machine_type in machine_types):

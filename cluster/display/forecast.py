@@ -1,9 +1,8 @@
 """Prints forecasts: candidates to choose from, one of them term by term, and a forecast beside the actual times."""
 
 from collections.abc import Sequence
-from itertools import groupby
 
-from cluster.planning.candidates import Candidate
+from cluster.planning.forecasts import Candidate
 from cluster.report.tables import format_error
 from train.forecast import TERMS, TermComparison, longest_term
 from train.metrics.text import three_digits
@@ -26,50 +25,28 @@ def show_forecasts(candidates: Sequence[Candidate], notes: Sequence[str]) -> Non
 
 def show_candidates(candidates: Sequence[Candidate]) -> None:
     """Print a row for each candidate."""
-    has_target = any(candidate.epochs_to_target for candidate in candidates)
-    rows = []
+    rows, sources = list[dict[str, object]](), list[str]()
     for candidate in candidates:
-        to_target = candidate.minutes_to_target
-        target_cells = {
-            "to target": three_digits(to_target),
-            "price to target": format_dollars(candidate.dollars(to_target)),
-        }
-        efficiency = candidate.scaling_efficiency
+        minutes, longest = None, "no measurements of this model on this GPU"
+        if candidate.forecast:
+            minutes, longest = candidate.forecast.minutes, longest_term(candidate.forecast.terms)
+            sources.append(candidate.forecast.source)
         rows.append(
             {
                 "type": candidate.machine_type.name,
                 "machines": candidate.machines,
                 "GPUs": candidate.plan.spec.procs * candidate.machines,
-                "minutes": three_digits(candidate.minutes),
-                "start": three_digits(candidate.forecast.terms["start"] / 60 if candidate.forecast else None),
-                "on demand": format_dollars(candidate.dollars(candidate.minutes)),
-                **(target_cells if has_target else {}),
-                "scaling efficiency": "" if efficiency is None else f"{100 * efficiency:.0f} %",
-                "longest term, by epochs": longest_terms_by_epochs(candidate)
-                or "no measurements of this model on this GPU",
+                "minutes": three_digits(minutes),
+                "on demand": format_dollars(candidate.dollars),
+                "longest term": longest,
             }
         )
-    print_table(rows, optional=("start", "longest term, by epochs", "scaling efficiency", "GPUs"))
-    if has_target:
-        print_wrapped(
-            "to target: until the epoch at which the recipe's source had reached it; without one, the whole run"
-        )
-    print_wrapped("scaling efficiency: images per second and machine, relative to the first row of the type")
+    print_table(rows)
     print_wrapped("spot prices change: today's are shown by imgnet-cluster offers")
-    sources = dict.fromkeys(candidate.forecast.source for candidate in candidates if candidate.forecast)
     print_wrapped(
-        f"constants: {', '.join(sources) or 'none'}; start is boot, set-up, fetch and the start of the trainers"
+        f"constants: {', '.join(dict.fromkeys(sources)) or 'none'}; the term start is boot, set-up, fetch and the "
+        "start of the trainers"
     )
-
-
-def longest_terms_by_epochs(candidate: Candidate) -> str:
-    """Return the longest term of each range of epochs, such as "loader 0-16, compute 16-38"; "" without a forecast."""
-    phases = candidate.forecast.phases if candidate.forecast else []
-    ranges = []
-    for term, group in groupby(phases, key=lambda phase: longest_term(phase.terms)):
-        of_term = list(group)
-        ranges.append(f"{term} {of_term[0].start}-{of_term[-1].end}")
-    return ", ".join(ranges)
 
 
 def show_phases(candidate: Candidate) -> None:
@@ -81,13 +58,9 @@ def show_phases(candidate: Candidate) -> None:
         gpu = candidate.machine_type.gpu or "an unknown GPU"
         print_wrapped(f"forecast on {machines}: none, there are no measurements of this model on {gpu}")
         return
-    dollars = format_dollars(candidate.dollars(candidate.minutes))
-    cost = f", {dollars} on demand" if candidate.machine_type.on_demand_price != 0 else ""
-    target = ""
-    if candidate.epochs_to_target:
-        target = f"; to the target {three_digits(candidate.minutes_to_target)} minutes"
+    cost = f", {format_dollars(candidate.dollars)} on demand" if candidate.machine_type.on_demand_price != 0 else ""
     longest = f"longest: {longest_term(run_forecast.terms)}"
-    print_wrapped(f"forecast on {machines}: {three_digits(candidate.minutes)} minutes{cost}{target}; {longest}")
+    print_wrapped(f"forecast on {machines}: {three_digits(run_forecast.minutes)} minutes{cost}; {longest}")
     rows = [
         {
             "epochs": f"{phase.start}-{phase.end}",
@@ -101,14 +74,6 @@ def show_phases(candidate: Candidate) -> None:
     print_table(rows, optional=("batch", "size"))
     parts = ", ".join(f"{name} {seconds:.0f}" for name, seconds in run_forecast.start.items() if seconds)
     print_wrapped(f"before the first step, in seconds: {parts or 'nothing'}; constants: {run_forecast.source}")
-
-
-def show_choice(candidate: Candidate, command: str) -> None:
-    """Print the chosen candidate, and the command that launches it."""
-    machines = f"{candidate.machines} x {candidate.machine_type.name}"
-    dollars = format_dollars(candidate.dollars(candidate.minutes))
-    print(f"choice: {machines}, {three_digits(candidate.minutes)} minutes, {dollars}")
-    print(f"  {command}")
 
 
 def show_forecast_vs_actual(rows: Sequence[TermComparison], constants_source: str = "", job_name: str = "") -> None:

@@ -2,14 +2,13 @@
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from cluster.connectors.local import module_command
 from cluster.errors import ClusterError
-from train.inference.protocol import EvalOptions, Evaluation, Exported, ExportOptions, Prediction, PredictOptions
 from train.tools.process import die_with_parent, kill_process_groups
-from train.tools.records import decode, encode
+from train.tools.records import encode
 
 from .job import Job
 
@@ -20,28 +19,13 @@ def module_folders(job: Job) -> tuple[str, ...]:
     return project.search_folders(job.run_folder.user_project) if project else ()
 
 
-def evaluate(options: EvalOptions, folders: Sequence[str], show_progress: Callable[[int, int], None]) -> Evaluation:
-    """Evaluate a network. `folders` have the user's modules that it needs. Raises `ClusterError`."""
-    for message in _run_task("evaluate", options, folders):
-        if message["kind"] == "progress":
-            show_progress(message["done"], message["total"])
-    return decode(Evaluation, message["evaluation"])
-
-
-def export(options: ExportOptions, folders: Sequence[str]) -> Exported:
-    """Write a network for other programs, and return what was written. Raises `ClusterError`."""
-    (message,) = _run_task("export", options, folders)
-    return cast(Exported, message)
-
-
-def predict(options: PredictOptions, folders: Sequence[str]) -> Iterator[Prediction]:
-    """Classify images, and yield the answers about each. Raises `ClusterError`."""
-    return cast(Iterator[Prediction], _run_task("predict", options, folders))
-
-
-def _run_task(
+def run_task(
     task: str, options: object, folders: Sequence[str]
 ) -> Iterator[Mapping[str, Any]]:  # Any: the values of a message
+    """Run a task of `python -m train.inference` with its options, and yield its messages. Raises `ClusterError`.
+
+    `folders` have the user's modules that the network needs.
+    """
     arguments = (task, json.dumps(encode(options)))
     return run_module(module_command("train.inference.__main__", *arguments, module_folders=folders))
 

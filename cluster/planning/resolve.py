@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from cluster.backends import catalog
@@ -18,9 +19,7 @@ from train.recipe.components import SAMPLE
 from train.recipe.recipe_files import RecipeError, read_recipes, read_work, select_recipes
 from train.recipe.schedule import Schedule, scaled_image_count
 from train.recipe.schema import Recipe
-from train.recipe.settings import with_settings
 from train.tools.records import encode
-from train.trackers.request import is_installed
 
 from . import data_fetch
 from .data_fetch import SetCounts, count_set
@@ -40,18 +39,12 @@ def plan(recipe: Recipe, options: LaunchOptions | None = None, *, recipe_file: s
     recipe = recipe.for_machines(machines)
     is_synthetic = data == "sample" or (data is None and recipe.data == SAMPLE)
     try:
-        recipe = with_settings(recipe, options.train.set)
-        if options.train.seed is not None:
-            recipe = replace(recipe, seed=options.train.seed)
-        if options.train.precision:
-            recipe = replace(recipe, precision=options.train.precision)
+        recipe = options.train.changed_recipe(recipe)
         if is_synthetic:
             recipe = replace(recipe, data=SAMPLE)
         elif data is not None:
             name = Path(data).absolute().name or "data"
             recipe = replace(recipe, data=replace(recipe.data, name=name, root=data))
-        if options.train.val_fraction is not None and not is_synthetic:
-            recipe = replace(recipe, data=replace(recipe.data, val_fraction=options.train.val_fraction))
     except ValueError as error:
         raise BadInput(str(error)) from error
     requested_root = Path(recipe.data.root if data is None or is_synthetic else data)
@@ -146,7 +139,7 @@ def plan(recipe: Recipe, options: LaunchOptions | None = None, *, recipe_file: s
     if tracker := options.train.log:
         if not planner.is_this_computer:
             notes.append(f"--log {tracker}: pip's {tracker} and its credentials must be on the machines")
-        elif not is_installed(tracker):
+        elif find_spec(tracker) is None:
             raise BadInput(f"--log {tracker}: it is not installed here; pip install {tracker}")
     if recipe.model.compile:
         notes.append("torch.compile takes minutes per image shape before the first step; the forecast leaves them out")

@@ -10,9 +10,8 @@ with a note on what is known about the reason.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from train.forecast.constants import Constants
 from train.forecast.hardware import NetworkSpec
-from train.forecast.model import Forecast, forecast
+from train.forecast.model import Constants, Forecast, forecast
 from train.recipe.components import IMAGENET, Comm, Model
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Phase, Recipe

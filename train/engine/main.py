@@ -4,13 +4,11 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from train.data.index.open import DataError
 from train.recipe.recipe_files import RecipeError, import_folder, read_recipes, select_recipes
 from train.recipe.schema import Recipe
-from train.recipe.settings import with_settings
 from train.tools.agent_protocol import MODULE_FOLDERS_VARIABLE, Fault, TrainerState
 from train.tools.errors import HandoverFailed, MachineTrouble, TrainingError, UnreadableCheckpoint, one_line_error
 from train.tools.process import launch_ranks
@@ -64,16 +62,7 @@ def choose_recipe(options: RunOptions) -> Recipe:
         raise RecipeError(f"{options.recipe} has {len(recipes)} recipes; choose one with --only: {names}")
     recipe = recipes[0].for_machines(options.machines)
     try:
-        recipe = with_settings(recipe, options.set)
-        if options.seed is not None:
-            recipe = replace(recipe, seed=options.seed)
-        if options.precision:
-            recipe = replace(recipe, precision=options.precision)
-        if options.max_bad is not None:
-            recipe = replace(recipe, max_bad=options.max_bad)
-        if options.val_fraction is not None:
-            recipe = replace(recipe, data=replace(recipe.data, val_fraction=options.val_fraction))
-        return recipe
+        return options.changed_recipe(recipe)
     except ValueError as error:
         raise RecipeError(str(error)) from error
 

@@ -1,13 +1,17 @@
 """The trainer's options: on its command line, in a file that the agent writes, and in `imgnet-cluster launch`."""
 
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from train.tools.option_fields import OptionError, OptionSet, add_arguments, option_field
 
+if TYPE_CHECKING:
+    from train.recipe.schema import Recipe
+
 KEEP_BEST_AND_LAST = "best,last"
-TRACKERS = ("wandb", "mlflow")  # a class each in train/trackers/runs.py
+TRACKERS = ("wandb", "mlflow")  # a class each in train/trackers/__main__.py
 NO_TRACKER = "none"
 
 
@@ -201,6 +205,17 @@ class TrainOptions(OptionSet):
     extended_at: int = option_field(
         0, metavar="N", minimum=0, help="Epochs that were done when the run got more of them; patience starts anew."
     )
+
+    def changed_recipe(self, recipe: "Recipe") -> "Recipe":
+        """Return a recipe with what these options replace in it. Raises `ValueError` for a value out of range."""
+        from train.recipe.settings import with_settings  # here, because `imgnet-cluster --help` needs none of it
+
+        named = {"seed": self.seed, "precision": self.precision or None, "max_bad": self.max_bad}
+        recipe = with_settings(recipe, self.set)
+        recipe = replace(recipe, **{name: value for name, value in named.items() if value is not None})  # type: ignore[arg-type]
+        if self.val_fraction is not None:
+            recipe = replace(recipe, data=replace(recipe.data, val_fraction=self.val_fraction))
+        return recipe
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,9 +17,8 @@ published runs. Of `DEFAULT_CONSTANTS`, an H100 was measured; the other cards ar
 """
 
 from .calibration import MeasuredRun, StartSeconds, TermComparison, calibrate, compare_with_run
-from .constants import DEFAULT_CONSTANTS, Constants
 from .hardware import MODEL_COSTS
-from .model import TERMS, Forecast, forecast, longest_term
+from .model import DEFAULT_CONSTANTS, TERMS, Constants, Forecast, forecast, longest_term
 
 __all__ = [
     "DEFAULT_CONSTANTS",

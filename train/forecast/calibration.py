@@ -8,9 +8,8 @@ from math import ceil
 from train.recipe.history import EpochResult
 from train.recipe.schedule import PhaseRow
 
-from .constants import Constants
 from .hardware import RECTANGLE_PIXEL_RATIO
-from .model import Forecast
+from .model import Constants, Forecast
 
 MIN_WAIT_SHARE = 0.05  # share of a phase's step time that must be waits, for the loader's speed to be known from it
 

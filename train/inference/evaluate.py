@@ -1,23 +1,15 @@
 """Evaluates a trained network on all validation images, by each crop and size; every image is counted once.
 
-A crop says which part of an image the network sees:
-
-    center  the center square of the image, resized so that its short side is RESIZE_TO_CROP_RATIO times the crop's:
-            ordinary validation
-    rect    the center rectangle whose sides are multiples of 32 and whose aspect ratio is nearly the image's, at most
-            1.5 to 1, so it may leave out a part of the image: rectangular validation (data/order/rect_val.py)
-    five    the four corners and the center of the same resized image, all squares
-    tta     these five and their mirror images: the ten views of Krizhevsky et al. 2012, section 4.1
-
-The prediction from several squares is the mean of their softmaxes, as in that paper. Its corners are those of the
-image's center square, here they are those of the whole image. fast.ai's TTA of 2018 draws four of its crops at random;
-here they are fixed, so that the results are exact.
+The crops, of which each shows the network another part of an image, are named in the help of `imgnet-cluster eval`. The
+prediction from several squares is the mean of their softmaxes, as in Krizhevsky et al. 2012, section 4.1. Its corners
+are those of the image's center square, here they are those of the whole resized image. fast.ai's TTA of 2018 draws four
+of its crops at random; here they are fixed, so that the results are exact.
 """
 
 import math
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain, islice, product
 from pathlib import Path
 
@@ -39,7 +31,7 @@ from train.distributed.process_group import ProcessGroup, sum_over_processes
 from train.engine.inputs import BatchPreprocessor, normalization_of
 from train.metrics.accuracy import has_top5, top_guesses
 from train.metrics.confusion import MAX_CLASSES, Confusion
-from train.metrics.thumbnails import shrink_to_jpeg
+from train.metrics.thumbnails import choose_images, shrink_to_jpeg
 from train.recipe.schema import Recipe
 from train.tools.errors import TrainingError, first_line
 from train.tools.host import threads_per_process
@@ -62,7 +54,7 @@ from .trained_network import open_trained, precision_of
 
 SQUARES_PER_IMAGE = 5  # of a crop of several views; a crop of more views than that mirrors them too
 EXAMPLE_PIXELS = 300  # longer side of an example image
-PROGRESS_SECONDS = 1.0  # between two messages about the progress
+PROGRESS_SECONDS = 1.0  # between two messages of the first process: how many of its images, over all passes, are done
 MAX_BUCKETS = 6  # of about equally many images each, as fast.ai's notebook of 2018 compares crops
 RATIO_DIGITS = 2  # digits of a ratio that are shown; images that agree in them are in the same bucket
 # The columns of the answers for images: how often an image was counted, whether its answer is a top-1 and a top-5 hit,
@@ -120,7 +112,7 @@ def evaluate_checkpoint(options: EvalOptions) -> None:
             precision=str(evaluator.preprocessor.compute_dtype).removeprefix("torch."),
             procs=group.world_size,
             rows=tuple(rows),
-            examples=evaluator.examples(),
+            examples=evaluator.examples() if options.with_examples else (),
         )
         emit_json_line({"kind": "evaluation", "evaluation": encode(evaluation)})
     process_group.leave_together(group)
@@ -137,18 +129,16 @@ class Evaluator:
     model: nn.Module
     indexes: Mapping[IndexKey, Index]
     seed: int
-    answers: dict[tuple[str, int], NDArray[np.float64]] = field(default_factory=dict)
-    images_done: int = 0
-    images_total: int = 0
 
     def __post_init__(self) -> None:
+        self.answers: dict[tuple[str, int], NDArray[np.float64]] = {}
         self.val_index = self.indexes["val", None]
         self.buckets = ratio_buckets(self.val_index)
         self.preprocessor = BatchPreprocessor(
             self.group.device, normalization=normalization_of(self.model), precision=precision_of(self.recipe)
         )
         self.sizes = self.options.sizes or (self.recipe.phases[-1].final_size,)
-        self.last_progress = time.monotonic()
+        self.images_done, self.last_progress = 0, time.monotonic()
 
     @torch.no_grad()
     def run(self) -> list[EvaluationRow]:
@@ -223,7 +213,10 @@ class Evaluator:
             columns = (torch.ones_like(labels), is_hit[:, 0], is_hit.any(1), best[:, 0], probability)
             ids = torch.from_numpy(batch.request.ids).to(device)
             answer_sums.index_add_(0, ids, torch.stack([column.double() for column in columns], 1))
-            self.report_progress(len(ids))
+            self.images_done += len(ids)
+            if self.group.is_first and time.monotonic() - self.last_progress > PROGRESS_SECONDS:
+                self.last_progress = time.monotonic()
+                emit_json_line({"kind": "progress", "done": self.images_done, "total": self.images_total})
         loss = sum_over_processes(self.group, loss_sum).item() / image_count
         answers = sum_over_processes(self.group, answer_sums).cpu().numpy()  # an image is 0 in the other processes
         if not math.isfinite(loss):
@@ -233,27 +226,20 @@ class Evaluator:
         if not (answers[:, COUNT] == 1).all():
             raise RuntimeError(f"{crop} at {size} did not count every image once")
         self.answers[crop, size] = answers
-        top1, top5 = self.percents(answers)
+        all_images = self.bucket(np.concatenate(self.buckets), answers)
         return EvaluationRow(
             crop=crop,
             size=size,
             views=CROP_VIEWS[crop],
             copy=self.copy_for(size),
             images=image_count,
-            top1=top1,
-            top5=top5,
+            top1=all_images.top1,
+            top5=all_images.top5,
             loss=loss,
             seconds=time.perf_counter() - start,
-            buckets=tuple(self.describe_bucket(ids, answers[ids]) for ids in self.buckets),
+            buckets=tuple(self.bucket(ids, answers) for ids in self.buckets),
             confusion=self.confusion(answers) if self.group.is_first else None,
         )
-
-    def report_progress(self, new_images: int) -> None:
-        """Print from time to time how many of its images, over all passes, the first process has evaluated."""
-        self.images_done += new_images
-        if self.group.is_first and time.monotonic() - self.last_progress > PROGRESS_SECONDS:
-            self.last_progress = time.monotonic()
-            emit_json_line({"kind": "progress", "done": self.images_done, "total": self.images_total})
 
     def confusion(self, answers: NDArray[np.float64]) -> Confusion | None:
         """Return which classes the network took for which, None for too many classes."""
@@ -264,24 +250,18 @@ class Evaluator:
         np.add.at(counts, (self.val_index.labels, answers[:, PREDICTED].astype(np.int64)), 1)
         return Confusion.from_counts(classes, counts)
 
-    def describe_bucket(self, ids: NDArray[np.int64], answers: NDArray[np.float64]) -> RatioBucket:
-        """Return the accuracy in a bucket of images, whose IDs are sorted by their ratio."""
+    def bucket(self, ids: NDArray[np.int64], answers: NDArray[np.float64]) -> RatioBucket:
+        """Return the accuracy of images, whose IDs are sorted by their ratio, in percent."""
         lowest, highest = (float(self.val_index.widths[id] / self.val_index.heights[id]) for id in (ids[0], ids[-1]))
-        top1, top5 = self.percents(answers)
-        return RatioBucket(lowest=lowest, highest=highest, images=len(ids), top1=top1, top5=top5)
-
-    def percents(self, answers: NDArray[np.float64]) -> tuple[float, float | None]:
-        """Return the top-1 and the top-5 accuracy of some images."""
-        top1, top5 = (100 * float(answers[:, column].sum()) / len(answers) for column in (IS_TOP1, IS_TOP5))
-        return top1, top5 if has_top5(len(self.val_index.classes)) else None
+        top1, top5 = (100 * float(answers[ids, column].sum()) / len(ids) for column in (IS_TOP1, IS_TOP5))
+        has_five = has_top5(len(self.val_index.classes))
+        return RatioBucket(lowest=lowest, highest=highest, images=len(ids), top1=top1, top5=top5 if has_five else None)
 
     def examples(self) -> tuple[ExampleImage, ...]:
-        """Return example images, evenly spaced from the tallest to the widest, with the answers at the first size."""
+        """Return images of different shapes, with the answers at the first size."""
         index, size = self.val_index, self.sizes[0]
-        images, count = len(index), min(self.options.shown, len(index))
-        positions = [(2 * number + 1) * images // (2 * count) for number in range(count)]
         examples = []
-        for image_id in np.concatenate(self.buckets)[positions].tolist():
+        for image_id in choose_images(index):
             jpeg, _ = shrink_to_jpeg(self.indexes["val", self.copy_for(size)].read(image_id), EXAMPLE_PIXELS)
             answers = []
             for crop in self.options.crops:
@@ -332,16 +312,13 @@ def mean_crop_scores(crop: str, model: nn.Module, images: torch.Tensor) -> torch
     For a crop of several squares, `images` holds the squares of n images, and the softmax of a row is the mean of the
     softmaxes of its squares. For a single square the scores are the model's own.
     """
-    scores: torch.Tensor = model(images).float()
+    scores: list[torch.Tensor] = [model(images).float()]
     if CROP_VIEWS[crop] == 1:
-        return scores
-    all_scores = [scores]
+        return scores[0]
     if CROP_VIEWS[crop] > SQUARES_PER_IMAGE:
-        all_scores.append(model(images.flip(3)).float())
-    log_probabilities = torch.cat(
-        [torch.log_softmax(part, 1).view(-1, SQUARES_PER_IMAGE, scores.shape[1]) for part in all_scores], 1
-    )
-    return torch.logsumexp(log_probabilities, 1) - math.log(log_probabilities.shape[1])
+        scores.append(model(images.flip(3)).float())
+    views = torch.cat([part.log_softmax(1).view(-1, SQUARES_PER_IMAGE, part.shape[1]) for part in scores], 1)
+    return torch.logsumexp(views, 1) - math.log(views.shape[1])
 
 
 def crop_boxes(crop: str, size: int, width: int, height: int) -> tuple[Box, ...]:

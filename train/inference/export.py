@@ -13,7 +13,7 @@ from train.tools.records import encode
 from train.tools.text_files import to_json_bytes
 from train.weights.safetensors_file import write_safetensors
 
-from .protocol import Exported, ExportOptions, FileFormat, emit_json_line, reserve_stdout
+from .protocol import ExportOptions, FileFormat, emit_json_line, reserve_stdout
 from .trained_network import TrainedNetwork, open_trained
 
 ONNX_PACKAGES = ("onnx", "onnxscript")  # that torch.onnx needs
@@ -48,19 +48,19 @@ def export_network(options: ExportOptions) -> None:
             raise TrainingError(f"{file}: {error}; export it with --format torch") from error
     write_atomic(classes_file, classes_json)
     emit_json_line(
-        Exported(
-            kind="exported",
-            file=options.file,
-            classes_file=str(classes_file),
-            model=description.model,
-            tensors=len(weights),
-            parameters=sum(tensor.numel() for tensor in weights.values()),
-            classes=len(description.classes),
-            epoch=description.epoch,
-            top1=description.top1,
-            image_size=description.image_size,
-            load_line=load_line(trained.recipe.model, file, len(description.classes), options.format),
-        )
+        {
+            "kind": "exported",
+            "file": options.file,
+            "classes_file": str(classes_file),
+            "model": description.model,
+            "tensors": len(weights),
+            "parameters": sum(tensor.numel() for tensor in weights.values()),
+            "classes": len(description.classes),
+            "epoch": description.epoch,
+            "top1": description.top1,
+            "image_size": description.image_size,
+            "load_line": load_line(trained.recipe.model, file, len(description.classes), options.format),
+        }
     )
 
 

@@ -17,13 +17,16 @@ from train.tools.files import read_file
 from train.tools.host import threads_per_process
 from train.weights.network_description import Crop, NetworkDescription
 
-from .protocol import TOP_ANSWERS, Answer, Prediction, PredictOptions, emit_json_line, reserve_stdout
+from .protocol import TOP_ANSWERS, PredictOptions, emit_json_line, reserve_stdout
 from .trained_network import open_trained, precision_of
 
 
 @reserve_stdout()
 def predict_images(options: PredictOptions) -> None:
-    """Print a message for each image. Raises `TrainingError` when the network cannot be used."""
+    """Print a message for each image: its most likely classes, or why it cannot be read.
+
+    Raises `TrainingError` when the network cannot be used.
+    """
     trained = open_trained(Path(options.source), options.model)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(threads_per_process(1))  # torch's own default knows no quota of a container
@@ -31,20 +34,20 @@ def predict_images(options: PredictOptions) -> None:
     normalization = Normalization(trained.description.mean, trained.description.std)
     preprocessor = BatchPreprocessor(device, normalization=normalization, precision=precision_of(trained.recipe))
     for path in map(Path, options.images):
-        answers: list[Answer] = []
+        answers: list[dict[str, object]] = []
         error = ""
         try:
             answers = classify(path, model, trained.description, preprocessor)
         except (BadImage, OSError) as image_error:
             error = f"{path}: {image_error}" if isinstance(image_error, BadImage) else one_line_error(image_error)
-        emit_json_line(Prediction(kind="prediction", file=str(path), answers=answers, error=error))
+        emit_json_line({"kind": "prediction", "file": str(path), "answers": answers, "error": error})
 
 
 @torch.no_grad()
 def classify(
     path: Path, model: nn.Module, description: NetworkDescription, preprocessor: BatchPreprocessor
-) -> list[Answer]:
-    """Return the most likely classes of an image file, the most likely first.
+) -> list[dict[str, object]]:
+    """Return the most likely classes of an image file ("class", "percent"), the most likely first.
 
     Raises `BadImage` for a file that is no image, `OSError`, and `TrainingError` when the network fails.
     """

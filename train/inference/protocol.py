@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, TextIO, TypedDict
+from typing import TextIO
 
 from train.metrics.confusion import Confusion
 from train.tools.text_files import replace_nonfinite
@@ -25,7 +25,7 @@ class EvalOptions:
     """Which file of weights to evaluate, by which crops and sizes, and on which images.
 
     Without `sizes`, the image size of the recipe's last phase is used. "" and None stand for what the recipe says.
-    `model` is the name that the network must have. `shown` is the number of example images.
+    `model` is the name that the network must have. `with_examples` asks for the answers about a few images.
     """
 
     checkpoint: str
@@ -38,30 +38,27 @@ class EvalOptions:
     procs: int | None = None
     workers: int | None = None
     skip_bad: bool = False
-    shown: int = 0
+    with_examples: bool = False
     model: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class AccuracyPercents:
-    """The accuracy of some images, in percent. There is no top-5 with at most five classes."""
+class RatioBucket:
+    """The accuracy in percent of images of similar aspect ratio (width / height), from `lowest` to `highest`.
+
+    There is no top-5 with at most five classes.
+    """
 
     images: int
     top1: float
     top5: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class RatioBucket(AccuracyPercents):
-    """The accuracy of images of similar aspect ratio (width / height), from `lowest` to `highest`."""
-
     lowest: float
     highest: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationRow(AccuracyPercents):
-    """The accuracy by one crop at one size.
+class EvaluationRow:
+    """The accuracy in percent by one crop at one size, over all images and by their aspect ratio.
 
     `copy` is the short side of the resized copy that was read, None for the full-size images. `confusion` is None for a
     set of very many classes.
@@ -71,6 +68,9 @@ class EvaluationRow(AccuracyPercents):
     size: int
     views: int
     copy: int | None
+    images: int
+    top1: float
+    top5: float | None
     loss: float
     seconds: float
     buckets: tuple[RatioBucket, ...]
@@ -143,35 +143,6 @@ class PredictOptions:
     source: str
     images: tuple[str, ...]
     model: str | None = None
-
-
-class Exported(TypedDict):
-    """The message of an export: the files that were written, what the network is, and Python that loads it, or ""."""
-
-    kind: Literal["exported"]
-    file: str
-    classes_file: str
-    model: str
-    tensors: int
-    parameters: int
-    classes: int
-    epoch: int
-    top1: float | None
-    image_size: int
-    load_line: str
-
-
-# One of the most likely classes of an image.
-Answer = TypedDict("Answer", {"class": str, "percent": float})
-
-
-class Prediction(TypedDict):
-    """The message about one image: its most likely classes, or why it cannot be read."""
-
-    kind: Literal["prediction"]
-    file: str
-    answers: list[Answer]
-    error: str
 
 
 def emit_json_line(message: Mapping[str, object]) -> None:

@@ -130,30 +130,24 @@ class Optim:
         object.__setattr__(self, "loss", validators.check_name_or_function("optim", "loss", self.loss, LOSSES))
         for field in ("momentum", "label_smoothing"):
             validators.check_number("optim", field, getattr(self, field), 0.0, 1.0)
-        for field in ("weight_decay", "eps", "trust", "mixup", "cutmix"):
+        for field in ("weight_decay", "mixup", "cutmix"):
             validators.check_number("optim", field, getattr(self, field))
-        if self.eps == 0:  # where a gradient is 0, as behind a gamma of 0, 0 would be divided by 0
-            raise ValueError(f"optim, eps: must be above 0, not {self.eps!r}")
-        if self.trust == 0:  # LARS takes a ratio of 0 for that of a layer of zeros, and would apply the whole gradient
-            raise ValueError(f"optim, trust: must be above 0, not {self.trust!r}")
+        # Where a gradient is 0, as behind a gamma of 0, an eps of 0 would divide 0 by 0. LARS takes a ratio of 0 for
+        # that of a layer of zeros, and would apply the whole gradient.
+        for field in ("eps", "trust"):
+            validators.check_number("optim", field, getattr(self, field), excluded=[0])
         if not isinstance(self.betas, tuple | list) or len(self.betas) != 2:
             raise ValueError(f"optim, betas: must be a pair, not {self.betas!r}")
-        for beta in self.betas:
-            validators.check_number("optim", "betas", beta, 0.0, 1.0)
-            if beta == 1:  # gradients would never count, and the bias correction divides by 1 - beta
-                raise ValueError(f"optim, betas: must be below 1, not {beta!r}")
+        for beta in self.betas:  # with 1 gradients would never count, and the bias correction divides by 1 - beta
+            validators.check_number("optim", "betas", beta, 0.0, 1.0, excluded=[1])
         object.__setattr__(self, "betas", tuple(self.betas))
         for field in ("nesterov", "norm_decay", "bias_decay"):
             validators.check_bool("optim", field, getattr(self, field))
         validators.check_choice("optim", "scaling", self.scaling, LR_SCALINGS)
         if self.ema is not None:
-            validators.check_number("optim", "ema", self.ema, 0.0, 1.0)
-            if self.ema in (0, 1):
-                raise ValueError(f"optim, ema: must be above 0 and below 1, such as 0.9999, not {self.ema!r}")
+            validators.check_number("optim", "ema", self.ema, 0.0, 1.0, excluded=[0, 1])
         if self.clip is not None:
-            validators.check_number("optim", "clip", self.clip)
-            if self.clip == 0:
-                raise ValueError(f"optim, clip: must be above 0, or None for no limit, not {self.clip!r}")
+            validators.check_number("optim", "clip", self.clip, excluded=[0])
         validators.check_choice("optim", "lars_form", self.lars_form, LARS_FORMS)
         if self.nesterov and self.momentum == 0:
             raise ValueError("optim, nesterov: needs a momentum above 0")

@@ -326,7 +326,6 @@ def with_more_epochs(schedule: Schedule, count: int, lr: float | None = None) ->
         size=last.size,
         lr=last_lr if lr is None else lr,
         shape="linear",
-        reached=None,
     )
     return replace(recipe, phases=(*recipe.phases, added), tables={})
 

@@ -74,8 +74,6 @@ class Phase:
         validate: After which epochs to validate (train/recipe/validation_policy.py). "each": after every epoch.
             "last": after the last epoch of the phase. "near": once the recipe's `target` is near. "never". The last
             epoch of the run is validated in any case. Default "each".
-        reached: After how many epochs of the run the recipe's source had met the target. Only for the forecast.
-            Default None: unknown, or not in this phase.
     """
 
     epochs: tuple[int, int]
@@ -90,7 +88,6 @@ class Phase:
     rect_train: bool = False
     frozen: bool | str = False
     validate: str = "each"
-    reached: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.epochs, tuple | list) or len(self.epochs) != 2:
@@ -116,18 +113,12 @@ class Phase:
             validators.check_number(where, "lr", lr)
         if self.shape in SINGLE_LR_SHAPES and not isinstance(self.lr, int | float):
             raise ValueError(f"{where}, lr: {self.shape} takes one number, its target, not {self.lr!r}")
-        validators.check_number(where, "min_scale", self.min_scale, 0.0, 1.0)
-        if self.min_scale == 0:
-            raise ValueError(
-                f"{where}, min_scale: must be above 0: it is the smallest part of an image that a crop covers"
-            )
+        validators.check_number(where, "min_scale", self.min_scale, 0.0, 1.0, excluded=[0])
         if self.copy is not None:
             validators.check_int(where, "copy", self.copy, 32)
         for name, word in (("frozen", FIXRES), ("augment", TRIVIAL), ("rect_val", None), ("rect_train", None)):
             validators.check_bool(where, name, getattr(self, name), word)
         validators.check_choice(where, "validate", self.validate, VALIDATION_POLICIES)
-        if self.reached is not None:
-            validators.check_int(where, "reached", self.reached, 1)
 
     @property
     def lr_endpoints(self) -> tuple[float, float]:
@@ -307,15 +298,6 @@ class Recipe:
     def epochs(self) -> int:
         """Number of epochs of all phases together."""
         return self.phases[-1].epochs[1]
-
-    @property
-    def source_target_epoch(self) -> int | None:
-        """After how many epochs the recipe's source had met the target; None where no phase says it."""
-        for phase in self.phases:
-            start, end = phase.epochs
-            if phase.reached is not None and start < phase.reached <= end:
-                return phase.reached
-        return None
 
     @property
     def copy_sizes(self) -> tuple[int, ...]:

@@ -17,12 +17,21 @@ def check_int(where: str, name: str, value: object, minimum: int) -> None:
         raise ValueError(f"{where}, {name}: must be a whole number of at least {minimum}, not {value!r}")
 
 
-def check_number(where: str, name: str, value: object, minimum: float = 0.0, maximum: float = math.inf) -> None:
-    """Raise `ValueError` unless the value is a finite number from `minimum` to `maximum`."""
+def check_number(
+    where: str,
+    name: str,
+    value: object,
+    minimum: float = 0.0,
+    maximum: float = math.inf,
+    excluded: Sequence[float] = (),
+) -> None:
+    """Raise `ValueError` unless the value is a finite number from `minimum` to `maximum`, and not `excluded`."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
         raise ValueError(f"{where}, {name}: must be a finite number, not {value!r}")
-    if not minimum <= value <= maximum:
-        bounds = f"at least {minimum:g}" if maximum == math.inf else f"from {minimum:g} to {maximum:g}"
+    if not minimum <= value <= maximum or value in excluded:
+        bounds = f"{'above' if minimum in excluded else 'at least'} {minimum:g}"
+        if maximum != math.inf:
+            bounds += f" and {'below' if maximum in excluded else 'at most'} {maximum:g}"
         raise ValueError(f"{where}, {name}: must be {bounds}, not {value!r}")
 
 

@@ -4,15 +4,19 @@ import contextlib
 import os
 import subprocess
 import sys
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
+from uuid import uuid4
 
 from train.tools.agent_protocol import TOKEN_VARIABLE, metrics_file
+from train.tools.files import create_once, read_file
 from train.tools.process import kill_process_groups, project_search_path
 from train.tools.records import encode
 from train.tools.text_files import to_json_bytes
 
-from .request import TrackerRequest, is_installed, run_id
-
+RUN_ID_FILE = "tracker_id"  # in the folder that all attempts share
+JOB_VARIABLE = "IMGNET_JOB"  # the unique name of the job whose agent started the trainer
 FINISH_SECONDS = 15.0  # for the last rows of a finished run
 INTERRUPT_SECONDS = 5.0  # of an attempt that was asked to stop: a later one goes on with the run
 # The library must not take the tracker process for a rank, and the trainer's GPUs are not its business.
@@ -25,6 +29,32 @@ HIDDEN_VARIABLES = (
     "MASTER_PORT",
     TOKEN_VARIABLE,
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackerRequest:
+    """What a tracker process logs: the rows of a file of metrics, to the run of this id, which is its name too.
+
+    A later attempt goes on with the same run. `folder` is for what the library writes itself.
+    """
+
+    tracker: str
+    run_id: str
+    folder: str
+    metrics: str
+    settings: dict[str, int | float | str] = field(default_factory=dict)
+
+
+def run_id(out: Path) -> str:
+    """Return the id of the run that is trained in a folder: the same for all attempts on all machines.
+
+    Raises `OSError`.
+    """
+    if job := os.environ.get(JOB_VARIABLE):
+        return job
+    path = out / RUN_ID_FILE
+    create_once(path, f"run-{uuid4().hex[:8]}".encode())
+    return read_file(path).decode()
 
 
 class TrackerProcess:
@@ -70,7 +100,7 @@ def start_tracker(
 
     Returns None with one line on stdout when that is impossible: training goes on without it.
     """
-    if not is_installed(tracker):
+    if find_spec(tracker) is None:
         print(f"--log {tracker}: it is not installed here; training goes on without it: pip install {tracker}")
         return None
     try:

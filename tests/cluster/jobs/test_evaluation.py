@@ -8,15 +8,8 @@ from typing import Any
 
 import pytest
 
-from cluster.cli.evaluate import _print_results
 from cluster.errors import ClusterError
 from cluster.jobs import evaluation
-from train.inference.protocol import Evaluation, EvaluationRow, RatioBucket
-
-FACTS: dict[str, Any] = {
-    "checkpoint": "x", "recipe": "x", "model": "x", "epoch": 3, "step": 691, "images": 1, "classes": 2, "data": "x",
-    "device": "cpu", "precision": "float32", "procs": 1,
-}  # fmt: skip
 
 
 def test_run_module_yields_messages_and_raises_errors(sandbox: Any) -> None:
@@ -69,11 +62,11 @@ def test_eval_of_a_checkpoint_file_prints_tables_although_its_plot_cannot_be_wri
     assert ["center", "32", "1", f"{rows['center']['top1']:.3f}"] in [cells[:4] for cells in lines]
     assert f"3 epochs done, step {report['step']}; 20 images" in ran.out
     assert "classes of the lowest accuracy, center at 32:" in ran.out
-    assert "rect at 32 above center, in points, by width / height:" in ran.out
-    pairs = [*zip(rows["rect"]["buckets"], rows["center"]["buckets"], strict=True), (rows["rect"], rows["center"])]
-    gains = [[new[name] - old[name] for name in ("top1", "top5")] for new, old in pairs]
-    printed = [[float(cell) for cell in cells[2:]] for cells in lines[-len(gains) :]]
-    assert printed == [pytest.approx(gain, abs=0.051) for gain in gains] and lines[-1][:2] == ["all", "20"]
+    assert "top-1 at 32 pixels, by width / height:" in ran.out
+    by_ratio = list(zip(rows["center"]["buckets"], rows["rect"]["buckets"], strict=True))
+    printed = [[float(cell) for cell in cells[1:]] for cells in lines[-len(by_ratio) :]]
+    expected = [[center["images"], center["top1"], rect["top1"]] for center, rect in by_ratio]
+    assert printed == [pytest.approx(row, abs=0.051) for row in expected]
 
 
 @pytest.mark.parametrize(("arguments", "code", "message"), [
@@ -90,16 +83,3 @@ def test_eval_of_a_checkpoint_file_prints_tables_although_its_plot_cannot_be_wri
 def test_eval_refuses_bad_input_in_one_line(sandbox: Any, arguments: tuple[str, ...], code: int, message: str) -> None:
     ran = sandbox.cli("eval", *arguments)
     assert ran.code == code and message in ran.err and ran.err.count("\n") == 1 and not ran.out, ran
-
-
-@pytest.mark.parametrize("top5", [None, 100.0])
-def test_printed_results_have_a_top5_only_where_it_says_something(top5: float | None, capsys: Any) -> None:
-    percents: dict[str, Any] = {"images": 1, "top1": 0.0, "top5": top5}
-    bucket = RatioBucket(lowest=1.0, highest=1.0, **percents)
-    rows = tuple(
-        EvaluationRow(
-            crop=crop, size=96, views=1, copy=None, loss=1.0, seconds=1.0, buckets=(bucket,), confusion=None, **percents
-        ) for crop in ("center", "rect")
-    )  # fmt: skip
-    _print_results(Evaluation(**FACTS, rows=rows, examples=()))
-    assert capsys.readouterr().out.count("top-5") == (0 if top5 is None else 2)

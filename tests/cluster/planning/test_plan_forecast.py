@@ -1,4 +1,4 @@
-"""The plan command: forecasts as tables and JSON, the choice, and refused options."""
+"""The plan command: forecasts as tables and JSON, and refused options."""
 
 import json
 from pathlib import Path
@@ -26,12 +26,12 @@ def test_plan_has_a_row_per_type_and_machine_count(sandbox: Any) -> None:
     assert [(row["type"], row["machines"]) for row in rows] == [(name, count) for name in types for count in (1, 8)]
     for row in rows:
         assert set(row["forecast"]["terms"]) == {*TERMS, "start"}
-        assert 0 < row["efficiency"] <= 1 and row["target"]["epochs"] == (28 if row["machines"] == 1 else 30)
+        assert row["dollars"] is None or row["dollars"] > 0
     ran = sandbox.cli("plan", *arguments, RECIPE)
     lines = ran.out.splitlines()
     assert len([line for line in lines if line.startswith("p4d.24xlarge ")]) == 2, ran
     assert all("unknown price" in line for line in lines if line.startswith("p5e.48xlarge "))
-    assert "constants: presets" in ran.out and "compute 0-28" in ran.out
+    assert "constants: presets" in ran.out and lines[1].split()[-1] == "compute"
     assert "AWS stopped listing p3.16xlarge in 2026; for comparison only" in ran.out
 
 
@@ -47,31 +47,10 @@ def test_plan_of_one_row_shows_schedule_and_terms(sandbox: Any) -> None:
     assert "no measurements of this model on an unknown GPU" in unknown.out
 
 
-def test_plan_chooses_a_row_and_prints_its_launch_command(sandbox: Any) -> None:
-    machines = ("--machines", "1,4,16", "--type", "p4d.24xlarge")
-    for option, count in (("--cheapest", 1), ("--fastest", 16)):
-        (chosen,) = [row for row in plan_json(sandbox, *machines, option) if row["chosen"]]
-        assert chosen["machines"] == count
-        assert chosen["launch"] == f"imgnet-cluster launch --machines {count} --type p4d.24xlarge {RECIPE}"
-    both = plan_json(sandbox, *machines, "--cheapest", recipe=str(ROOT / "recipes/resnet50_2026.py"))
-    only_options = [row["launch"].split()[-3:-1] for row in both if row["chosen"]]
-    # Without it, both recipes would be launched.
-    assert only_options == [["--only", "resnet50_2026"], ["--only", "resnet50_2026_lars"]]
-    only = plan_json(sandbox, *only_options[1], recipe=str(ROOT / "recipes/resnet50_2026.py"))
-    assert [row["recipe"] for row in both if row["chosen"]] == ["resnet50_2026", only["recipe"]]
-    ran = sandbox.cli("plan", *machines, "--fastest", RECIPE)
-    assert ran.out.splitlines()[-1].strip() == chosen["launch"]
-    ran = sandbox.cli("launch", *chosen["launch"].split()[2:-1], "--dry-run", RECIPE)
-    assert ran.code == 0 and "rents 16 x p4d.24xlarge" in ran.out, ran
-    assert "(from presets)" in ran.out
-
-
 @pytest.mark.parametrize(("arguments", "code", "message"), [
     (["--machines", "0"], 2, "--machines"), (["--machines", "1,x"], 2, "such as 1,2,4,8"),
     (["--machines", ""], 2, "--machines"), (["--type", "q9.large"], 2, "q9.large: unknown machine type"),
-    (["--from", "job-9"], 102, "job-9: there is no such job"), (["--cheapest"], 2, "there is one row"),
-    (["--cheapest", "--fastest"], 2, "mutually exclusive"),
-    (["--machines", "1,2", "--type", "p6-b200.48xlarge", "--fastest"], 1, "no row has a forecast"),
+    (["--from", "job-9"], 102, "job-9: there is no such job"),
 ])  # fmt: skip
 def test_plan_impossible_options_are_refused_in_one_line(
     sandbox: Any, arguments: list[str], code: int, message: str

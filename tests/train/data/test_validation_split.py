@@ -10,7 +10,7 @@ from train.data.index.packed import read_manifest
 from train.data.loading.dataset import open_dataset, open_val_indexes
 from train.data.packing.pack import copy_targets, pack_set
 from train.data.packing.synthetic import draw_image
-from train.data.validation_split import held_out_count, held_out_names, notes_on_empty_classes
+from train.data.validation_split import held_out_count, held_out_names
 from train.recipe import Data, Model, Phase, Recipe
 
 NAMES = [f"{name}/{number}.jpg" for name, count in (("cat", 40), ("dog", 200), ("eel", 1)) for number in range(count)]
@@ -106,14 +106,3 @@ def test_set_with_its_own_validation_images_is_refused(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"has validation images of its own; .* --val-fraction 0$"):
             load_index(folder, "train", val_fraction=fraction)
     assert len(open_val_indexes(recipe(0.5), tmp_path / "packed", tmp_path)["val", None]) == 3
-
-
-def test_classes_without_validation_images_are_named_in_the_log(tmp_path: Path) -> None:
-    root = draw_set(tmp_path / "set", {"cat": 8, "dog": 1, "eel": 1})
-    log: list[str] = []
-    open_dataset(recipe(), root, tmp_path / "none", log=log.append)
-    note = "2 of 3 classes have no validation images, so the accuracy does not count them: dog, eel"
-    assert f"warning: {note}" in log
-    assert pack_set(root, {None: tmp_path / "packed"}, val_fraction=FRACTION).messages == [f"warning: {note}"]
-    assert notes_on_empty_classes([], list("abcde"), 9)[0].endswith(": a, b, c and 2 more")
-    assert len(notes_on_empty_classes(["a"], ["b"], 9)) == 2 and notes_on_empty_classes([], [], 9) == []

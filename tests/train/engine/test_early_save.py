@@ -43,12 +43,3 @@ def test_requested_checkpoint_is_written_once_behind_the_one_that_is_being_writt
     run.trainer.saver.is_writing = False
     run.run_steps(4)
     assert run.saved_steps == [5], "and training goes on"
-
-
-def test_save_while_another_is_written_is_skipped_unless_the_run_ends(tmp_path: Path) -> None:
-    run = SyncedTrainer(tmp_path)
-    run.trainer.saver.is_writing = True
-    run.trainer.saver.folder = tmp_path
-    for wait, is_best in ((False, False), (True, False), (False, True)):
-        run.trainer.save(wait=wait, is_best=is_best)
-    assert run.saved_steps == [0, 0], "the end of the run and the best weights wait for the one before"

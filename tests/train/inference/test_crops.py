@@ -11,10 +11,8 @@ from PIL import Image
 
 from train.data.index.open import load_index
 from train.data.loading.loader import BatchDecoder
-from train.data.order.center_crop import RESIZE_TO_CROP_RATIO
-from train.data.order.rect_val import rect_crop_shape
 from train.data.order.work import BatchRequest
-from train.inference.evaluate import SQUARES_PER_IMAGE, crop_boxes, mean_crop_scores, plan_eval_batches
+from train.inference.evaluate import SQUARES_PER_IMAGE, mean_crop_scores, plan_eval_batches
 from train.inference.protocol import CROP_VIEWS
 
 
@@ -73,19 +71,3 @@ def test_mean_crop_scores_is_mean_softmax_of_all_views(crop: str) -> None:
     all_probabilities = torch.stack([scores_of(part).double().softmax(1) for part in parts])  # [1 or 2, 4 x 5, 7]
     expected = all_probabilities.view(len(parts), 4, -1, 7).mean((0, 2))
     torch.testing.assert_close(probabilities.double(), expected, rtol=1e-5, atol=1e-7)
-
-
-@pytest.mark.parametrize(("width", "height"), [(500, 375), (375, 500), (300, 300), (800, 300)])
-def test_crop_boxes_are_inside_the_image_in_the_crops_shape(width: int, height: int) -> None:
-    for crop in CROP_VIEWS:
-        boxes = crop_boxes(crop, 224, width, height)
-        assert len(boxes) == (5 if crop in ("five", "tta") else 1)
-        for top, left, box_height, box_width in boxes:
-            assert 0 <= top <= top + box_height <= 1 + 1e-9 and 0 <= left <= left + box_width <= 1 + 1e-9
-            shape = rect_crop_shape(width, height, 224) if crop == "rect" else (224, 224)
-            assert (box_width * width) / (box_height * height) == pytest.approx(shape[1] / shape[0], rel=0.01)
-    (center,), (rect,) = crop_boxes("center", 224, width, height), crop_boxes("rect", 224, width, height)
-    assert min(center[2] * height, center[3] * width) == pytest.approx(
-        min(width, height) / RESIZE_TO_CROP_RATIO, rel=0.01
-    )
-    assert rect[2] * rect[3] >= center[2] * center[3]

@@ -75,18 +75,6 @@ def run_main(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     return run
 
 
-def test_export_writes_weights_and_classes(tiny: Any, write_trained: Any, run_main: Any, tmp_path: Path) -> None:
-    source = write_trained(tiny())
-    code, (message,) = run_main("export", source, tmp_path / "out.pt", format="torch")
-    assert code == 0 and message["kind"] == "exported" and message["classes"] == 3
-    exported = torch.load(tmp_path / "out.pt", weights_only=True)
-    expected = open_trained(source).weights
-    assert exported.keys() == expected.keys() and all(torch.equal(exported[name], expected[name]) for name in expected)
-    description = json.loads((tmp_path / "out.classes.json").read_text())
-    assert description["classes"] == ["airplane", "bird", "ship"] and description["mean"] == [0.5, 0.4, 0.3]
-    assert (description["image_size"], description["crop"], description["resize_short_side"]) == (64, "rect", 72)
-
-
 def test_exported_resnet_has_torchvisions_names(tiny: Any, write_trained: Any, run_main: Any, tmp_path: Path) -> None:
     source = write_trained(tiny(model=Model(name="resnet18")))
     code, (message,) = run_main("export", source, tmp_path / "out.safetensors")
@@ -131,17 +119,6 @@ def test_exports_of_the_same_network_share_the_file_of_classes(
         code, (message,) = run_main("export", source, tmp_path / "out.pt")
         assert code == 1 and "describes another network, or this one after another step; remove" in message["error"]
         assert classes_file.read_text() == changed != classes
-
-
-def test_export_onnx_without_its_packages_is_one_line(
-    tiny: Any, write_trained: Any, run_main: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = write_trained(tiny())
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    (tmp_path / "out.classes.json").write_text("of another network, which must not hide the reason")
-    code, (message,) = run_main("export", source, tmp_path / "out.onnx", format="onnx")
-    assert code == 1 and "not installed here; install: pip install onnx onnxscript" in message["error"]
-    assert not (tmp_path / "out.onnx").exists()
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch about itself

@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,9 @@ from support.trainer_in_process import make_phase, make_recipe
 
 from train.engine.progress import MetricsLog
 from train.metrics import hparams, meters
-from train.metrics.accuracy import Accuracy
-from train.metrics.confusion import MAX_PAIRS, ConfusedPair, Confusion
+from train.metrics.confusion import ConfusedPair, Confusion
 from train.metrics.records import StepRow, read_metrics_file
-from train.metrics.rows import StepTotals, epoch_result, interval_scalars, overall_images_per_second
-from train.recipe.history import EpochResult
-from train.recipe.schedule import Epoch, Schedule
+from train.recipe.schedule import Schedule
 from train.tools.records import DamagedRecord, decode, encode
 
 
@@ -51,53 +47,6 @@ def test_step_meter_sums_losses_and_hits_by_step() -> None:
     assert meter.correct.tolist() == [[2, 2], [1, 1], [0, 0], [0, 0]]
     meter.reset()
     assert (meter.steps, meter.losses.abs().sum(), meter.correct.abs().sum()) == (0, 0, 0)
-
-
-def test_network_meter_counts_all_cards_since_the_last_call(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    readings = [{"eth0": (1000, 10), "ib0": (2000, 20)}, {"eth0": (10**9 + 1000, 10), "ib0": (3000, 10**8 + 20)}]
-    monkeypatch.setattr(meters, "read_interface_bytes", lambda: readings.pop(0))
-    network = meters.NetworkMeter()
-    clock.now += 2
-    received, sent = (8 * count / 1e9 / 2 for count in (10**9 + 1000, 10**8))
-    assert network.rates() == {"net/receive_gbit": pytest.approx(received), "net/send_gbit": pytest.approx(sent)}
-
-
-SQUARE, RECT = Accuracy(2.0, 70.0, 90.0, 20), Accuracy(1.9, 71.0, 91.0, 20)
-
-
-@pytest.fixture
-def epoch() -> Epoch:
-    """The second of two epochs: 4 steps of 32 images, of which the last has 4 images."""
-    recipe = make_recipe(make_phase((0, 2), 16, (0.0, 0.7), size=64), gpus=2)
-    return Schedule(recipe, 100, 2).epochs[1]
-
-
-def test_interval_scalars_are_means_per_image_and_percent(epoch: Epoch) -> None:
-    values = interval_scalars(epoch, StepTotals(64.0, 8, 16, 32, 0.5), 0.3, 0.9, 3)
-    assert values == {
-        "loss/train": 2.0, "accuracy/train_top1": 25.0, "accuracy/train_top5": 50.0,
-        "sizes/lr": 0.3, "sizes/momentum": 0.9, "sizes/image": 64, "sizes/batch": 16, "sizes/batch_total": 32,
-        "sizes/world": 3, "times/images_per_second": 64.0,
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(("accuracies", "view", "main"), [
-    ({"square": SQUARE}, "square", SQUARE), ({"rect": RECT, "square": SQUARE}, "rect", RECT),
-])  # fmt: skip
-def test_epoch_row_reports_the_main_view_and_the_square_one(
-    accuracies: Any, view: str, main: Accuracy, epoch: Epoch
-) -> None:
-    row = epoch_result(epoch, StepTotals(200.0, 25, 50, 100, 4.0), accuracies, 1.5, 10)
-    few = epoch_result(epoch, StepTotals(200.0, 25, 50, 100, 4.0), accuracies, 1.5, 5)
-    assert few == replace(row, top5=None, top5_square=None), "five guesses are always right"
-    assert row == EpochResult(
-        epoch=2, size=64, global_batch=32, steps=4, lr=row.lr,
-        train_loss=2.0, train_top1=25.0, train_top5=50.0, train_images=100, images_per_second=25.0,
-        view=view, top1=main.top1, top5=main.top5, val_loss=main.loss, val_images=20, top1_square=70.0,
-        top5_square=90.0, seconds=5.5, train_seconds=4.0, val_seconds=1.5,
-    )  # fmt: skip
-    assert row.lr == pytest.approx(0.7), "of its last step"
-    assert overall_images_per_second([row, replace(row, train_seconds=1.0)]) == 40.0, "of the training only"
 
 
 SCALARS = {"sizes/lr": 0.5, "times/images_per_second": 7.0}
@@ -172,9 +121,3 @@ def test_from_counts_keeps_every_error_and_names_the_worst() -> None:
 def test_damaged_confusion_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(DamagedRecord):
         decode(Confusion, {**encode(Confusion.from_counts(("a", "b"), np.diag([3, 4]))), **changes})
-
-
-def test_from_counts_is_bounded() -> None:
-    side = 200
-    confusion = Confusion.from_counts([str(number) for number in range(side)], np.ones((side, side), dtype=np.int64))
-    assert len(confusion.pairs) == MAX_PAIRS < side * (side - 1)

@@ -75,10 +75,3 @@ def test_search_reads_few_bytes_of_a_long_file(tmp_path: Path, monkeypatch: pyte
         step_search.last_step_until(path, step)
         # For the ends of a file and one search: 8 kB for each halving of 24 MB down to 2 kB.
         assert 0 < read_bytes < 150_000 < path.stat().st_size / 3, step
-
-
-def test_search_without_steps_finds_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "000001.jsonl"
-    assert step_search.first_and_last_step(path) is None and step_search.last_step_until(path, 5) is None
-    path.write_text('{"kind": "start"}\n{"kind": "train", "st')
-    assert step_search.first_and_last_step(path) is None and step_search.last_step_until(path, 5) is None

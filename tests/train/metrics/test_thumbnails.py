@@ -1,7 +1,6 @@
 """Thumbnails of validation images: few, small, of every shape; a run does not fail of them."""
 
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +35,3 @@ def test_write_thumbnails_prints_errors_and_continues(tmp_path: Path, capsys: An
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 and all(line.startswith("no thumbnails of validation images: ") for line in lines)
     assert thumbnails.read_thumbnails(tmp_path) == []
-
-
-def test_read_takes_the_first_readable_attempt_and_of_class_images_the_last(tmp_path: Path) -> None:
-    draw_val(tmp_path / "data", "a", "b", "c", split="train")
-    index = load_index(draw_val(tmp_path / "data", "a", "c"), "val", ("a", "b", "c"))  # of the class b there is none
-    thumbnails.write_class_thumbnails(index, [0], tmp_path, 1)
-    thumbnails.write_class_thumbnails(index, [2, 1, 0], tmp_path, 2)
-    assert [image.label for image in thumbnails.read_class_thumbnails(tmp_path)] == ["c", "a"]
-    (tmp_path / "logs/val-000001.json").write_text(json.dumps([{"jpeg": 1}]))
-    thumbnails.write_thumbnails(index, tmp_path, 2)
-    thumbnails.write_thumbnails(load_index(draw_val(tmp_path / "other", "b"), "val"), tmp_path, 3)
-    assert {thumbnail.label for thumbnail in thumbnails.read_thumbnails(tmp_path)} == {"a", "c"}

@@ -11,7 +11,7 @@ from support.error_lines import error_line
 from torch import nn
 
 from train.models import pretrained
-from train.models.registry import MODEL_BUILDERS, build_model
+from train.models.registry import build_model
 from train.recipe import Model
 from train.tools import checkpoint_io
 from train.tools.errors import TrainingError
@@ -160,15 +160,6 @@ def test_load_pretrained_bad_tensor_is_one_line(change: Any, message: str, other
     error_line(TrainingError, load_file, file, match=r"model, weights: .*w\.pt " + message)
 
 
-def test_load_pretrained_without_known_classifier(tmp_path: Path) -> None:
-    net = nn.Sequential(nn.Conv2d(3, 4, 3))
-    state = {name: tensor + 1 for name, tensor in net.state_dict().items()}
-    pretrained.load_pretrained(net, save_file(tmp_path, state))
-    assert states_equal(net.state_dict(), state)
-    with pytest.raises(TrainingError, match=r"does not fit this network; of another shape: 0.weight, 0.bias$"):
-        pretrained.load_pretrained(nn.Sequential(nn.Conv2d(3, 5, 3)), str(tmp_path / "w.pt"))
-
-
 def test_load_pretrained_safetensors(other_state: State, tmp_path: Path) -> None:
     for name in ("w.safetensors", "w.pt"):  # recognized by its bytes or by its name
         write_safetensors(tmp_path / name, other_state, {})
@@ -176,19 +167,3 @@ def test_load_pretrained_safetensors(other_state: State, tmp_path: Path) -> None
     (tmp_path / "w.safetensors").write_bytes((tmp_path / "w.pt").read_bytes()[:-1])
     with pytest.raises(TrainingError, match=r"w\.safetensors cannot be read \(DamagedRecord: .*is it complete\?"):
         load_file(str(tmp_path / "w.safetensors"))
-
-
-def test_weights_of_torchvision_are_read(tmp_path: Path) -> None:
-    """All names are compared with torchvision's own in tests/peers/test_resnets_and_optimizers.py."""
-    with torch.device("meta"):
-        net = MODEL_BUILDERS["resnet50"](6)
-    names = list(net.state_dict())
-    some = {"conv1.weight", "bn1.running_var", "layer1.2.bn3.bias", "layer2.0.downsample.1.weight", "fc.bias"}
-    assert {*names} >= some
-    numbered = {
-        f"module.{name}": torch.full(tensor.shape, float(number))
-        for number, (name, tensor) in enumerate(net.state_dict().items())
-    }
-    net.to_empty(device="cpu")
-    pretrained.load_pretrained(net, save_file(tmp_path, numbered))
-    assert [tensor.max().item() for tensor in net.state_dict().values()] == list(range(len(names)))

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from train.forecast import MODEL_COSTS
-from train.models.alexnet import AlexNet
 from train.models.registry import MODEL_BUILDERS, build_model, weights_crc32
 from train.models.resnet import Bottleneck
 from train.recipe import MODELS, Model
@@ -59,11 +58,6 @@ def test_build_model_same_seed_same_weights_keeps_rng_state() -> None:
     net, same_seed, other_seed = (build_model(Model(name="resnet10_tiny"), 10, seed) for seed in (3, 3, 4))
     assert torch.equal(torch.get_rng_state(), before)
     assert weights_crc32(net) == weights_crc32(same_seed) != weights_crc32(other_seed)
-
-
-def test_alexnet_adaptive_pool_is_identity_at_224() -> None:
-    with torch.device("meta"):
-        assert AlexNet(7).features(torch.zeros(2, 3, 224, 224)).shape == (2, 256, 6, 6)
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

@@ -136,15 +136,6 @@ def test_select_recipes_by_name_in_the_given_order() -> None:
         select_recipes(recipes, ["a", "d"])
 
 
-def test_read_recipes_of_a_package_precede_a_file_of_its_name_in_the_search_path(
-    working_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write("shadow/mine_b.py", "", head="raise SystemExit('the wrong one')")
-    write("own/mine_b/__init__.py", "", head="")
-    monkeypatch.setattr(sys, "path", [str(working_dir / "shadow"), str(working_dir / "own"), *sys.path])
-    assert recipe_names(write("own/mine_b/one.py", "recipe = make('one')")) == ["one"]
-
-
 def test_read_recipes_isolates_output_and_current_folder(working_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = "import os\nprint('hello')\nos.chdir('/')\nrecipe = make('a')\n"
     assert recipe_names(write("talks.py", text)) == ["a"]

@@ -51,7 +51,6 @@ def make_recipe(**changes: Any) -> Recipe:
     (make_phase, "phase 2-5, ", "min_scale", [0, 0.0, -0.1, 1.001, NAN, INF, "0.1", None, True]),
     (make_phase, "phase 2-5, ", "rect_val augment", [1, 0, None, "yes", "fixres"]),
     (make_phase, "phase 2-5, ", "frozen", ["classifier", 1]),
-    (make_phase, "phase 2-5, ", "reached", [0, -1, 1.5, True, "30"]),
     (make_phase, "phase 2-5, ", "validate", ["often", None]),
     (make_model, "model, ", "name", ["resnet", "ResNet18", "", None, 18]),
     (make_model, "model, ", "blurpool compile zero_gamma", [1, None]),
@@ -142,15 +141,6 @@ def test_for_machines_takes_the_same_or_next_smaller_table(machines: int, table:
     assert "machines: no table for 8" in error_of(make_recipe, phases=(), tables=TABLES, machines=8)
 
 
-def test_source_target_epoch_is_that_of_the_phase_that_has_it() -> None:
-    phases = [make_phase(epochs=(0, 2)), make_phase(epochs=(2, 5), reached=4)]
-    assert make_recipe(phases=phases).source_target_epoch == 4
-    assert make_recipe(phases=[*phases[:1], make_phase(reached=7)]).source_target_epoch is None
-
-
-JSON = make_recipe().to_json()
-
-
 @pytest.mark.parametrize("recipe", [
     make_recipe(),
     make_recipe(
@@ -166,6 +156,9 @@ JSON = make_recipe().to_json()
 ])  # fmt: skip
 def test_recipe_survives_json_without_the_tables_that_are_not_used(recipe: Recipe) -> None:
     assert Recipe.from_json(json.loads(json.dumps(recipe.to_json()))) == replace(recipe, tables={})
+
+
+JSON = make_recipe().to_json()
 
 
 @pytest.mark.parametrize("wrong", [

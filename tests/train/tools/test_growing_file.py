@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from train.tools import records, text_files
+from train.tools import text_files
 from train.tools.records import GrowingFile
-from train.tools.text_files import line_blocks, lines_backwards, lines_with
+from train.tools.text_files import lines_backwards
 
 LINES = [b"row %d %s\n" % (number, b"x" * (number * 7 % 23)) for number in range(40)] + [b"\n", b"other\n", b"row 40\n"]
 
@@ -37,27 +37,6 @@ def test_growing_file_equals_full_reading_at_every_length(
         assert growing.rows() == all_rows(path), length
 
 
-def test_growing_file_reads_each_byte_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "log"
-    sizes: list[int] = []
-
-    class CountingFile(io.BufferedReader):
-        def read(self, size: int | None = -1, /) -> bytes:
-            data = super().read(size)
-            sizes.append(len(data))
-            return data
-
-    monkeypatch.setattr(records, "open_regular", lambda path: CountingFile(io.FileIO(path)))
-    growing = GrowingFile(path, b"row", parse)
-    for line in LINES * 20:
-        with path.open("ab") as file:
-            file.write(line)
-        growing.rows()
-    assert sum(sizes) <= path.stat().st_size + 20 * len(LINES) * records.COMPARED_BYTES
-    sizes.clear()
-    assert growing.rows() == all_rows(path) and sizes == [], "an unchanged file is not opened"
-
-
 def test_growing_file_keeps_the_newest_rows_within_its_limit(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"".join(LINES))
@@ -79,18 +58,6 @@ def test_growing_file_truncated_or_replaced_is_read_anew(tmp_path: Path, later: 
     assert growing.rows() == all_rows(path)
     path.unlink()
     assert growing.rows() == []
-
-
-def test_endless_lines_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    for limit, size in (("MAX_LINE_BYTES", 50), ("CHUNK_BYTES", 16), ("BLOCK_BYTES", 16)):
-        monkeypatch.setattr(text_files, limit, size)
-    text = b"a\n" + b"y" * 200 + b"\nb\nlast"
-    blocks = list(line_blocks(io.BytesIO(text)))
-    assert b"".join(block for block, _ in blocks) == b"a\nb\nlast"
-    assert [text[end - 1 : end] for _, end in blocks] == [b"\n", b"\n", b"t"]
-    assert list(lines_backwards(io.BytesIO(text))) == [b"last", b"b", b"a"]
-    assert list(lines_with(b"b", b"a\nb\nlast")) == [b"b\n"]
-    assert list(lines_with(b"a", b"a\nb\nlast")) == [b"a\n", b"last"]
 
 
 @pytest.mark.parametrize("block_bytes", [1, 3, 16, 4096])

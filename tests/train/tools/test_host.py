@@ -87,13 +87,6 @@ def test_read_nfs_counters_of_the_mount_that_holds_a_folder(tmp_path: Path) -> N
         assert host.read_nfs_counters(Path(folder), tmp_path) is None
 
 
-def test_read_nfs_counters_is_none_where_the_kernel_says_something_else(tmp_path: Path) -> None:
-    assert host.read_nfs_counters(Path("/m"), tmp_path) is None
-    for text in ("", "device ", "device x mounted on /m with fstype nfs\n\tbytes:\t1 2\n", "bytes: 1 2 3 4 5 6 7 8"):
-        write(tmp_path, "proc/self/mountstats", text)
-        assert host.read_nfs_counters(Path("/m"), tmp_path) is None
-
-
 @pytest.mark.parametrize("groups, quotas, count", [
     pytest.param("0::/a/b\n", {"a/b/cpu.max": "max 100000", "a/cpu.max": "150000 100000"}, 2, id="parent"),
     pytest.param("0::/elsewhere\n", {"cpu.max": "50000 100000"}, 1, id="namespace"),

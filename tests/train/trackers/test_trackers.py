@@ -15,8 +15,7 @@ from support.waiting import wait_for
 
 from train.metrics.records import EpochRow
 from train.trackers import tracker_process
-from train.trackers.request import run_id
-from train.trackers.tracker_process import TrackerProcess, start_tracker
+from train.trackers.tracker_process import TrackerProcess, run_id, start_tracker
 
 NOTE = """
 import json, os, time
@@ -221,7 +220,7 @@ def test_error_is_one_line_without_credentials_and_rows_are_kept_for_later(
 def test_tracker_that_is_not_installed_is_one_line(
     out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(tracker_process, "is_installed", lambda tracker: False)
+    monkeypatch.setattr(tracker_process, "find_spec", lambda tracker: None)
     assert start_tracker("wandb", out, out, 1, {}) is None
     assert "not installed here; training goes on without it: pip install wandb\n" in capsys.readouterr().out
 

@@ -190,20 +190,6 @@ def test_fetch_sets_index_only_fetches_no_shards(tmp_path: Path, source: FaultyS
     assert source.paths_read == [] and content(target) == content(source.root), "complete shards stay"
 
 
-def test_fetch_sets_index_only_leaves_no_incomplete_or_stale_shards(tmp_path: Path, source: FaultySource) -> None:
-    target = tmp_path / "t"
-    fail_at(source, "train/shard-00002.bin", target)
-    assert list((target / "train").glob("*.bin"))
-    fetch_one(source, target, index_only=True)
-    assert not list((target / "train").glob("*.bin")), "the reader needs all shards or none"
-    fetch_one(source, target)
-    make_split(source.root / "train", seed=5)
-    fetch_one(source, target, index_only=True)
-    assert not list((target / "train").glob("*.bin"))
-    fetch_one(source, target)
-    assert content(target) == content(source.root)
-
-
 def test_fetch_sets_between_wrong_folders_raises_and_creates_nothing(tmp_path: Path, source: FaultySource) -> None:
     target = tmp_path / "t"
     (tmp_path / "mine/train/n01440764").mkdir(parents=True)

@@ -4,8 +4,6 @@ import errno
 import io
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,7 +16,7 @@ from support.error_lines import error_line
 from support.run_outputs import damage_pixels
 
 from train.data.index import folder as folder_module
-from train.data.index.base import IntColumn, names_crc32
+from train.data.index.base import IntColumn
 from train.data.index.folder import FolderIndex
 from train.data.index.open import DataError, check_layout, load_index
 from train.data.packing.synthetic import draw_image
@@ -119,27 +117,6 @@ def test_load_index_with_damaged_cache_rebuilds(root: Path) -> None:
         assert load_folder_index(root, "train").names() == before.names(), position
 
 
-def test_file_that_could_not_be_read_is_tried_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for error, reason in (
-        (OSError(errno.EIO, "Input/output error"), "Input/output error"),
-        (MemoryError(), "this computer has too little memory to decode it"),
-    ):
-
-        def fail(path: Path, error: Exception = error) -> bytes:
-            if path.name == "b.JPEG":
-                raise error
-            return path.read_bytes()
-
-        with monkeypatch.context() as patch:
-            patch.setattr(folder_module, "read_image_file", fail)
-            index = load_folder_index(root, "train", skip_bad=True)
-            assert index.skipped_files == (("cat/b.JPEG", reason),)
-            assert index.names() == ["cat/a.JPEG", "dog/c.JPEG"]
-    index, was_decoded = load_and_watch(root)
-    assert was_decoded and len(index) == 3 and index.skipped_files == () and not load_and_watch(root)[1]
-    assert (numbers(index.widths), index.names_checksum) == ([50, 40, 60], names_crc32(index.names()))
-
-
 @pytest.mark.parametrize(("function", "error_number"), [
     ("locked", errno.EACCES), ("locked", errno.EROFS), ("locked", errno.ENOSYS), ("write_atomic", errno.EPERM),
 ])  # fmt: skip
@@ -169,28 +146,6 @@ def test_cache_moves_to_the_user_or_is_left_out(
         index, was_decoded = load_and_watch(root)
         assert was_decoded and index.names() == first.names()
     assert "cannot be cached" in caplog.messages[0] and "XDG_CACHE_HOME" in caplog.messages[0]
-
-
-def test_cache_of_one_locale_serves_another_with_the_bytes_of_the_names(root: Path) -> None:
-    for name in (b"cat/gr\xfc\xdf.JPEG", "dog/gr\u00f6\u00dfer.JPEG".encode()):
-        write(root / "train" / os.fsdecode(name), jpeg(1))
-    write(root / "train/cat" / os.fsdecode(b"b\xe4d.JPEG"), b"no image")
-    index = load_folder_index(root, "train", skip_bad=True)
-    script = (
-        "import os, sys; from pathlib import Path; from train.data.index.open import load_index\n"
-        "index = load_index(Path(sys.argv[1]), 'train', skip_bad=True, progress=None)\n"  # decoding would call it
-        "print([os.fsencode(name) for name in (*index.names(), *index.skipped_files[0])])"
-    )
-    ascii_locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    shown = subprocess.check_output([sys.executable, "-c", script, root], text=True, env={**os.environ, **ascii_locale})
-    assert shown == f"{[os.fsencode(name) for name in (*index.names(), *index.skipped_files[0])]}\n" and len(index) == 5
-
-
-def test_long_name_takes_only_its_own_bytes(root: Path) -> None:
-    before = load_folder_index(root, "train").paths.block.nbytes
-    name = f"dog/{'n' * 240}.JPEG"
-    write(root / "train" / name, jpeg(1))
-    assert load_folder_index(root, "train").paths.block.nbytes == before + len(name) + 1
 
 
 def test_load_index_with_bad_files_raises_or_skips(root: Path) -> None:

@@ -1,6 +1,5 @@
 """Rectangles: order and shapes of an epoch of training; shapes of a validation, and which rank has which."""
 
-import itertools
 import zlib
 from typing import Any
 
@@ -55,14 +54,3 @@ def test_validation_plans_balance_ranks(world: int, images: int) -> None:
     ):
         counts = [sum(len(ids) for _, ids in plan) for plan in plans]
         assert sum(counts) == images and max(counts) - min(counts) <= 1
-
-
-def test_plan_rect_validation_orders_batches_by_aspect() -> None:
-    widths, heights = random_sizes(300)
-    plan = plan_rect_validation(widths, heights, 128, 16, 0, 1)
-    aspects = [float(widths[number] / heights[number]) for _, ids in plan for number in ids]
-    assert aspects == sorted(aspects)
-    runs = [shape for shape, _ in itertools.groupby(shape for shape, _ in plan)]  # of adjacent batches of one shape
-    assert len(runs) == len(set(runs))
-    full_batches = sum(len(ids) == 16 for _, ids in plan)
-    assert full_batches >= len(plan) - len(runs)  # every batch is full, except the last of each shape
