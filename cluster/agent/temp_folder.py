@@ -1,10 +1,10 @@
 """The folder for the temporary files of an agent's trainers, and the removal of those that killed agents left behind.
 
 While an agent lives it holds a flock on its folder, such as /tmp/.imgnet-agent-k3j9x2ab: one that can be locked belongs
-to nobody. The kernel releases the lock of a dead process, also for a reader in another
-container, where process ids mean nothing. systemd-tmpfiles, which on many systems removes what has lain in /tmp for ten
-days, leaves a locked folder alone (tmpfiles.d(5)). Anything else in /tmp is left alone. Where /tmp cannot be written,
-the folder lies in TMPDIR, or in the agent's work folder.
+to nobody. The kernel releases the lock of a dead process, also for a reader in another container, where process ids
+mean nothing. systemd-tmpfiles, which on many systems removes what has lain in /tmp for ten days, leaves a locked folder
+alone (tmpfiles.d(5)). Anything else in /tmp is left alone. Where /tmp cannot be written, the folder lies in TMPDIR, or
+in the agent's work folder.
 """
 
 import contextlib

@@ -59,6 +59,7 @@ class Trainers(AttemptProcesses):
         self.options_path = work / "options.json"
         write_atomic(self.options_path, to_json_bytes(encode(spec.train)))
         self.environment |= {
+            agent_protocol.JOB_VARIABLE: spec.uid or spec.name,
             host.CLOCK_OFFSET_VARIABLE: repr(host.steady_clock.offset),
             **network.compile_cache_variables(COMPILE_CACHE),
             **network.library_variables(),

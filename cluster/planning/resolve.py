@@ -20,7 +20,7 @@ from train.recipe.schedule import Schedule, scaled_image_count
 from train.recipe.schema import Recipe
 from train.recipe.settings import with_settings
 from train.tools.records import encode
-from train.trackers.request import is_installed
+from train.trackers.tracker_process import is_installed
 
 from . import data_fetch
 from .data_fetch import SetCounts, count_set

@@ -12,7 +12,7 @@ from support.slurm import SlurmCluster
 from support.waiting import wait_for
 
 from cluster.jobs.job import Job
-from train.tools import checkpoint_io
+from train.tools.agent_protocol import newest_intact_checkpoint
 
 EPOCHS = 30
 PACE = (12, 0.5)  # for `Sandbox.write_recipe`: a job does not end before a node is replaced
@@ -117,7 +117,7 @@ def test_time_limit_of_slurm_stops_the_job_with_a_checkpoint(user: SlurmUser) ->
     job = user.launch(recipe, "--no-standby", "--time", "3", "--save-seconds", "1000")
     wait_for_steps(job, 3, "0", "1", "2")
     user.assert_end(job, "stopped", "Slurm's time limit is near")
-    assert checkpoint_io.newest_checkpoint(job.run_folder.shared / "checkpoints" / "000001")
+    assert newest_intact_checkpoint(job.run_folder.shared / "checkpoints" / "000001")
 
 
 def test_job_that_waits_for_nodes_shows_why_and_scancel_ends_it(user: SlurmUser) -> None:

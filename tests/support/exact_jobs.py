@@ -10,6 +10,7 @@ from support.waiting import wait_for
 from cluster.jobs.job import Job
 from cluster.state import attempts, status
 from train.tools import checkpoint_io
+from train.tools.agent_protocol import newest_intact_checkpoint
 
 IMAGES = 60
 BATCH = 4
@@ -23,7 +24,7 @@ def write_recipe(sandbox: Sandbox, gpus: int, epochs: int, pace: tuple[int, floa
 
 def final_parameters(shared: Path) -> dict[str, Any]:
     """Return the weights, statistics, momenta and validation losses in the last checkpoint of a shared folder."""
-    path = checkpoint_io.newest_checkpoint(sorted((shared / "checkpoints").iterdir())[-1])
+    path = newest_intact_checkpoint(sorted((shared / "checkpoints").iterdir())[-1])
     assert path
     checkpoint = checkpoint_io.load_checkpoint(path)
     momenta = {f"momentum {key}": state["momentum_buffer"] for key, state in checkpoint["optimizer"]["state"].items()}

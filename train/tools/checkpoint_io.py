@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from . import sealed_files
-from .agent_protocol import CHECKPOINT_PATTERN, checkpoint_file, checkpoint_files, newest_intact_checkpoint
+from .agent_protocol import CHECKPOINT_PATTERN, checkpoint_file, checkpoint_files
 from .files import make_folder_below
 
 KEEP_COUNT = 2  # checkpoints kept of one attempt: the newest, and the one before it in case the disk fails
@@ -89,11 +89,6 @@ def load_checkpoint(path: Path) -> State:
     if not isinstance(state, dict):
         raise ValueError(f"{path}: cannot be read: it holds a {type(state).__name__}, not the state of a run")
     return state
-
-
-def newest_checkpoint(folder: Path) -> Path | None:
-    """Return the newest intact checkpoint of a folder, None when it has none."""
-    return newest_intact_checkpoint(folder)
 
 
 class CheckpointWriter:

@@ -20,8 +20,8 @@ from train.tools import process
 from train.tools.files import open_regular
 from train.tools.records import decode_json
 
-from .request import TrackerRequest
 from .runs import RUN_TYPES, TrackedRun
+from .tracker_process import TrackerRequest
 
 POLL_SECONDS = 1.0
 RETRY_SECONDS = 30.0  # after an error of the library

@@ -3,7 +3,7 @@
 import os
 from typing import Protocol
 
-from .request import TrackerRequest
+from .tracker_process import TrackerRequest
 
 PROJECT = "imgnet-cluster"  # of the runs, unless the user's environment names another
 RUN_ID_TAG = "imgnet.run_id"  # of MLflow

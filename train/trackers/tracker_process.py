@@ -4,15 +4,18 @@ import contextlib
 import os
 import subprocess
 import sys
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
+from uuid import uuid4
 
-from train.tools.agent_protocol import TOKEN_VARIABLE, metrics_file
+from train.tools.agent_protocol import JOB_VARIABLE, TOKEN_VARIABLE, metrics_file
+from train.tools.files import create_once, read_file
 from train.tools.process import kill_process_groups, project_search_path
 from train.tools.records import encode
 from train.tools.text_files import to_json_bytes
 
-from .request import TrackerRequest, is_installed, run_id
-
+RUN_ID_FILE = "tracker_id"  # in the folder that all attempts share
 FINISH_SECONDS = 15.0  # for the last rows of a finished run
 INTERRUPT_SECONDS = 5.0  # of an attempt that was asked to stop: a later one goes on with the run
 # The library must not take the tracker process for a rank, and the trainer's GPUs are not its business.
@@ -25,6 +28,20 @@ HIDDEN_VARIABLES = (
     "MASTER_PORT",
     TOKEN_VARIABLE,
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackerRequest:
+    """What a tracker process logs: the rows of a file of metrics, to the run of this id, which is its name too.
+
+    A later attempt goes on with the same run. `folder` is for what the library writes itself.
+    """
+
+    tracker: str
+    run_id: str
+    folder: str
+    metrics: str
+    settings: dict[str, int | float | str] = field(default_factory=dict)
 
 
 class TrackerProcess:
@@ -61,6 +78,23 @@ class TrackerProcess:
         with contextlib.suppress(OSError):  # it has ended
             self.process.stdin.write(line + b"\n")
             self.process.stdin.flush()
+
+
+def run_id(out: Path) -> str:
+    """Return the id of the run that is trained in a folder: the same for all attempts on all machines.
+
+    Raises `OSError`.
+    """
+    if job := os.environ.get(JOB_VARIABLE):
+        return job
+    path = out / RUN_ID_FILE
+    create_once(path, f"run-{uuid4().hex[:8]}".encode())
+    return read_file(path).decode()
+
+
+def is_installed(tracker: str) -> bool:
+    """Whether the library of a tracker is installed here."""
+    return find_spec(tracker) is not None
 
 
 def start_tracker(

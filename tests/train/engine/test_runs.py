@@ -16,7 +16,7 @@ from support.waiting import wait_for
 from train.metrics import thumbnails
 from train.recipe import Phase
 from train.tools import checkpoint_io, sealed_files
-from train.tools.agent_protocol import checkpoint_folder
+from train.tools.agent_protocol import checkpoint_folder, newest_intact_checkpoint
 
 pytestmark = pytest.mark.rehearsal  # whole processes, which take long
 
@@ -128,7 +128,7 @@ def test_run_sigterm_saves_exits_with_3_and_can_resume(runs: Any, tiny: Any) -> 
     process.send_signal(signal.SIGTERM)
     output = runs.end(out, process, code=3)
     runs.gone(out)
-    newest = checkpoint_io.newest_checkpoint(checkpoint_folder(out, 1))
+    newest = newest_intact_checkpoint(checkpoint_folder(out, 1))
     assert newest is not None and not (out / "result.json").exists()
     saved_step = int(newest.stem.removeprefix("step-"))
     assert f"stopped on request: saved at step {saved_step}\n" in output and 1 <= saved_step < 40
@@ -153,7 +153,7 @@ def test_run_under_torchrun(runs: Any) -> None:
 def test_run_refuses_checkpoints_that_it_cannot_use(runs: Any, alone: Path, tmp_path: Path) -> None:
     """By name each is an error of one line. With --resume auto the one before it is taken."""
     shutil.copytree(checkpoint_folder(alone, 1), checkpoint_folder(tmp_path / "out", 1))
-    intact = checkpoint_io.newest_checkpoint(checkpoint_folder(tmp_path / "out", 1))
+    intact = newest_intact_checkpoint(checkpoint_folder(tmp_path / "out", 1))
     assert intact is not None
     damaged, unreadable = tmp_path / "cut.pt", intact.with_name("step-99999999.pt")
     damaged.write_bytes(intact.read_bytes()[:-1])

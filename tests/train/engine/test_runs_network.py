@@ -13,6 +13,7 @@ from train.metrics.thumbnails import read_class_thumbnails
 from train.recipe import Phase
 from train.recipe.history import EpochResult, best_epoch
 from train.tools import checkpoint_io
+from train.tools.agent_protocol import newest_intact_checkpoint
 from train.tools.records import decode, read_record
 from train.weights.network_description import NetworkDescription
 
@@ -45,7 +46,7 @@ def test_run_leaves_its_last_and_its_best_weights(forgetful: Path, tiny_data: Pa
     last_network, best_network = (
         open_trained(forgetful / "network" / f"{name}.safetensors") for name in ("model", "model-best")
     )
-    checkpoint = checkpoint_io.newest_checkpoint(forgetful / "checkpoints" / "000001")
+    checkpoint = newest_intact_checkpoint(forgetful / "checkpoints" / "000001")
     assert checkpoint is not None
     expected = checkpoint_io.load_checkpoint(checkpoint)["model"]
     assert last_network.weights.keys() == expected.keys()

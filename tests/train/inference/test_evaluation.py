@@ -21,6 +21,7 @@ from train.inference.protocol import CROP_VIEWS, EvalOptions, Evaluation, Evalua
 from train.inference.trained_network import open_trained
 from train.recipe import Phase
 from train.tools import checkpoint_io
+from train.tools.agent_protocol import newest_intact_checkpoint
 from train.tools.errors import TrainingError
 from train.tools.records import decode, encode
 from train.weights import network_description
@@ -39,7 +40,7 @@ def finished_run(runs: Any, tiny: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def checkpoint(finished_run: Path) -> Path:
-    return known(checkpoint_io.newest_checkpoint(finished_run / "checkpoints" / "000001"))
+    return known(newest_intact_checkpoint(finished_run / "checkpoints" / "000001"))
 
 
 def eval_options(checkpoint: Path | str = "x.pt", **options: Any) -> EvalOptions:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from train.tools import checkpoint_io, sealed_files
+from train.tools.agent_protocol import newest_intact_checkpoint
 
 
 def make_state(step: int) -> dict[str, Any]:
@@ -65,7 +66,7 @@ def test_write_checkpoint_removes_damaged_files_of_later_steps(tmp_path: Path) -
         (tmp_path / f"step-{step:08d}.pt").write_bytes(b"damaged")
     for step in (1, 2, 3):
         save_steps(tmp_path, step)
-        newest = checkpoint_io.newest_checkpoint(tmp_path)
+        newest = newest_intact_checkpoint(tmp_path)
         assert newest is not None and checkpoint_io.load_checkpoint(newest)["step"] == step
     assert file_names(tmp_path) == ["step-00000002.pt", "step-00000003.pt"], "the newest two are kept"
 
@@ -116,5 +117,5 @@ def test_writer_full_disk_raises_and_keeps_the_checkpoint_before(small_disk: Pat
     with pytest.raises(OSError, match="No space left"):
         writer.wait()
     assert file_names(small_disk) == ["step-00000001.pt"]
-    newest = checkpoint_io.newest_checkpoint(small_disk)
+    newest = newest_intact_checkpoint(small_disk)
     assert newest is not None and len(checkpoint_io.load_checkpoint(newest)["x"]) == 2_000

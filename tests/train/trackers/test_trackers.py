@@ -15,8 +15,7 @@ from support.waiting import wait_for
 
 from train.metrics.records import EpochRow
 from train.trackers import tracker_process
-from train.trackers.request import run_id
-from train.trackers.tracker_process import TrackerProcess, start_tracker
+from train.trackers.tracker_process import TrackerProcess, run_id, start_tracker
 
 NOTE = """
 import json, os, time
