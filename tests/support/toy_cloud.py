@@ -80,7 +80,6 @@ class ToyCloud(JobInstances):
     set_expiry = record_host_key = record_launch
     read_console: Any = lambda *_: ""
     access_warning = external_termination_reason = read_console
-    gateway_bytes: ClassVar[dict[str, int]] = {}
 
     @property
     def first_machine_time(self) -> float | None:

@@ -1,7 +1,6 @@
-"""Runs of the known trackers, each through its library."""
+"""Runs of the known trackers, each through its library. Their methods may block, and raise whatever that raises."""
 
 import os
-from typing import Protocol
 
 from .tracker_process import TrackerRequest
 
@@ -9,17 +8,7 @@ PROJECT = "imgnet-cluster"  # of the runs, unless the user's environment names a
 RUN_ID_TAG = "imgnet.run_id"  # of MLflow
 
 
-class TrackedRun(Protocol):
-    """A run of a tracker. Its methods may block, and raise whatever the library raises."""
-
-    def log(self, images: int, time: float, values: dict[str, float]) -> None:
-        """Log scalars at x = `images`, measured at `time` (seconds since 1970)."""
-
-    def finish(self, is_complete: bool) -> None:
-        """End the run, or leave it to a later attempt."""
-
-
-class WandbRun(TrackedRun):
+class WandbRun:
     """The run of a job in Weights & Biases. Its step is the number of images seen, as in TensorBoard.
 
     wandb drops values whose step is smaller than the last one. After a loss, the steps that are done again are
@@ -40,7 +29,7 @@ class WandbRun(TrackedRun):
         )
 
     def log(self, images: int, time: float, values: dict[str, float]) -> None:
-        """Log scalars at x = `images`."""
+        """Log scalars at x = `images`, measured at `time` (seconds since 1970)."""
         self.run.log(values, step=images)
 
     def finish(self, is_complete: bool) -> None:
@@ -48,7 +37,7 @@ class WandbRun(TrackedRun):
         self.run.finish(exit_code=0 if is_complete else 1)
 
 
-class MlflowRun(TrackedRun):
+class MlflowRun:
     """The run of a job in MLflow, found by a tag. Its step is the number of images seen, as in TensorBoard.
 
     MLflow keeps all values of a step, so that those that are measured again after a loss are left out here. How far an
@@ -98,4 +87,5 @@ class MlflowRun(TrackedRun):
         self.client.set_terminated(self.run_id, "FINISHED" if is_complete else "KILLED")
 
 
-RUN_TYPES: dict[str, type[WandbRun | MlflowRun]] = {"wandb": WandbRun, "mlflow": MlflowRun}
+TrackedRun = WandbRun | MlflowRun
+RUN_TYPES: dict[str, type[TrackedRun]] = {"wandb": WandbRun, "mlflow": MlflowRun}
