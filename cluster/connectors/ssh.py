@@ -25,7 +25,7 @@ from .untrusted import BadAnswer, CommandExit, NewBytes
 __all__ = ["CommandFailed", "CommandResult", "HostKeyRefused", "SSHConnector", "SSHRefused", "Unreachable"]
 
 DEFAULT_RECONNECT_SECONDS = 30.0
-DEADLINE_GRACE_SECONDS = 10.0  # how long to wait beyond a command's own deadline, which the machine enforces
+DEADLINE_GRACE_SECONDS = 20.0  # how long to wait beyond a command's own deadline, which the machine enforces
 SCRIPT_SECONDS = 120.0  # for reading or writing a file, beside the time that its bytes take
 READ_LIMIT_BYTES = 1 << 24
 # Of a command's answer, the bytes for whose way a slow link gets more time: a minute in all. The set-up of a machine
@@ -131,9 +131,8 @@ class SSHConnector:
         command_id = uuid.uuid4().hex
         start = time.monotonic()
         was_sent = False
-        silence_timeout = None if timeout is None else timeout + DEADLINE_GRACE_SECONDS
-        seconds = (timeout or 0) + 2 * DEADLINE_GRACE_SECONDS
-        time_limit = None if timeout is None else AnswerTimeLimit(seconds, MAX_COUNTED_BYTES + len(input))
+        max_bytes = MAX_COUNTED_BYTES + len(input)
+        time_limit = None if timeout is None else AnswerTimeLimit(timeout + DEADLINE_GRACE_SECONDS, max_bytes)
 
         def attempt(connection: SSHConnection) -> tuple[CommandExit, bytes]:
             nonlocal was_sent
@@ -151,7 +150,7 @@ class SSHConnector:
                 launch=self.launch,
             )
             was_sent = True
-            return self._wait_for_command(connection, command_id, script, input, silence_timeout, time_limit)
+            return self._wait_for_command(connection, command_id, script, input, time_limit)
 
         try:
             command_exit, output = self._retry_on_reconnect(attempt)
@@ -173,7 +172,6 @@ class SSHConnector:
         command_id: str,
         script: bytes,
         input: bytes,
-        silence_timeout: float | None,
         time_limit: AnswerTimeLimit | None,
     ) -> tuple[CommandExit, bytes]:
         """Start a command, or find the one already started. Returns how it ended, and its stdout followed by stderr."""
@@ -182,7 +180,7 @@ class SSHConnector:
         with self._open_channel(connection, script, self.max_output_bytes + EXTRA_BYTES, time_limit) as channel:
             with contextlib.suppress(BrokenPipeError):  # the script has ended already; its exit code says why
                 channel.send(input)
-            for data in channel.receive(silence_timeout):
+            for data in channel.receive():
                 received += data
                 parsed_exit = parsed_exit or untrusted.parse_exit(command_id, received, self.max_output_bytes)
                 if parsed_exit:
@@ -284,7 +282,7 @@ class SSHConnector:
                 with contextlib.suppress(BrokenPipeError):  # the script has ended already; its exit code says why
                     channel.send(content)
                     channel.paramiko_channel.shutdown_write()
-                for data in channel.receive(None):
+                for data in channel.receive():
                     stdout += data
                     on_data()
                 code, stderr = channel.wait_for_exit()

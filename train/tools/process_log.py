@@ -17,7 +17,7 @@ from .files import open_regular
 
 SUPERVISOR_LOG = "supervisor.jsonl"  # in the run folder
 MAX_LOG_BYTES = 5_000_000  # a full file becomes <name>.1, which replaces the one before
-# Is told how much of some work is done, and how much it is in all: bytes, images or files. What it raises ends the work.
+# Is told how much of some work is done, and how much it is in all: bytes, images or files. An error ends the work.
 Progress = Callable[[int, int], object]
 PROJECT_LOGGERS = ("cluster", "infra", "train")
 
