@@ -228,10 +228,10 @@ class SSHConnector:
         """Return at most `limit` bytes of a file from an offset; b"" if the file is shorter or does not exist."""
         return self._run_script(ssh_scripts.read_script(path, offset, limit), path, bytes, limit_bytes=limit)[:limit]
 
-    def list_files(self, folder: str, with_hidden: bool = False) -> dict[str, int]:
-        """Return the size in bytes of every file below a folder, by relative path; of hidden files if wanted."""
-        script, limit = ssh_scripts.list_files_script(folder, with_hidden), untrusted.MAX_LISTING_BYTES
-        return self._run_script(script, folder, untrusted.parse_listing, limit_bytes=limit)
+    def list_files(self, folder: str) -> dict[str, int]:
+        """Return the size in bytes of every file below a folder, by relative path."""
+        script = ssh_scripts.list_files_script(folder)
+        return self._run_script(script, folder, untrusted.parse_listing, limit_bytes=untrusted.MAX_LISTING_BYTES)
 
     def read_new_bytes(
         self,
