@@ -180,10 +180,10 @@ def seconds_since_boot() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
-def boot_id(root: Path = Path("/")) -> str:
+def boot_id() -> str:
     """Return the random ID of this machine's last boot, "" where the kernel does not say it."""
     with contextlib.suppress(OSError):
-        return (root / "proc/sys/kernel/random/boot_id").read_text().strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""
 
 
