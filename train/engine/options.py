@@ -7,7 +7,7 @@ from pathlib import Path
 from train.tools.option_fields import OptionError, OptionSet, add_arguments, option_field
 
 KEEP_BEST_AND_LAST = "best,last"
-TRACKERS = ("wandb", "mlflow")  # a class each in train/trackers/runs.py
+TRACKERS = ("wandb", "mlflow")  # a class each in train/trackers/__main__.py
 NO_TRACKER = "none"
 
 
