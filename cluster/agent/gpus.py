@@ -47,23 +47,23 @@ class Gpus:
         self.loads: tuple[GpuLoad, ...] = ()  # of the last answer
         self.count = 0  # of the GPUs in the answer of the run that was started last
         self.complaint = ""  # in that answer
-        self.is_checked = False  # a check is under way
+        self.is_checking = False  # a check is under way
 
     @property
     def is_check_needed(self) -> bool:
         """Whether this machine has GPUs, or may have some, so that they may have caused a failure."""
-        return self.is_installed and (self.expected > 0 or self.is_checked)
+        return self.is_installed and (self.expected > 0 or self.is_checking)
 
     def read_loads(self) -> tuple[GpuLoad, ...]:
         """Return each GPU's newest load, by GPU index; none while nvidia-smi is missing or does not answer."""
         self._take_answer()
-        if not self.process and not self.is_checked and self.clock() - self.start_time >= QUERY_SECONDS:
+        if not self.process and not self.is_checking and self.clock() - self.start_time >= QUERY_SECONDS:
             self._start()
         return self.loads if self.clock() - self.answer_time < STALE_SECONDS else ()
 
     def start_check(self) -> None:
         """Start a check. A run that is under way is given up: its answer may be older than the failure."""
-        self.is_checked = self.is_installed
+        self.is_checking = self.is_installed
         self._start()
 
     def poll_check(self) -> str | None:
@@ -71,7 +71,7 @@ class Gpus:
 
         The problem of a finished check is returned once.
         """
-        if not self.is_checked:
+        if not self.is_checking:
             return ""
         expected = self.expected
         self._take_answer()
@@ -80,7 +80,7 @@ class Gpus:
         if self.process:
             self.complaint = f"no answer in {ANSWER_SECONDS:.0f} s"
         self._stop()
-        self.is_checked = False
+        self.is_checking = False
         if self.count >= expected:
             return ""
         quote = f" (nvidia-smi: {self.complaint[:MAX_COMPLAINT_CHARACTERS]})" if self.complaint else ""
@@ -101,16 +101,22 @@ class Gpus:
     def close(self) -> None:
         """End nvidia-smi, and start none again."""
         self._stop()
-        self.is_installed = self.is_checked = False
+        self.is_installed = self.is_checking = False
 
     def _start(self) -> None:
         """Start nvidia-smi anew, if it is installed."""
         self._stop()
         self.start_time, self.count, self.complaint = self.clock(), 0, ""
         if self.is_installed:
-            argv = host.gpu_query_command(("index", "uuid", *LOAD_FIELDS))
             with contextlib.suppress(OSError):
-                self.process = process.start_process(argv, None, output=subprocess.PIPE)
+                self.process = subprocess.Popen(
+                    host.gpu_query_command(("index", "uuid", *LOAD_FIELDS)),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    preexec_fn=process.die_with_parent,
+                )
 
     def _take_answer(self) -> None:
         """Take the answer of a run that has ended, if there is one."""
