@@ -25,7 +25,7 @@ from .untrusted import BadAnswer, CommandExit, NewBytes
 __all__ = ["CommandFailed", "CommandResult", "HostKeyRefused", "SSHConnector", "SSHRefused", "Unreachable"]
 
 DEFAULT_RECONNECT_SECONDS = 30.0
-DEADLINE_GRACE_SECONDS = 20.0  # how long to wait beyond a command's own deadline, which the machine enforces
+DEADLINE_GRACE_SECONDS = 10.0  # how long to wait beyond a command's own deadline, which the machine enforces
 SCRIPT_SECONDS = 120.0  # for reading or writing a file, beside the time that its bytes take
 READ_LIMIT_BYTES = 1 << 24
 # Of a command's answer, the bytes for whose way a slow link gets more time: a minute in all. The set-up of a machine
@@ -132,7 +132,7 @@ class SSHConnector:
         start = time.monotonic()
         was_sent = False
         max_bytes = MAX_COUNTED_BYTES + len(input)
-        time_limit = None if timeout is None else AnswerTimeLimit(timeout + DEADLINE_GRACE_SECONDS, max_bytes)
+        time_limit = None if timeout is None else AnswerTimeLimit(timeout + 2 * DEADLINE_GRACE_SECONDS, max_bytes)
 
         def attempt(connection: SSHConnection) -> tuple[CommandExit, bytes]:
             nonlocal was_sent

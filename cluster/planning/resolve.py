@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from cluster.backends import catalog
@@ -20,7 +21,6 @@ from train.recipe.schedule import Schedule, scaled_image_count
 from train.recipe.schema import Recipe
 from train.recipe.settings import with_settings
 from train.tools.records import encode
-from train.trackers.tracker_process import is_installed
 
 from . import data_fetch
 from .data_fetch import SetCounts, count_set
@@ -146,7 +146,7 @@ def plan(recipe: Recipe, options: LaunchOptions | None = None, *, recipe_file: s
     if tracker := options.train.log:
         if not planner.is_this_computer:
             notes.append(f"--log {tracker}: pip's {tracker} and its credentials must be on the machines")
-        elif not is_installed(tracker):
+        elif find_spec(tracker) is None:
             raise BadInput(f"--log {tracker}: it is not installed here; pip install {tracker}")
     if recipe.model.compile:
         notes.append("torch.compile takes minutes per image shape before the first step; the forecast leaves them out")

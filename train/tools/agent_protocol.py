@@ -33,7 +33,6 @@ from .sealed_files import is_intact
 
 WORK_VARIABLE = "IMGNET_WORK"
 TOKEN_VARIABLE = "IMGNET_TOKEN"
-JOB_VARIABLE = "IMGNET_JOB"  # the unique name of the job
 MODULE_FOLDERS_VARIABLE = "IMGNET_MODULE_FOLDERS"  # written as in PATH
 PEERS_VARIABLE = "IMGNET_PEERS"
 EXIT_SAVED = 3  # exit code of a process that was asked to stop and has written a checkpoint

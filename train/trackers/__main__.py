@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TextIO
+from typing import Protocol, TextIO
 
 from train.metrics.records import EpochRow, StepRow, parse_row, val_scalars
 from train.tools import process
@@ -32,7 +32,17 @@ PROJECT = "imgnet-cluster"  # of the runs, unless the user's environment names a
 RUN_ID_TAG = "imgnet.run_id"  # of MLflow
 
 
-class WandbRun:
+class TrackedRun(Protocol):
+    """A run of a tracker. Its methods may block, and raise whatever the library raises."""
+
+    def log(self, images: int, time: float, values: dict[str, float]) -> None:
+        """Log scalars at x = `images`, measured at `time` (seconds since 1970)."""
+
+    def finish(self, is_complete: bool) -> None:
+        """End the run, or leave it to a later attempt."""
+
+
+class WandbRun(TrackedRun):
     """The run of a job in Weights & Biases. Its step is the number of images seen, as in TensorBoard.
 
     wandb drops values whose step is smaller than the last one. After a loss, the steps that are done again are
@@ -53,7 +63,7 @@ class WandbRun:
         )
 
     def log(self, images: int, time: float, values: dict[str, float]) -> None:
-        """Log scalars at x = `images`, measured at `time` (seconds since 1970)."""
+        """Log scalars at x = `images`."""
         self.run.log(values, step=images)
 
     def finish(self, is_complete: bool) -> None:
@@ -61,7 +71,7 @@ class WandbRun:
         self.run.finish(exit_code=0 if is_complete else 1)
 
 
-class MlflowRun:
+class MlflowRun(TrackedRun):
     """The run of a job in MLflow, found by a tag. Its step is the number of images seen, as in TensorBoard.
 
     MLflow keeps all values of a step, so that those that are measured again after a loss are left out here. How far an
@@ -111,8 +121,7 @@ class MlflowRun:
         self.client.set_terminated(self.run_id, "FINISHED" if is_complete else "KILLED")
 
 
-TrackedRun = WandbRun | MlflowRun
-RUN_TYPES: dict[str, type[TrackedRun]] = {"wandb": WandbRun, "mlflow": MlflowRun}
+RUN_TYPES: dict[str, type[WandbRun | MlflowRun]] = {"wandb": WandbRun, "mlflow": MlflowRun}
 
 
 class TrackerLoop:

@@ -9,13 +9,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from uuid import uuid4
 
-from train.tools.agent_protocol import JOB_VARIABLE, TOKEN_VARIABLE, metrics_file
+from train.tools.agent_protocol import TOKEN_VARIABLE, metrics_file
 from train.tools.files import create_once, read_file
 from train.tools.process import kill_process_groups, project_search_path
 from train.tools.records import encode
 from train.tools.text_files import to_json_bytes
 
 RUN_ID_FILE = "tracker_id"  # in the folder that all attempts share
+JOB_VARIABLE = "IMGNET_JOB"  # the unique name of the job whose agent started the trainer
 FINISH_SECONDS = 15.0  # for the last rows of a finished run
 INTERRUPT_SECONDS = 5.0  # of an attempt that was asked to stop: a later one goes on with the run
 # The library must not take the tracker process for a rank, and the trainer's GPUs are not its business.
@@ -42,6 +43,18 @@ class TrackerRequest:
     folder: str
     metrics: str
     settings: dict[str, int | float | str] = field(default_factory=dict)
+
+
+def run_id(out: Path) -> str:
+    """Return the id of the run that is trained in a folder: the same for all attempts on all machines.
+
+    Raises `OSError`.
+    """
+    if job := os.environ.get(JOB_VARIABLE):
+        return job
+    path = out / RUN_ID_FILE
+    create_once(path, f"run-{uuid4().hex[:8]}".encode())
+    return read_file(path).decode()
 
 
 class TrackerProcess:
@@ -80,23 +93,6 @@ class TrackerProcess:
             self.process.stdin.flush()
 
 
-def run_id(out: Path) -> str:
-    """Return the id of the run that is trained in a folder: the same for all attempts on all machines.
-
-    Raises `OSError`.
-    """
-    if job := os.environ.get(JOB_VARIABLE):
-        return job
-    path = out / RUN_ID_FILE
-    create_once(path, f"run-{uuid4().hex[:8]}".encode())
-    return read_file(path).decode()
-
-
-def is_installed(tracker: str) -> bool:
-    """Whether the library of a tracker is installed here."""
-    return find_spec(tracker) is not None
-
-
 def start_tracker(
     tracker: str, out: Path, log_dir: Path, attempt: int, settings: dict[str, int | float | str]
 ) -> TrackerProcess | None:
@@ -104,7 +100,7 @@ def start_tracker(
 
     Returns None with one line on stdout when that is impossible: training goes on without it.
     """
-    if not is_installed(tracker):
+    if find_spec(tracker) is None:
         print(f"--log {tracker}: it is not installed here; training goes on without it: pip install {tracker}")
         return None
     try:

@@ -213,7 +213,7 @@ def test_error_is_one_line_without_credentials_and_rows_are_kept_for_later(
 def test_tracker_that_is_not_installed_is_one_line(
     out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(tracker_process, "is_installed", lambda tracker: False)
+    monkeypatch.setattr(tracker_process, "find_spec", lambda tracker: None)
     assert start_tracker("wandb", out, out, 1, {}) is None
     assert "not installed here; training goes on without it: pip install wandb\n" in capsys.readouterr().out
 
