@@ -60,7 +60,7 @@ def backend_class(name: str) -> type["Backend"]:
     class_path = BUILTIN_BACKENDS.get(name) or _backends().get(name)
     if class_path is None:
         raise BadInput(f"no backend {name!r}; the backends are {', '.join(backend_names())}")
-    return _import(class_path, name, Backend)
+    return _import(class_path, name, Backend)  # type: ignore[type-abstract]  # no object is made of it here
 
 
 def open_backend(run: "Run") -> "Backend":
