@@ -34,7 +34,6 @@ from train.tools.records import DamagedRecord
 
 from .data import DataPreparationError, count_fetch_requests, prepare_data, prepare_environment
 from .ending import EndConditions, JobFinished, broken_machine_end
-from .gpus import GpuCheck
 from .processes.attempt_state import AttemptState
 from .processes.base import ProcessesExit, UnkillableProcess
 from .processes.commands import CommandProcesses
@@ -102,8 +101,9 @@ class Agent:
         self.status_writer = StatusWriter(
             shared, machine, self.launch_id, self.spec.heartbeat_seconds, self.traffic_meter
         )
+        self.gpus = self.status_writer.sampler.gpus
         # EC2 says how many GPUs a rented machine has; of them the job uses one for each trainer.
-        self.gpu_check = GpuCheck(self.spec.procs if self.spec.rental_facts.gpus_per_machine else 0)
+        self.gpus.expected = self.spec.procs if self.spec.rental_facts.gpus_per_machine else 0
         self.unexplained_failure: ProcessesExit | None = None  # of trainers, while the GPUs are checked
         is_session_shared = len(self.spec.machine_names) > 1 and self.spec.is_one_computer
         self.tmux_windows = TmuxWindows(self.spec.tmux_session, work, machine if is_session_shared else "")
@@ -125,7 +125,7 @@ class Agent:
         end = JobFinished(MachineState.FAILED)
         try:
             self.status = replace(self.status, pid=os.getpid())
-            self.gpu_check.start()
+            self.gpus.start_check()
             self.write_status(MachineState.SETUP)
             self.set_up()
             self.main_loop()
@@ -137,7 +137,6 @@ class Agent:
             traceback.print_exc()
             end = JobFinished(MachineState.FAILED, f"error in the agent: {type(error).__name__}: {error}")
         finally:
-            self.gpu_check.close()
             self.tmux_windows.close()
             with contextlib.suppress(UnkillableProcess):
                 self.trainers.stop(include_standby=True)
@@ -406,8 +405,8 @@ class Agent:
         broken machine is in no further attempt. Raises `JobFinished` when the trainers have saved because the job was
         asked to stop, or have met an error that only a broken GPU causes.
         """
-        if self.gpu_check.is_needed and (has_stalled or fault in (*MACHINE_FAULTS, Fault.MACHINE)):
-            reason = "; ".join(filter(None, (reason, self.gpu_check.newest_xid(self.phase_since))))
+        if self.gpus.is_check_needed and (has_stalled or fault in (*MACHINE_FAULTS, Fault.MACHINE)):
+            reason = "; ".join(filter(None, (reason, self.gpus.newest_xid(self.phase_since))))
         self.trainers.stop()
         cause = "a trainer failed" if phase == AgentPhase.FAILED else "the trainers had ended"
         cause = "no step had ended, though all machines responded" if has_stalled else self.current.obstacle or cause
@@ -416,8 +415,8 @@ class Agent:
             raise JobFinished(MachineState.STOPPED, "; ".join(filter(None, (self.end_conditions.stop_reason, reason))))
         if fault == Fault.MACHINE:
             raise broken_machine_end(self.spec, reason)
-        if (has_stalled or fault in MACHINE_FAULTS) and self.gpu_check.is_needed:
-            self.gpu_check.start()
+        if (has_stalled or fault in MACHINE_FAULTS) and self.gpus.is_check_needed:
+            self.gpus.start_check()
             self.unexplained_failure = ProcessesExit(phase, reason, fault)
             return
         self.enter_phase(phase, fault)
@@ -428,7 +427,7 @@ class Agent:
 
         That is checked at the start of the agent, and after failures of its trainers.
         """
-        problem = self.gpu_check.poll()
+        problem = self.gpus.poll_check()
         if problem:
             cause = f"; before: {self.unexplained_failure.reason}" if self.unexplained_failure else ""
             raise broken_machine_end(self.spec, f"{problem}{cause}")

@@ -12,7 +12,7 @@ from pathlib import Path
 from cluster.state.heartbeats import MachineLoad
 from train.tools import host
 
-from .gpus import GpuSampler
+from .gpus import Gpus
 
 # Of a port: the files that count what it received and sent, and the bytes of one count.
 EFA_COUNTERS = ("hw_counters/rx_bytes", "hw_counters/tx_bytes", 1)
@@ -25,7 +25,7 @@ class HostSampler:
     def __init__(self, root: Path = Path("/"), clock: Callable[[], float] = time.monotonic) -> None:
         self.root = root
         self.clock = clock
-        self.gpus = GpuSampler(clock)
+        self.gpus = Gpus(clock)
         self.last_cpu_ticks = self._read_cpu_ticks()
         self.last_network_bytes = self._read_network_bytes()
         self.last_network_time = clock()
@@ -40,7 +40,7 @@ class HostSampler:
             memory_total_gb=round(memory.total_gb, 2) if memory else None,
             net_in_gbit=received,
             net_out_gbit=sent,
-            gpus=self.gpus.read(),
+            gpus=self.gpus.read_loads(),
         )
 
     def _cpu_percent(self) -> float | None:

@@ -36,6 +36,7 @@ from train.tools.errors import find_gpu_failure
 from train.tools.files import write_atomic
 from train.tools.records import DamagedRecord, encode, read_record
 from train.tools.text_files import to_json_bytes
+from train.trackers.tracker_process import JOB_VARIABLE
 
 from .processes.base import AttemptProcesses, ProcessesExit, kill_process_groups, write_heading
 
@@ -59,6 +60,7 @@ class Trainers(AttemptProcesses):
         self.options_path = work / "options.json"
         write_atomic(self.options_path, to_json_bytes(encode(spec.train)))
         self.environment |= {
+            JOB_VARIABLE: spec.uid or spec.name,
             host.CLOCK_OFFSET_VARIABLE: repr(host.steady_clock.offset),
             **network.compile_cache_variables(COMPILE_CACHE),
             **network.library_variables(),

@@ -10,7 +10,7 @@ Light: `launch --help` needs names and options of the backends, and not the back
 
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from cluster.errors import BadInput
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .base import Backend
     from .planner import MachinePlanner, MachineRequest
 
+ClassT = TypeVar("ClassT")
 ENTRY_POINT_GROUP = "imgnet_cluster.backends"
 UNKNOWN_MACHINES = "plan"  # in place of a backend's name: a plan for machines of which nothing is known
 # Named here, because on the machines of a job the project is a folder of code and is not installed.
@@ -59,13 +60,7 @@ def backend_class(name: str) -> type["Backend"]:
     class_path = BUILTIN_BACKENDS.get(name) or _backends().get(name)
     if class_path is None:
         raise BadInput(f"no backend {name!r}; the backends are {', '.join(backend_names())}")
-    found = _import(class_path, name)
-    if not issubclass(found, Backend):
-        raise BadInput(f"the backend {name} ({found.__qualname__}) is no subclass of cluster.backends.base.Backend")
-    if found.__abstractmethods__:
-        missing = ", ".join(sorted(found.__abstractmethods__))
-        raise BadInput(f"the backend {name} ({found.__qualname__}) does not implement {missing}")
-    return found
+    return _import(class_path, name, Backend)  # type: ignore[type-abstract]  # no object is made of it here
 
 
 def open_backend(run: "Run") -> "Backend":
@@ -81,29 +76,30 @@ def open_planner(name: str, request: "MachineRequest") -> "MachinePlanner":
     return planner_class(request)
 
 
-def _import(class_path: str, name: str) -> type:
-    """Return the class that "module:name" names, which belongs to a backend. Raises `BadInput`."""
+def _import(class_path: str, name: str, base: type[ClassT]) -> type[ClassT]:
+    """Return the subclass that "module:name" names, which belongs to a backend. Raises `BadInput`."""
     module_name, _, class_name = class_path.partition(":")
     try:
-        found: object = getattr(import_module(module_name), class_name)
+        found: type[ClassT] = getattr(import_module(module_name), class_name)
+        if not issubclass(found, base):
+            raise TypeError(f"it is no subclass of {base.__name__}")
+        if missing := getattr(found, "__abstractmethods__", ()):
+            raise TypeError(f"it does not implement {', '.join(sorted(missing))}")
     except Exception as error:  # the code of another package: anything may happen
         if module_name.startswith("cluster."):
             raise
         raise BadInput(
-            f"the backend {name} ({class_path}) cannot be imported: {type(error).__name__}: {error}; "
+            f"the backend {name} ({class_path}) cannot be used: {type(error).__name__}: {error}; "
             "repair or uninstall the package that registers it"
         ) from error
-    if not isinstance(found, type):
-        raise BadInput(f"the backend {name} ({class_path}) is no class")
     return found
 
 
 def options_class(name: str) -> type[BackendOptions]:
     """Return the class of the options that only this backend has. Raises `BadInput` as `backend_class` does."""
-    found = _import(BUILTIN_OPTIONS[name], name) if name in BUILTIN_OPTIONS else backend_class(name).options
-    if not issubclass(found, BackendOptions):
-        raise BadInput(f"the options of the backend {name} are no subclass of `BackendOptions`")
-    return found
+    if name in BUILTIN_OPTIONS:
+        return _import(BUILTIN_OPTIONS[name], name, BackendOptions)
+    return backend_class(name).options
 
 
 def usable_options() -> dict[str, type[BackendOptions]]:

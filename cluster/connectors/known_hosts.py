@@ -1,15 +1,11 @@
-"""Accepted host keys: the one pinned in hosts.toml, otherwise those in known_hosts files, hashed names included.
-
-The file format is OpenSSH's: sshd(8), section "SSH_KNOWN_HOSTS FILE FORMAT".
-"""
+"""Accepted host keys: the one pinned in hosts.toml, otherwise those in known_hosts files."""
 
 import base64
 import binascii
-import fnmatch
 import hashlib
-import hmac
 import os
 import shlex
+import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -44,44 +40,19 @@ def known_host_keys(route: Route) -> list[KnownHostKey]:
 
 
 def _read_known_hosts(route: Route, name: str) -> list[KnownHostKey]:
-    return [key for path in route.known_hosts_files for key in _read_known_hosts_file(path, name)]
-
-
-def _read_known_hosts_file(path: Path, host_name: str) -> list[KnownHostKey]:
-    """Return the keys of one host in a known_hosts file; an empty list when the file cannot be read."""
-    try:
-        lines = path.read_text(errors="replace").splitlines()
-    except OSError:
-        return []
+    """Return the keys of a host in its known_hosts files, as ssh-keygen finds them: hashed names and patterns too."""
     keys = []
-    for line_number, line in enumerate(lines, 1):
-        columns = line.split()
-        marker = columns.pop(0) if columns and columns[0].startswith("@") else ""
-        if len(columns) >= 3 and not columns[0].startswith("#") and _host_patterns_match(columns[0], host_name):
-            keys.append(KnownHostKey(columns[1], columns[2], f"{path} line {line_number}", marker))
+    for path in route.known_hosts_files:
+        if not os.access(path, os.R_OK):
+            continue
+        completed = subprocess.run(["ssh-keygen", "-F", name, "-f", str(path)], capture_output=True)
+        lines = completed.stdout.decode(errors="replace").splitlines()
+        for found, line in zip(lines[::2], lines[1::2], strict=False):  # "# Host gpu1 found: line 3", and that line
+            columns = line.split()
+            marker = columns.pop(0) if line.startswith("@") else ""
+            place = found.rpartition(" found: ")[2].split()
+            keys.append(KnownHostKey(columns[1], columns[2], f"{path} {' '.join(place[:2])}", marker))
     return keys
-
-
-def _host_patterns_match(patterns: str, host_name: str) -> bool:
-    """Whether the first column of a known_hosts line matches a name.
-
-    The column is either a hash of the name (|1|salt|digest) or a list of patterns; a match of a pattern with ! before
-    it excludes the name.
-    """
-    if patterns.startswith("|1|"):
-        try:
-            salt, digest = (base64.b64decode(part, validate=True) for part in patterns[3:].split("|"))
-        except (binascii.Error, ValueError):
-            return False
-        return hmac.compare_digest(hmac.new(salt, host_name.encode(), hashlib.sha1).digest(), digest)
-    matches = False
-    for pattern in patterns.lower().split(","):
-        glob = pattern.removeprefix("!").replace("[", "[[]")  # [host]:port is literal, not a character class
-        if fnmatch.fnmatchcase(host_name.lower(), glob):
-            if pattern.startswith("!"):
-                return False
-            matches = True
-    return matches
 
 
 def fingerprint(key_base64: str) -> str:

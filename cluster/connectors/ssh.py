@@ -131,9 +131,8 @@ class SSHConnector:
         command_id = uuid.uuid4().hex
         start = time.monotonic()
         was_sent = False
-        silence_timeout = None if timeout is None else timeout + DEADLINE_GRACE_SECONDS
-        seconds = (timeout or 0) + 2 * DEADLINE_GRACE_SECONDS
-        time_limit = None if timeout is None else AnswerTimeLimit(seconds, MAX_COUNTED_BYTES + len(input))
+        max_bytes = MAX_COUNTED_BYTES + len(input)
+        time_limit = None if timeout is None else AnswerTimeLimit(timeout + 2 * DEADLINE_GRACE_SECONDS, max_bytes)
 
         def attempt(connection: SSHConnection) -> tuple[CommandExit, bytes]:
             nonlocal was_sent
@@ -151,7 +150,7 @@ class SSHConnector:
                 launch=self.launch,
             )
             was_sent = True
-            return self._wait_for_command(connection, command_id, script, input, silence_timeout, time_limit)
+            return self._wait_for_command(connection, command_id, script, input, time_limit)
 
         try:
             command_exit, output = self._retry_on_reconnect(attempt)
@@ -173,7 +172,6 @@ class SSHConnector:
         command_id: str,
         script: bytes,
         input: bytes,
-        silence_timeout: float | None,
         time_limit: AnswerTimeLimit | None,
     ) -> tuple[CommandExit, bytes]:
         """Start a command, or find the one already started. Returns how it ended, and its stdout followed by stderr."""
@@ -182,7 +180,7 @@ class SSHConnector:
         with self._open_channel(connection, script, self.max_output_bytes + EXTRA_BYTES, time_limit) as channel:
             with contextlib.suppress(BrokenPipeError):  # the script has ended already; its exit code says why
                 channel.send(input)
-            for data in channel.receive(silence_timeout):
+            for data in channel.receive():
                 received += data
                 parsed_exit = parsed_exit or untrusted.parse_exit(command_id, received, self.max_output_bytes)
                 if parsed_exit:
@@ -230,10 +228,10 @@ class SSHConnector:
         """Return at most `limit` bytes of a file from an offset; b"" if the file is shorter or does not exist."""
         return self._run_script(ssh_scripts.read_script(path, offset, limit), path, bytes, limit_bytes=limit)[:limit]
 
-    def list_files(self, folder: str, with_hidden: bool = False) -> dict[str, int]:
-        """Return the size in bytes of every file below a folder, by relative path; of hidden files if wanted."""
-        script, limit = ssh_scripts.list_files_script(folder, with_hidden), untrusted.MAX_LISTING_BYTES
-        return self._run_script(script, folder, untrusted.parse_listing, limit_bytes=limit)
+    def list_files(self, folder: str) -> dict[str, int]:
+        """Return the size in bytes of every file below a folder, by relative path."""
+        script = ssh_scripts.list_files_script(folder)
+        return self._run_script(script, folder, untrusted.parse_listing, limit_bytes=untrusted.MAX_LISTING_BYTES)
 
     def read_new_bytes(
         self,
@@ -284,7 +282,7 @@ class SSHConnector:
                 with contextlib.suppress(BrokenPipeError):  # the script has ended already; its exit code says why
                     channel.send(content)
                     channel.paramiko_channel.shutdown_write()
-                for data in channel.receive(None):
+                for data in channel.receive():
                     stdout += data
                     on_data()
                 code, stderr = channel.wait_for_exit()

@@ -104,12 +104,8 @@ class SSHChannel:
                     unsent = unsent[sent_bytes:]
                     self._note_moved(sent_bytes)
 
-    def receive(self, silence_timeout: float | None) -> Iterator[bytes]:
-        """Yield what the script prints, from the mark on, until it closes its stdout.
-
-        Raises `TimeoutError` after `silence_timeout` seconds without output (None: never).
-        """
-        deadline = None if silence_timeout is None else time.monotonic() + silence_timeout
+    def receive(self) -> Iterator[bytes]:
+        """Yield what the script prints, from the mark on, until it closes its stdout."""
         mark = f"\n{self.mark}\n".encode()
         greeting, greeting_bytes = b"", 0  # the end of what came before the mark, and how much that was
         while True:
@@ -117,14 +113,10 @@ class SSHChannel:
                 data = self.paramiko_channel.recv(1 << 20)
             except TimeoutError:
                 self._drain_stderr()
-                if deadline and time.monotonic() > deadline and self.connection.is_alive:
-                    hint = "" if self.has_answered else "its start-up files may start another shell; "
-                    raise TimeoutError(f"{hint}{silence_timeout:g} s of silence") from None
                 self._require_progress()
                 continue
             if not data:
                 return
-            deadline = None if silence_timeout is None else time.monotonic() + silence_timeout
             if not self.has_answered:
                 greeting_bytes += len(data)
                 greeting, found, data = (greeting[-len(mark) :] + data).partition(mark)

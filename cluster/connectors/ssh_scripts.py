@@ -132,7 +132,7 @@ fi
 
 LIST_FILES_SCRIPT = r"""
 cd "$f" 2>/dev/null || exit 0
-find . \( -type f -o -type l -xtype f \) {names} -print0 | xargs -0r stat -L --printf '%s %n\0' 2>/dev/null
+find . \( -type f -o -type l -xtype f \) -print0 | xargs -0r stat -L --printf '%s %n\0' 2>/dev/null
 exit 0
 """
 
@@ -224,10 +224,9 @@ def read_script(path: str, offset: int, limit: int) -> bytes:
     return build_script(READ_SCRIPT, p=quote_path(path), o=str(offset + 1), n=str(limit))
 
 
-def list_files_script(folder: str, with_hidden: bool = False) -> bytes:
-    """Return the script that prints size, space, ./path and NUL for each file below a folder, hidden ones if wanted."""
-    script = LIST_FILES_SCRIPT.replace("{names}", "" if with_hidden else "! -name '.*'")
-    return build_script(script, f=quote_path(folder))
+def list_files_script(folder: str) -> bytes:
+    """Return the script that prints size, space, ./path and NUL for each file below a folder."""
+    return build_script(LIST_FILES_SCRIPT, f=quote_path(folder))
 
 
 # --- new bytes of growing files -----------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -184,11 +184,10 @@ def start_session(name: str, run_folder: Path, window: str, argv: Sequence[str])
     server = _server()
     global_variables = [line.partition("=")[0].lstrip("-") for line in server.cmd("show-environment", "-g").stdout]
     options = {"update-environment": " ".join(sorted({*os.environ, *global_variables})), **SESSION_OPTIONS}
-    folder = str(Path.cwd()).replace("#", "##")
-    new_session = _escape_semicolons([*_new_session(name, window, str(run_folder)), "-c", folder, *argv])
+    words = _new_session(name, window, ["-c", str(Path.cwd()).replace("#", "##"), *argv], str(run_folder), options)
     deadline = time.monotonic() + SERVER_TIMEOUT_SECONDS
     while True:
-        completed = server.cmd("start-server", ";", *_set_options(options), *new_session)
+        completed = server.cmd(*words)
         if not completed.stderr:
             return
         # The server ends with its last session. A command that reaches it at that moment is lost; the next one starts
@@ -210,13 +209,14 @@ def add_window(name: str, window: str, argv: Sequence[str], in_front: bool = Fal
     raise _failure(completed.stderr)
 
 
-def _new_session(name: str, window: str, owner: str) -> list[str]:
+def _new_session(
+    name: str, window: str, argv: Sequence[str], owner: str, options: Mapping[str, str] = SESSION_OPTIONS
+) -> list[str]:
+    """Return the words with which tmux starts its server, sets options and starts a session with one window."""
+    settings = [word for name, value in options.items() for word in ("set-option", "-g", name, value, ";")]
     owner_option = ["-e", f"{OWNER_VARIABLE}={owner}"] if owner else []
-    return ["new-session", "-d", "-s", name, "-n", window, *DETACHED_SIZE, *owner_option]
-
-
-def _set_options(options: dict[str, str]) -> list[str]:
-    return [word for name, value in options.items() for word in ("set-option", "-g", name, value, ";")]
+    new_session = ["new-session", "-d", "-s", name, "-n", window, *DETACHED_SIZE, *owner_option, *argv]
+    return ["start-server", ";", *settings, *_escape_semicolons(new_session)]
 
 
 def _escape_semicolons(argv: Sequence[str]) -> list[str]:
@@ -239,8 +239,7 @@ def followed_argv(argv: Sequence[str], log: Path | str) -> list[str]:
 
 def new_session_argv(name: str, window: str, argv: Sequence[str], owner: str = "") -> list[str]:
     """Return the command that starts a session with one window, for a run folder or on another machine."""
-    new_session = _escape_semicolons([*_new_session(name, window, owner), *argv])
-    return ["tmux", "-L", SOCKET_NAME, "start-server", ";", *_set_options(SESSION_OPTIONS), *new_session]
+    return ["tmux", "-L", SOCKET_NAME, *_new_session(name, window, argv, owner)]
 
 
 def new_window_argv(name: str, window: str, argv: Sequence[str]) -> list[str]:

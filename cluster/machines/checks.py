@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
 
-from cluster.connectors.mounts import Mount
+from train.tools.host import Mount
 
 DOCKER_SHM_BYTES = 64 << 20  # Docker's default size of /dev/shm
 MAX_CLOCK_SKEW_SECONDS = 30.0

@@ -26,7 +26,6 @@ from pathlib import Path, PurePath
 from typing import Any
 from uuid import uuid4
 
-from cluster.connectors.mounts import mount_of
 from cluster.state.run_folder import SHARED_FOLDER
 from train.tools import host
 from train.tools.errors import one_line_error
@@ -247,7 +246,7 @@ def folder_facts(shared: Path, marker: Path) -> SharedFolder:
         test_file.unlink(missing_ok=True)
         second_name.unlink(missing_ok=True)
     return SharedFolder(
-        **vars(mount_of(shared.resolve())),
+        **vars(host.mount_of(shared.resolve())),
         path=str(shared),
         link=supports_links,
         fsync_ms=round((synced - written) * 1e3, 3),

@@ -100,9 +100,7 @@ def download_version(machine: SSHConnector, remote_shared: str, local_shared: Pa
     received so far and those of the version. Raises as `download_checkpoint` does.
     """
     for _ in range(VERSION_TRIES):
-        versions = snapshot.group_by_version(
-            machine.list_files(f"{remote_shared}/{CHECKPOINTS_FOLDER}", with_hidden=True)
-        )
+        versions = snapshot.group_by_version(machine.list_files(f"{remote_shared}/{CHECKPOINTS_FOLDER}"))
         if not versions:
             return None
         name, sizes = versions[-1]

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Self, get_type_hints
 
 from cluster.connectors.hosts_file import Host, Hosts
-from cluster.connectors.mounts import mount_of
 from cluster.errors import BadInput
 from train.engine.options import TrainOptions
 from train.forecast import Forecast
@@ -15,7 +14,7 @@ from train.metrics.hparams import HParamValue, flat_settings
 from train.recipe.command import Command
 from train.recipe.schedule import Schedule, scaled_image_count
 from train.recipe.schema import Recipe
-from train.tools.host import usable_cpu_count
+from train.tools.host import mount_of, usable_cpu_count
 from train.tools.records import MALFORMED_DATA_ERRORS, DamagedRecord, damaged, decode, require_unix_time
 from train.tools.text_files import parse_json
 

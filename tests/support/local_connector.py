@@ -36,11 +36,11 @@ class LocalConnector(SSHConnector):
             return file.read(limit)
         return b""
 
-    def list_files(self, folder: str, with_hidden: bool = False) -> dict[str, int]:
-        """Return the size of every file below a folder, by relative path; of hidden files if wanted."""
+    def list_files(self, folder: str) -> dict[str, int]:
+        """Return the size of every file below a folder, by relative path."""
         sizes = {}
         for parent, _, names in os.walk(folder):
-            for path in (Path(parent, name) for name in names if with_hidden or name[0] != "."):
+            for path in (Path(parent, name) for name in names):
                 with contextlib.suppress(FileNotFoundError):
                     sizes[str(path.relative_to(folder))] = path.stat().st_size
         return sizes

@@ -75,9 +75,11 @@ class ToyCloud(JobInstances):
         cls.rented[machine.id] = machine
         return machine
 
-    def record_launch(self, launch_id: str) -> None: ...
-
-    def record_move(self, launch_id: str) -> None: ...
+    record_launch: Any = lambda *_: None
+    record_move = check_access = require_ownership = finish_open_requests = record_launch
+    set_expiry = record_host_key = record_launch
+    read_console: Any = lambda *_: ""
+    access_warning = external_termination_reason = read_console
 
     @property
     def first_machine_time(self) -> float | None:
@@ -86,20 +88,6 @@ class ToyCloud(JobInstances):
     @property
     def first_names(self) -> tuple[str, ...]:
         return self.spec.machine_names
-
-    def check_access(self, ask_cloud: bool) -> None: ...
-
-    def require_ownership(self) -> None: ...
-
-    def access_warning(self) -> str:
-        return ""
-
-    def external_termination_reason(self) -> str:
-        return ""
-
-    def finish_open_requests(self) -> None: ...
-
-    gateway_bytes: ClassVar[dict[str, int]] = {}
 
     def list_machines(self) -> dict[str, Instance]:
         return {machine.name: machine for machine in self.rented.values()}
@@ -129,13 +117,8 @@ class ToyCloud(JobInstances):
         self.terminate(list(self.rented), "the job ended")
         return []
 
-    def set_expiry(self, expiry_time: float) -> None: ...
-
     def ensure_reachable(self, instances_by_name: dict[str, Instance]) -> dict[str, Instance]:
         return instances_by_name
-
-    def read_console(self, machine: Instance) -> str:
-        return ""
 
     def hosts(self, machines: Mapping[str, Instance]) -> dict[str, Host]:
         return {
@@ -145,8 +128,6 @@ class ToyCloud(JobInstances):
 
     def has_own_host_key(self, machine: Instance) -> bool:
         return True
-
-    def record_host_key(self, machine: Instance, key: str) -> None: ...
 
     @classmethod
     def job_cost(cls, run_path: Path, moment: float) -> JobCost:

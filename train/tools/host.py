@@ -1,4 +1,4 @@
-"""Facts about this machine: memory, network counters, GPUs, time, processor and software. Imports no torch.
+"""Facts about this machine: memory, network counters, mounts, GPUs, time, processor and software. Imports no torch.
 
 The trainer, the agent and the probe of a new machine read these through here. Sources: proc(5), and
 `nvidia-smi --help-query-gpu`. `root` is the folder that stands for / in tests. 1 GB is 1e9 bytes.
@@ -8,6 +8,7 @@ import contextlib
 import math
 import os
 import platform
+import re
 import subprocess
 import time
 from collections.abc import Iterable, Iterator
@@ -118,6 +119,42 @@ def _mount_lines(mountstats: str, folder: Path) -> dict[str, str]:
     return {name.strip(): text.strip() for name, _, text in (line.partition(":") for line in mount_lines)}
 
 
+NETWORK_FILE_SYSTEMS = frozenset(
+    ["nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "glusterfs", "beegfs", "gpfs", "wekafs", "afs", "9p"]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mount:
+    """A mounted file system: its type, options, source and mount point. `network`: it is on another machine."""
+
+    type: str = ""
+    options: str = ""
+    network: bool = False
+    source: str = ""
+    point: str = ""
+
+
+def mount_of(path: Path, mountinfo: str = "") -> Mount:
+    """Return the mount that holds a path, from the text of /proc/self/mountinfo (its format: proc(5))."""
+    mount = Mount()
+    for line in (mountinfo or Path("/proc/self/mountinfo").read_text()).splitlines():
+        left, _, right = line.partition(" - ")
+        mount_fields = left.split()
+        point = Path(re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), mount_fields[4]))
+        # Of two mounts at the same point the later one hides the earlier.
+        if path.is_relative_to(point) and len(str(point)) >= len(mount.point):
+            fs_type, source, options = right.split(" ")[:3]
+            mount = Mount(
+                type=fs_type,
+                options=f"{mount_fields[5]},{options}",
+                network=fs_type.removeprefix("fuse.") in NETWORK_FILE_SYSTEMS or ":" in source,
+                source=source,
+                point=str(point),
+            )
+    return mount
+
+
 def gpu_query_command(fields: Iterable[str], *options: str) -> list[str]:
     """Return the command with which nvidia-smi prints one line per GPU with these values."""
     return ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits", *options]
@@ -180,10 +217,10 @@ def seconds_since_boot() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
-def boot_id(root: Path = Path("/")) -> str:
+def boot_id() -> str:
     """Return the random ID of this machine's last boot, "" where the kernel does not say it."""
     with contextlib.suppress(OSError):
-        return (root / "proc/sys/kernel/random/boot_id").read_text().strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""
 
 

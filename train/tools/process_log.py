@@ -10,38 +10,20 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from .files import open_regular
 
 SUPERVISOR_LOG = "supervisor.jsonl"  # in the run folder
 MAX_LOG_BYTES = 5_000_000  # a full file becomes <name>.1, which replaces the one before
+# Is told how much of some work is done, and how much it is in all: bytes, images or files. An error ends the work.
+Progress = Callable[[int, int], object]
 PROJECT_LOGGERS = ("cluster", "infra", "train")
-
-
-class Progress(Protocol):
-    """Is told how much of some work is done, and how much it is in all: bytes, or images, or files."""
-
-    def __call__(self, done: int, total: int, /) -> object:
-        """Report progress. An exception that this raises ends the work."""
 
 
 def no_progress(done: int, total: int) -> None:
     """Ignore the progress."""
-
-
-class JsonFormatter(logging.Formatter):
-    """Formats a log record as one line of JSON: time in seconds since 1970, level, module and message."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the line, with the traceback in the message if there is one."""
-        message = record.getMessage()
-        if record.exc_info:
-            message += "\n" + self.formatException(record.exc_info)
-        return json.dumps(
-            {"time": record.created, "level": record.levelname.lower(), "source": record.name, "message": message}
-        )
 
 
 class LogFileHandler(logging.Handler):
@@ -53,7 +35,15 @@ class LogFileHandler(logging.Handler):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.path = path
-        self.setFormatter(JsonFormatter())
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a line of JSON: time in seconds since 1970, level, module, and message with the traceback, if any."""
+        message = record.getMessage()
+        if record.exc_info:
+            message += "\n" + logging.Formatter().formatException(record.exc_info)
+        return json.dumps(
+            {"time": record.created, "level": record.levelname.lower(), "source": record.name, "message": message}
+        )
 
     def emit(self, record: logging.LogRecord) -> None:
         """Append a record. A message that cannot be written is dropped."""

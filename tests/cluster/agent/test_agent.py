@@ -290,9 +290,7 @@ def test_agent_that_loses_a_gpu_ends_at_once(agents: Any, hand_made: Any, tmp_pa
     agents.place.env |= {"PATH": f"{tmp_path}:{agents.place.env['PATH']}", "GPU_FOLDER": str(tmp_path)}
     run = hand_made(procs=2)
     agent = agents.start(run, LOSE_A_GPU)
-    answer_path = run.run_folder.work_folder() / "gpus.out"
-    # The first check begins before the first state is written, and its answer is deleted when it was read.
-    agents.place.wait_for(lambda: "starting" in agents.states(run) and not answer_path.exists())
+    agents.place.wait_for(lambda: "starting" in agents.states(run))
     run.write_shared("gpus-counted", "")
     assert agent.wait(120) == 1
     status = final_status(run)

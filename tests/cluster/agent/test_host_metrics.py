@@ -1,15 +1,11 @@
-"""Tests of the measured machine load, with made-up /proc and /sys folders, and a script as nvidia-smi."""
+"""Tests of the measured machine load, with made-up /proc and /sys folders."""
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.waiting import wait_for
 
-from cluster.agent import gpus
 from cluster.agent.host_metrics import HostSampler
-from cluster.state.heartbeats import GpuLoad, MachineLoad
+from cluster.state.heartbeats import MachineLoad
 
 
 class Host:
@@ -99,69 +95,3 @@ def test_sample_memory_is_total_minus_available_and_other_values_unknown_without
     sampler = host.sampler()
     host.now += 1
     assert sampler.sample() == MachineLoad()
-
-
-class FakeNvidiaSmi:
-    """A shell script as nvidia-smi, which logs its starts, and a sampler that finds it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.now = 1000.0
-
-    def install(self, script: str) -> HostSampler:
-        program = self.folder / "nvidia-smi"
-        program.write_text(f'#!/bin/sh\necho "$*" >>{self.folder}/starts\n{script}\n')
-        program.chmod(0o755)
-        self.sampler = HostSampler(self.folder / "root", lambda: self.now)
-        return self.sampler
-
-    @property
-    def starts(self) -> list[str]:
-        path = self.folder / "starts"
-        return path.read_text().splitlines() if path.exists() else []
-
-
-@pytest.fixture
-def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvidiaSmi]:
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    fake = FakeNvidiaSmi(tmp_path)
-    yield fake
-    fake.sampler.gpus.close()
-
-
-def test_gpus_are_those_of_the_newest_lines_and_become_stale_while_nvidia_smi_hangs(smi: FakeNvidiaSmi) -> None:
-    lines = 'echo "0, 97, 61234, 64, 612.50"; echo nonsense; echo "1, [N/A], 10, [Unknown Error], 70.1"'
-    wait_for_go = 'until [ -e "$(dirname "$0")/go" ]; do sleep 0.01; done'
-    sampler = smi.install(f'{lines}; {wait_for_go}; printf "0, 1, 2, "; sleep 0.1; echo "3, 4"; exec sleep 100')
-    first, second = wait_for(lambda: (gpus := sampler.sample().gpus)[1:] and gpus)
-    assert first == GpuLoad(use=97.0, memory_gb=64.21, temperature=64.0, watts=612.5)
-    assert second == GpuLoad(memory_gb=0.01, watts=70.1)
-    smi.now += gpus.STALE_SECONDS
-    assert sampler.sample().gpus == ()
-    (smi.folder / "go").touch()
-    assert wait_for(lambda: sampler.sample().gpus) == (GpuLoad(use=1.0, memory_gb=0.0, temperature=3.0, watts=4.0),)
-    query = "--query-gpu=index,utilization.gpu,memory.used,temperature.gpu,power.draw"
-    assert smi.starts == [f"{query} --format=csv,noheader,nounits -l 5"], "it is started once"
-
-
-@pytest.mark.parametrize("content", ["not a program", "#!/nowhere/sh\n", "#!/bin/sh\nexit 9\n"])
-def test_gpus_of_an_nvidia_smi_that_fails_are_none_until_it_works(smi: FakeNvidiaSmi, content: str) -> None:
-    sampler = smi.install("")
-    (smi.folder / "nvidia-smi").write_text(content)
-    for _ in range(3):
-        assert sampler.sample().gpus == ()
-        if sampler.gpus.nvidia_smi.process:
-            sampler.gpus.nvidia_smi.process.wait()
-        smi.now += gpus.QUERY_SECONDS
-    (smi.folder / "nvidia-smi").write_text('#!/bin/sh\nprintf "0, 1, 2, 3, 4"\n')  # without the end of the line
-    wait_for(lambda: sampler.sample().gpus)
-
-
-def test_close_kills_nvidia_smi_for_good(smi: FakeNvidiaSmi) -> None:
-    sampler = smi.install("trap '' TERM HUP; while :; do sleep 0.1; done")
-    wait_for(lambda: sampler.sample() and smi.starts)
-    process = sampler.gpus.nvidia_smi.process
-    sampler.gpus.close()
-    assert process and process.poll() is not None
-    smi.now += 100
-    assert sampler.sample().gpus == () and len(smi.starts) == 1

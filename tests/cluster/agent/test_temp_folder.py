@@ -26,26 +26,20 @@ def test_folder_is_hidden_private_and_removed_at_the_end(tmp_path: Path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_only_own_folders_with_a_free_lock_of_a_regular_file_are_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = tmp_path / "data"
-    target.mkdir()
-    (target / temp_folder.LOCK_FILE).touch()
-    (tmp_path / ".imgnet-agent-link").symlink_to(target)
-    for name in ("linked", "fifo", "notes", "held", "dead"):
-        (tmp_path / f".imgnet-agent-{name}").mkdir()
-    (tmp_path / ".imgnet-agent-linked" / temp_folder.LOCK_FILE).symlink_to(target / temp_folder.LOCK_FILE)
-    os.mkfifo(tmp_path / ".imgnet-agent-fifo" / temp_folder.LOCK_FILE)
-    leftover = tmp_path / ".imgnet-agent-dead"
-    (leftover / temp_folder.LOCK_FILE).touch()
-    (leftover / "torch_socket").write_text("x")
+def test_only_own_folders_without_a_lock_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("data", ".imgnet-agent-dead", ".imgnet-agent-held"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "torch_socket").write_text("x")
+    (tmp_path / ".imgnet-agent-link").symlink_to(tmp_path / "data")
+    (tmp_path / ".imgnet-agent-file").touch()
     folders = {*tmp_path.iterdir()}
-    with (tmp_path / ".imgnet-agent-held" / temp_folder.LOCK_FILE).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "getuid", lambda: os.geteuid() + 1)
-            remove_abandoned_folders(tmp_path)
-        assert {*tmp_path.iterdir()} == folders, "another user's"
+    handle = os.open(tmp_path / ".imgnet-agent-held", os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getuid", lambda: os.geteuid() + 1)
         remove_abandoned_folders(tmp_path)
-    assert {*tmp_path.iterdir()} == folders - {leftover} and (target / temp_folder.LOCK_FILE).exists()
+    assert {*tmp_path.iterdir()} == folders, "another user's"
+    remove_abandoned_folders(tmp_path)
+    os.close(handle)
+    assert {*tmp_path.iterdir()} == folders - {tmp_path / ".imgnet-agent-dead"}
+    assert (tmp_path / "data/torch_socket").exists()

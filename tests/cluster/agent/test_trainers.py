@@ -103,6 +103,7 @@ def test_start_ranks_follow_machine_rank(make_trainers: Any, monkeypatch: pytest
         expected = {
             **{"RANK": str(rank), "LOCAL_RANK": str(rank - 2), "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"},
             **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1234", "IMGNET_WORK": str(trainers.work / "000001")},
+            "IMGNET_JOB": trainers.spec.uid or trainers.spec.name,
             **{"IMGNET_PEERS": "10.0.0.1,10.0.0.2", "FI_EFA_USE_HUGE_PAGE": "0", "NCCL_SOCKET_FAMILY": "AF_INET"},
         }
         assert {name: environment.get(name) for name in expected} == expected

@@ -95,8 +95,8 @@ def test_builtin_backend_cannot_be_replaced(register: Any) -> None:
 @pytest.mark.parametrize(("value", "message"), [
     ("broken_package:Any", "a_library_that_is_missing.*repair or uninstall"),
     ("plug_in_package:Missing", "Missing.*repair or uninstall"),
-    ("plug_in_package:not_a_class", "is no class"),
-    ("plug_in_package:HalfBackend", r"\(HalfBackend\) does not implement agents_alive, attach_command"),
+    ("plug_in_package:not_a_class", "arg 1 must be a class"),
+    ("plug_in_package:HalfBackend", r"it does not implement agents_alive, attach_command"),
 ])  # fmt: skip
 def test_unusable_registered_backend_is_one_line(register: Any, hand_made: Any, value: str, message: str) -> None:
     register("other", value)
@@ -106,7 +106,7 @@ def test_unusable_registered_backend_is_one_line(register: Any, hand_made: Any, 
 
 
 @pytest.mark.parametrize(("value", "reason"), [
-    ("broken_package:Any", "the backend other (broken_package:Any) cannot be imported: Module"),
+    ("broken_package:Any", "the backend other (broken_package:Any) cannot be used: Module"),
     ("plug_in_package:ClashingBackend", "the backend other has the flag --type, which the backend aws"),
 ])  # fmt: skip
 def test_launch_on_an_unusable_backend_says_why(register: Any, value: str, reason: str) -> None:

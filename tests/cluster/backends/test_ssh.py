@@ -1,12 +1,10 @@
 """The backend of the user's own machines: a machine that answers too slowly, too few machines, machines in use."""
 
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.log_lines import log_lines
 
 from cluster.backends import ssh
 from cluster.connectors.hosts_file import Host, Hosts
@@ -16,19 +14,6 @@ from cluster.state.result import write_result
 from cluster.state.run_folder import Run
 from cluster.state.spec import JobSpec
 from cluster.state.states import JobState
-
-
-def test_final_network_that_never_comes_is_given_up(hand_made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = hand_made(machines=1, backend="ssh", hosts=Hosts(None, (Host(host="127.0.0.1"),)))
-    run.write_shared("result.json", "{}")
-    never = threading.Event()
-    backend = ssh.SshBackend(Run(run.spec, run.run_folder))
-    monkeypatch.setattr(ssh, "FINAL_NETWORK_TIMEOUT_SECONDS", 0.1)
-    monkeypatch.setattr(backend, "fetch_network", lambda: never.wait(60))
-    with log_lines("cluster.backends") as lines:
-        backend._fetch_final_network()
-    never.set()
-    assert lines == ["what was trained stays on the machines: not complete after 0 s"]
 
 
 def test_dry_run_of_a_resume_checks_the_machines_like_a_resume(hand_made: Any, sandbox: Any) -> None:

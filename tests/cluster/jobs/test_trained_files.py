@@ -107,7 +107,7 @@ def test_download_from_a_lying_machine_leaves_nothing(
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(total=1 << 40, free=1 << 33))
     machine = LocalConnector("machine 0")
-    monkeypatch.setattr(machine, "list_files", lambda folder, with_hidden=False: listing)
+    monkeypatch.setattr(machine, "list_files", lambda folder: listing)
     monkeypatch.setattr(machine, "read_from", lambda path, offset: content[offset:])
     with pytest.raises((ClusterError, OSError), match=error) if error else contextlib.nullcontext():
         assert download(machine, "/shared", home, lambda *_: None) is None

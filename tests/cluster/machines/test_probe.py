@@ -16,7 +16,6 @@ import pytest
 from support.known import known
 from support.waiting import wait_for
 
-from cluster.connectors import mounts
 from cluster.connectors.local import visible_gpus
 from cluster.errors import SetupFailed
 from cluster.machines import checks, probe
@@ -24,6 +23,7 @@ from cluster.machines.checks import MachineFacts, SharedFolder, WorkFolder
 from cluster.machines.setup_progress import SetupProgress, fold_by_machine, timed_step
 from cluster.state.states import SetupStep
 from cluster.state.supervisor_records import MachineSetup, SetupRecord
+from train.tools import host
 from train.tools.records import decode_json, read_record
 
 AnswerT = TypeVar("AnswerT")
@@ -118,7 +118,7 @@ def test_pairs_without_common_folder_finds_separate_folders(tmp_path: Path, monk
     ("/over/x", "xfs", False),
 ])  # fmt: skip
 def test_mount_of_returns_deepest_and_last_mount(path: str, kind: str, network: bool) -> None:
-    mount = mounts.mount_of(Path(path), MOUNTS)
+    mount = host.mount_of(Path(path), MOUNTS)
     assert (mount.type, mount.network) == (kind, network)
 
 

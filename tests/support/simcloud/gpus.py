@@ -12,43 +12,32 @@ from support.ssh_machines import send_signal
 COUNT_FILE = "gpus"  # how many GPUs answer
 # $1: the machine's folder; the rest: the arguments of nvidia-smi. A lost GPU is described as NVIDIA's driver does it.
 NVIDIA_SMI = r"""#!/bin/sh
-folder=$1 fields= repeat=
+folder=$1 fields=
 shift
 for word; do
-  case $word in
-    --query-gpu=*) fields=${word#*=} ;;
-    -l) repeat=yes ;;
-  esac
+  case $word in --query-gpu=*) fields=${word#*=} ;; esac
 done
-while :; do
-  [ -e "$folder/driver-hangs" ] && exec sleep 100000
-  read -r answering all <"$folder/gpus"
-  index=0
-  while [ "$index" -lt "$answering" ]; do
-    row=
-    for field in $(echo "$fields" | tr , ' '); do
-      case $field in
-        index) value=$index ;;
-        name) value="Simulated GPU" ;;
-        uuid) value=GPU-00000000-0000-0000-0000-00000000000$index ;;
-        driver_version) value=580.1 ;;
-        compute_cap) value=8.6 ;;
-        memory.total) value=24000 ;;
-        memory.used | utilization.gpu | temperature.gpu | power.draw) value=1 ;;
-        *) value="[N/A]" ;;
-      esac
-      row="$row${row:+, }$value"
-    done
-    echo "$row"
-    index=$((index + 1))
+[ -e "$folder/driver-hangs" ] && exec sleep 100000
+read -r answering all <"$folder/gpus"
+index=0
+while [ "$index" -lt "$answering" ]; do
+  row=
+  for field in $(echo "$fields" | tr , ' '); do
+    case $field in
+      index) value=$index ;;
+      name) value="Simulated GPU" ;;
+      uuid) value=GPU-00000000-0000-0000-0000-00000000000$index ;;
+      memory.used | utilization.gpu | temperature.gpu | power.draw) value=1 ;;
+      *) value="[N/A]" ;;
+    esac
+    row="$row${row:+, }$value"
   done
-  if [ "$answering" -lt "$all" ]; then
-    echo "Unable to determine the device handle for GPU 0000:00:1E.0: Unknown Error"
-    exit 15
-  fi
-  [ "$repeat" ] || exit 0
-  sleep 1
+  echo "$row"
+  index=$((index + 1))
 done
+[ "$answering" = "$all" ] && exit 0
+echo "Unable to determine the device handle for GPU 0000:00:1E.0: Unknown Error"
+exit 15
 """
 
 

@@ -159,36 +159,29 @@ def test_wandb_run_has_the_settings_and_the_scalars_of_tensorboard(
 
 
 def test_later_attempt_goes_on_with_the_run_of_the_earlier_one(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run has the unique name of the job."""
+    """The run has the unique name of the job. What is measured again is logged once.
+
+    The first attempt has logged the last step of the second epoch, and not its validation.
+    """
     monkeypatch.setenv("IMGNET_JOB", "job-3-9073e811")
-    tracker = start("mlflow", out)
-    append(out, step(16), step(32))
-    finish(tracker, is_complete=False)
-    tracker = start("mlflow", out, attempt=2)
-    append(out, step(32, attempt=2), step(48, attempt=2), attempt=2)
-    finish(tracker)
-    assert [row["tags"]["imgnet.run_id"] for row in calls(out, "create_run")] == ["job-3-9073e811"]
-    assert calls(out, "update") == [{"call": "update", "status": "RUNNING"}]
-    assert [row["metrics"][0] for row in calls(out, "log")] == [["loss/train", 1.5, images] for images in (16, 32, 48)]
-    assert [row["status"] for row in calls(out, "end")] == ["KILLED", "FINISHED"]
-    assert calls(out, "uri")[0]["uri"] == f"sqlite:///{out}/mlflow.db"
-    assert {row["name"]: row["value"] for row in calls(out, "param")} == {"lr": 0.1, "model": "resnet50", "seed": 3}
-
-
-def test_validation_before_which_an_attempt_was_lost_is_logged_by_the_next(out: Path) -> None:
-    """The first attempt has logged the last step of the second epoch. What is measured again is logged once."""
     tracker = start("mlflow", out)
     append(out, step(16), validation(16, 30.0), step(32))
     finish(tracker, is_complete=False)
     tracker = start("mlflow", out, attempt=2)
     rows = (step(16, attempt=2), validation(16, 30.0, attempt=2), step(32, attempt=2), validation(32, 40.0, attempt=2))
-    append(out, *rows, attempt=2)
+    append(out, *rows, step(48, attempt=2), attempt=2)
     finish(tracker)
+    assert [row["tags"]["imgnet.run_id"] for row in calls(out, "create_run")] == ["job-3-9073e811"]
+    assert calls(out, "update") == [{"call": "update", "status": "RUNNING"}]
+    assert [row["status"] for row in calls(out, "end")] == ["KILLED", "FINISHED"]
+    assert calls(out, "uri")[0]["uri"] == f"sqlite:///{out}/mlflow.db"
+    assert {row["name"]: row["value"] for row in calls(out, "param")} == {"lr": 0.1, "model": "resnet50", "seed": 3}
     logged = [metric for row in calls(out, "log") for metric in row["metrics"]]
-    assert [metric for metric in logged if metric[0] == "accuracy/val_top1"] == [
-        ["accuracy/val_top1", 30.0, 16], ["accuracy/val_top1", 40.0, 32],
-    ]  # fmt: skip
-    assert [images for name, _, images in logged if name == "loss/train"] == [16, 32]
+    assert [(value, images) for name, value, images in logged if name == "accuracy/val_top1"] == [
+        (30.0, 16),
+        (40.0, 32),
+    ]
+    assert [images for name, _, images in logged if name == "loss/train"] == [16, 32, 48]
     looked_up = [row["name"] for row in calls(out, "history")]
     assert looked_up == ["loss/train", "accuracy/val_top1"], "a history is as long as the run"
 
