@@ -11,6 +11,7 @@ from ipaddress import IPv4Network
 
 from infra.aws import tags
 from infra.aws.client import call, list_tagged, paginate
+from infra.aws.error_codes import NETWORKS_QUOTA, quota_increase_command
 from infra.aws.tags import Resource
 from infra.errors import CloudError
 
@@ -23,8 +24,8 @@ STACK_CIDR, JOBS_CIDR = VPC_CIDR.subnets(new_prefix=17)
 SUBNET_CIDRS = [str(subnet) for subnet in STACK_CIDR.subnets(new_prefix=20)]  # 8 zones of 4,091 addresses
 JOB_SUBNET_CIDRS = [str(subnet) for subnet in JOBS_CIDR.subnets(new_prefix=24)]  # 128 subnets of 251 addresses
 ANY_IPV4 = "0.0.0.0/0"
-NO_EFS_TAG = "imgnet:no-files"  # the tag of a subnet in a zone that EFS does not serve
-RAISE_VPC_QUOTA_COMMAND = "aws service-quotas request-service-quota-increase --service-code vpc --quota-code L-F678F1CE"
+# The tag of a subnet in a zone that EFS does not serve; on the file system it names such subnets of the user's network.
+NO_EFS_TAG = "imgnet:no-files"
 
 
 @dataclass(frozen=True)
@@ -314,7 +315,7 @@ def _ensure_vpc(context: StackContext) -> str:
     except CloudError as error:
         if error.code != "VpcLimitExceeded":
             raise
-        command = f"{RAISE_VPC_QUOTA_COMMAND} --desired-value 10 --region {context.account.region}"
+        command = quota_increase_command(context.account.region, NETWORKS_QUOTA, 10)
         raise CloudError(
             f"the region has as many networks (VPC) as its quota allows; type: {command}", error.code
         ) from error
