@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cluster.connectors import untrusted
 from cluster.connectors.ssh import HostKeyRefused, SSHRefused, Unreachable
+from cluster.connectors.ssh_scripts import quote_path
 from cluster.errors import ClusterError, SetupFailed
 from cluster.machines.fleet import Fleet
 from cluster.state.heartbeats import MachineStatus
@@ -26,11 +27,18 @@ from .instances import JobInstances
 
 BOOT_TIMEOUT_SECONDS = 900.0
 SLOW_BOOT_FACTOR = 2
-BOOT_POLL_SECONDS = 1.0
+BOOT_POLL_SECONDS = 1.0  # between two questions at least; a machine that can be asked waits itself before it answers
 UNUSABLE_SECONDS = 60.0  # how long a machine may accept the login and nothing else
 REASON_BYTES = 2000
 QUOTED_LINES = 3  # of the console
 QUOTED_CHARACTERS = 160  # of each line
+# Waits 3 s at most for the end of the boot, in the folder $d. Prints its outcome, nothing while there is none. Needs no
+# file of its own, so the reason also comes from a machine that can write nothing.
+OUTCOME_SCRIPT = f"""
+n=0
+until [ -s "$d/ready" ] || [ -s "$d/failed" ] || [ "$n" -ge 15 ]; do sleep 0.2; n=$((n + 1)); done
+if [ -s "$d/failed" ]; then head -c {REASON_BYTES} "$d/failed"; elif [ -s "$d/ready" ]; then echo; fi
+"""
 TERMINAL_SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -81,7 +89,7 @@ def wait_until_ready(
             raise BootFailed(f"{pending_reason}, after {timeout_seconds:.0f} s")
         if stop_reason := provider.get_stop_reason() or fleet.shortage_reason:
             raise SetupFailed(stop_reason)
-        time.sleep(BOOT_POLL_SECONDS)
+        time.sleep(max(0.0, now + BOOT_POLL_SECONDS - time.monotonic()))
     fleet.setup_progress.set_step(name, SetupStep.BOOTING, time.monotonic() - start)
     if not provider.has_own_host_key(machine):
         try:
@@ -99,11 +107,10 @@ def _pending_reason(provider: JobInstances, fleet: Fleet, machine: Instance, mac
         is_replaced = provider.has_own_host_key(jump_host)
         if not is_replaced or fleet.hosts[machine.name] != provider.hosts(machines).get(machine.name):
             return f"machine {jump_host.name}, the jump host, has not booted"
-    # A file is read without a command's folder, so the reason also comes from a machine that can write nothing.
-    connector = fleet.connectors[machine.name]
-    if failure := connector.read_from(f"{REMOTE_FOLDER}/failed", 0, REASON_BYTES):
+    outcome = fleet.connectors[machine.name].run_repeatable(OUTCOME_SCRIPT, d=quote_path(REMOTE_FOLDER))
+    if failure := outcome.strip():
         raise BootFailed(f"boot failed: {untrusted.one_line(failure)}")
-    return "" if connector.read_from(f"{REMOTE_FOLDER}/ready", 0, REASON_BYTES) else "it has not finished booting"
+    return "" if outcome else "it has not finished booting"
 
 
 def describe_console(provider: JobInstances, machine: Instance, folder: Path) -> str:
