@@ -116,7 +116,7 @@ def check(
     market = "on-demand" if on_demand else "spot"
     if not data and checked_recipe and checked_recipe.data != SAMPLE:
         data = checked_recipe.data.root
-    images = "" if data in (None, "sample") else data
+    images = "" if data is None or data == "sample" else data
     ids = network_ids(vpc, subnets)
     findings = cloud.check_launch(region, types, machine_count, market, tags, reservation, ids, images)
     print_rows(findings, output, display_cloud.show_findings)
