@@ -88,7 +88,7 @@ def ensure(
     context = StackContext(account, stack_journal(account.region), user_tags)
     known_group = stack_security_group.find_security_group(context, complete.vpc) if complete else None
     if complete and known_group and known_group["GroupId"] == complete.security_group:
-        _allow_ssh_from(context, complete.vpc, complete.security_group, address)
+        _allow_ssh_from(context, complete.vpc, complete.security_group, address, known_group)
         return complete
     found = efs.find_file_system(context)
     own_bucket = found.bucket if found else None
@@ -116,9 +116,13 @@ def ensure(
     return _make_stack(account.region, vpc, subnets, group, file_system, key_name)
 
 
-def _allow_ssh_from(context: StackContext, vpc: str, group: str, address: str) -> None:
-    owner = context.account.owner
-    stack_security_group.allow_ssh_from(context.account, group, address, owner, journal=context.journal)
+def _allow_ssh_from(
+    context: StackContext, vpc: str, group: str, address: str, known_group: tags.Resource | None = None
+) -> None:
+    account, journal = context.account, context.journal
+    stack_security_group.allow_ssh_from(
+        account, group, address, account.owner, journal=journal, known_group=known_group
+    )
     network.route_jobs_to(context, vpc, address)
 
 

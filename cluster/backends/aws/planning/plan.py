@@ -267,8 +267,8 @@ def _find_places(
         subnets = {zone: id for zone, id in network.subnets.items() if not options.subnets or id in options.subnets}
         places = [place for place in places if not inspections[place.region].network.is_given or place.zone in subnets]
     if not places:
-        searched = ", ".join(subnets if network else options.zones or regions)
-        searched += f", the zones of {network.vpc}" if network else ""
+        searched = ", ".join((subnets or options.subnets) if network else options.zones or regions)
+        searched += f" of {network.vpc}" if network else ""
         searched += f" where EFS serves, which leaves out {', '.join(unserved)}" if unserved else ""
         raise ClusterError(f"{', '.join(types)}: not offered in {searched}; to list what is: imgnet-cluster offers")
     return sort_places(places, regions, [*types], markets, spot_scores), on_demand_places, inspections, spot_scores
