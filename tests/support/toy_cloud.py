@@ -17,7 +17,7 @@ from cluster.connectors.hosts_file import Host
 from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
 from infra.aws.instances.instances import Instance
-from infra.costs import JobCost
+from infra.costs import JobCost, TrafficForecast
 from infra.errors import MachinesRefused, NoMachines
 from train.tools import host
 
@@ -44,6 +44,7 @@ class ToyCloud(JobInstances):
     has_moved = is_terminating = rents_spares_late = False
     max_dollars = dollars_per_hour = closing_time = None
     last_region = "toy"
+    expected_traffic = TrafficForecast()
 
     def __init__(self, spec: JobSpec, run_folder: RunFolder, get_stop_reason: Callable[[], str] = lambda: "") -> None:
         self.gateways = GatewayMeter()

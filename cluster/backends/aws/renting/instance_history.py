@@ -30,7 +30,7 @@ from infra.aws.journal_events import (
 from infra.aws.launch_request import Internet, Place
 from infra.aws.market import billing
 from infra.aws.stack import key_pairs
-from infra.costs import JobCost
+from infra.costs import JobCost, TrafficForecast
 from infra.errors import CloudError
 from train.tools import host
 
@@ -212,6 +212,11 @@ class InstanceHistory:
         rental_spec = replace(self.rental_spec, internet=self.internet)
         return rental_spec.dollars_per_hour(len(self.spec.machine_names), place) if place else None
 
+    @property
+    def expected_traffic(self) -> TrafficForecast:
+        """What the traffic of one launch of the job is expected to cost; a part of `dollars_per_hour`."""
+        return self.rental_spec.traffic
+
     def total_dollars(self, moment: float) -> float:
         """Return the known dollars until `moment`."""
         return self.job_cost(self.run_folder.path, moment).dollars
@@ -281,15 +286,14 @@ class InstanceHistory:
         The cost of earlier launches, of traffic that does not come by the hour, and of more traffic than expected.
         """
         start = self.first_machine_time
-        expected = self.rental_spec.traffic
-        dollars_once = expected.dollars_once
+        dollars_once = self.expected_traffic.dollars_once
         if not dollars_per_hour or start is None:
             return self.earlier_cost + dollars_once
         now = host.unix_time()
         if self.has_moved:  # the earlier machines had another price
             return self.total_dollars(now) - dollars_per_hour * (now - start) / 3600 + dollars_once
         cost, earlier_cost = (self.job_cost(self.run_folder.path, moment) for moment in (now, start))
-        expected_dollars = dollars_once + expected.dollars_per_hour * (now - start) / 3600
+        expected_dollars = dollars_once + self.expected_traffic.dollars_per_hour * (now - start) / 3600
         excess_dollars = max(0.0, cost.traffic_dollars - earlier_cost.traffic_dollars - expected_dollars)
         return earlier_cost.dollars + dollars_once + excess_dollars
 
@@ -322,7 +326,7 @@ class InstanceHistory:
 
     def terms(self, now: float) -> RentalTerms:
         """Return what the job may rent and spend from `now` on, in seconds since 1970."""
-        traffic = self.rental_spec.traffic
+        traffic = self.expected_traffic
         return RentalTerms(
             machines=len(self.spec.machine_names),
             spares=self.spec.recovery.spares,

@@ -110,7 +110,7 @@ def test_boot_of_a_whole_computer_may_take_half_an_hour(machine_with: Any) -> No
     (lambda now: BOOT_FAILED if now > 30 else {}, {}, BootFailed, "boot failed: no way to the internet", 31),
     # Not until the end of the boot's time, 15 minutes, which all machines of the job would be paid for.
     (lambda now: raise_(NO_COMMANDS if now > 20 else NO_ANSWER), {}, BootFailed, ".*denied, for 60 s", 81),
-    (lambda now: {}, {}, BootFailed, "it has not finished booting, after 900 s", 901),
+    (lambda now: {}, {}, BootFailed, "it has not finished booting, after 900 s", 902),
     (lambda now: raise_(NO_ANSWER), {}, BootFailed, "no answer, after 900 s", 901),
     # Another machine would not help.
     (lambda now: {}, {"shortage_reason": SHORTAGE}, SetupFailed, SHORTAGE, 1),
