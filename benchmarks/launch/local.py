@@ -54,7 +54,7 @@ class LaunchHost:
         self.tmux_folder = tempfile.mkdtemp(prefix="imgt-", dir="/tmp")
         (folder / "home").mkdir(parents=True)
         (folder / "recipe.py").write_text(RECIPE)
-        dropped = ("IMGNET_RUNS", "TMUX", "PYTHONPATH")
+        dropped = ("IMGNET_RUNS", "TMUX", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE")  # Python keeps what it compiles
         inherited = {name: value for name, value in os.environ.items() if name not in dropped}
         self.env = {**inherited, "HOME": str(folder / "home"), "TMUX_TMPDIR": self.tmux_folder, "TERM": "xterm"}
 
