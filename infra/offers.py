@@ -4,6 +4,7 @@ The fields have the names that `offers -o json` and `check -o json` have.
 """
 
 from dataclasses import dataclass
+from typing import Self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,3 +32,9 @@ class LaunchFinding:
     level: str  # "error", "warning" or "ok"
     what: str
     type_next: str = ""  # a command that helps, "" if none does
+
+    @classmethod
+    def from_line(cls, level: str, line: str) -> Self:
+        """Return a finding from the line of an error, which says what to type next after its last semicolon."""
+        message, _, next_step = line.rpartition("; ")
+        return cls(level, message or next_step, next_step.removeprefix("type: ") if message else "")

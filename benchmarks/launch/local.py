@@ -54,7 +54,7 @@ class LaunchHost:
         self.tmux_folder = tempfile.mkdtemp(prefix="imgt-", dir="/tmp")
         (folder / "home").mkdir(parents=True)
         (folder / "recipe.py").write_text(RECIPE)
-        dropped = ("IMGNET_RUNS", "TMUX", "PYTHONPATH")
+        dropped = ("IMGNET_RUNS", "TMUX", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE")  # Python keeps what it compiles
         inherited = {name: value for name, value in os.environ.items() if name not in dropped}
         self.env = {**inherited, "HOME": str(folder / "home"), "TMUX_TMPDIR": self.tmux_folder, "TERM": "xterm"}
 
@@ -105,12 +105,12 @@ def peak_memory_mb(pid: int) -> float:
     return int(match[1]) * 1024 / 1e6 if match else 0.0
 
 
-def are_all_training(run_folder: Path, machine_count: int) -> bool:
-    """Return whether all machines train, by the status files in the run folder.
+def are_all_training(run_folder: Path, machine_count: int, shared: Path | None = None) -> bool:
+    """Return whether all machines train, by their status files in a shared folder, or as the run folder has them.
 
     Raises `RuntimeError` if the job has ended.
     """
-    status_folder = run_folder / "machine" / "shared" / "status"
+    status_folder = (shared or run_folder / "machine" / "shared") / "status"
     if (run_folder / "result.json").exists():
         raise RuntimeError((run_folder / "result.json").read_text())
     paths = [status_folder / f"{name}.json" for name in range(machine_count)]

@@ -18,6 +18,7 @@ from .options import (
     confirm_or_abort,
     grouped_option,
     launch_options,
+    network_ids,
     open_cloud,
     output_option,
     print_json,
@@ -53,8 +54,8 @@ if TYPE_CHECKING:
     "Data",
     "--data",
     metavar="DIR|S3",
-    help="With --ssh: the folder of the images on the machines. With --iam: also print the permission to read this "
-    "data set, which is in another bucket, such as s3://my-bucket/imagenet.",
+    help="Folder of the images on the machines, or their address, such as s3://my-bucket/imagenet. With --iam: also "
+    "print the permission to read this data set, which is in another bucket.  [default: as the recipe says]",
 )
 @grouped_option(
     "Notifications",
@@ -83,10 +84,10 @@ def check(
 ) -> None:
     """Check whether a launch would succeed, on AWS or with --ssh.
 
-    On AWS: permissions, quotas, prices and instance types. With --ssh: login and host key, Python and packages, disk
-    space, GPUs and driver, clock, shared folder, other jobs, and the data folder of --data or of RECIPE; nothing is
-    left on the machines. --ssh may be in the configuration file; an option for AWS then asks AWS. Each problem is
-    printed with what to do. Exit code 1 if there is one that would stop a launch.
+    On AWS: permissions, quotas, instance types and images. With --ssh: login and host key, Python and packages, disk
+    space, GPUs and driver, clock, shared folder, other jobs and images; nothing is left on the machines. The images are
+    those of --data or of RECIPE. --ssh may be in the configuration file; an option for AWS then asks AWS. Each problem
+    is printed with what to do. Exit code 1 if there is one that would stop a launch.
     """
     if notify_targets:
         from cluster.notifications.delivery import send_tests
@@ -94,7 +95,6 @@ def check(
         for label in send_tests(notify_targets):
             click.echo(f"sent to {label}")
         return
-    network_ids = (*([vpc] if vpc else []), *subnets)
     aws_options = {"types": types, "reservation": reservation, "on_demand": on_demand, "tags": tags, "region": region}
     typed = typed_options({"hosts": hosts, "vpc": vpc, "subnets": subnets, **aws_options})
     is_about_aws = bool(typed.keys() - {"hosts"} or iam)
@@ -104,20 +104,21 @@ def check(
         return _check_hosts(hosts, recipe, machines, data, output)
     from cluster.display import cloud as display_cloud
     from cluster.planning.resolve import load_recipes
+    from train.recipe import SAMPLE
 
     cloud = open_cloud()
     if iam:
         return print_json(cloud.iam_policies(region, data, vpc))
-    if data:
-        raise BadInput(
-            "--data needs --ssh, or --iam: there it adds the permission to read that data set to the policies"
-        )
     checked_recipe = load_recipes(recipe)[0] if recipe else None
     if checked_recipe and not reservation:  # which has machines of one type
         types = types or checked_recipe.types
     machine_count = machines or (checked_recipe.machines if checked_recipe else 1)
     market = "on-demand" if on_demand else "spot"
-    findings = cloud.check_launch(region, types, machine_count, market, tags, reservation, network_ids)
+    if not data and checked_recipe and checked_recipe.data != SAMPLE:
+        data = checked_recipe.data.root
+    images = "" if data is None or data == "sample" else data
+    ids = network_ids(vpc, subnets)
+    findings = cloud.check_launch(region, types, machine_count, market, tags, reservation, ids, images)
     print_rows(findings, output, display_cloud.show_findings)
     if any(finding.level == "error" for finding in findings):
         sys.exit(EXIT_ERROR)

@@ -17,6 +17,7 @@ from .options import (
     dry_run_option,
     grouped_option,
     launch_options,
+    network_ids,
     open_cloud,
     output_option,
     print_json,
@@ -98,12 +99,12 @@ def up(
     if not stack:
         raise BadInput("nothing to create; run: imgnet-cluster up --stack")
     cloud = open_cloud()
-    network_ids = (*([vpc] if vpc else []), *subnets)
+    ids = network_ids(vpc, subnets)
     if dry_run:
-        for description in cloud.missing_stack_parts(region, network_ids, bucket) or ["nothing is missing"]:
+        for description in cloud.missing_stack_parts(region, ids, bucket) or ["nothing is missing"]:
             click.echo(description)
         return
-    click.echo(cloud.ensure_stack(region, address, bucket, tags, network_ids))
+    click.echo(cloud.ensure_stack(region, address, bucket, tags, ids))
 
 
 @click.command(cls=FaultTolerantCommand)
@@ -144,13 +145,14 @@ def down(
         if typed_options({"regions": regions}) and len(regions) > 1:
             raise BadInput("--stack: give one --region at a time")
         region = cloud.resolve_regions(regions)[0]
-        data = " and ".join(cloud.stack_data(region))
+        file_systems, buckets = cloud.stack_data(region)
+        data = " and ".join([f"file system {id}" for id in file_systems] + [f"bucket {name}" for name in buckets])
         extent = f", with all data in {data}" if delete_data else f", all but {data}"
         target = f"the stack of {region}{extent if data else ''}"
         if dry_run:
             return click.echo(f"would remove {target}")
         confirm_or_abort(f"remove {target}?", yes)
-        fail_if_resources_remain(cloud.remove_stack(region, delete_data))
+        fail_if_resources_remain(cloud.remove_stack(region, delete_data, buckets))
         return click.echo(f"removed {target}")
     if all_jobs:
         return _down_all(open_cloud(), regions, dry_run, yes)
@@ -259,7 +261,7 @@ def _down_all(cloud: "AwsAdministration", regions: Sequence[str], dry_run: bool,
     if names and not dry_run:
         click.echo(f"{', '.join(names)}: gone")
     if may_have_machines:
-        raise ClusterError(unasked_reason)
+        raise ClusterError("other machines may run; once AWS answers, type again: imgnet-cluster down --all")
 
 
 @click.command(cls=FaultTolerantCommand)

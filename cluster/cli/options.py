@@ -468,6 +468,11 @@ def open_cloud() -> "AwsAdministration":
     return AwsAdministration()
 
 
+def network_ids(vpc: str | None, subnets: Sequence[str]) -> tuple[str, ...]:
+    """Return the IDs of the user's network and subnets, () for the network of the stack."""
+    return (*filter(None, [vpc]), *subnets)
+
+
 regions_option = grouped_option(
     "AWS",
     "--region",

@@ -18,13 +18,14 @@ from cluster.errors import ClusterError
 from . import ssh_scripts, untrusted
 from .hosts_file import Host
 from .ssh_channel import AnswerTimeLimit, SSHChannel
-from .ssh_config import Route, resolve_route
+from .ssh_config import Route, resolve_route, with_keys
 from .ssh_connection import CONNECT_SECONDS, HostKeyRefused, SSHConnection, SSHRefused, Unreachable, connect
 from .untrusted import BadAnswer, CommandExit, NewBytes
 
 __all__ = ["CommandFailed", "CommandResult", "HostKeyRefused", "SSHConnector", "SSHRefused", "Unreachable"]
 
 DEFAULT_RECONNECT_SECONDS = 30.0
+MAX_CONNECT_PAUSE_SECONDS = 1.0  # between two attempts to connect
 DEADLINE_GRACE_SECONDS = 10.0  # how long to wait beyond a command's own deadline, which the machine enforces
 SCRIPT_SECONDS = 120.0  # for reading or writing a file, beside the time that its bytes take
 READ_LIMIT_BYTES = 1 << 24
@@ -92,7 +93,7 @@ class SSHConnector:
     def change_keys(self, host: Host) -> None:
         """Expect other host keys from the next login on. The connection, if there is one, is kept."""
         with self._route_lock:
-            self.host, self._route = host, None
+            self.host, self._route = host, self._route and with_keys(self._route, host)
 
     @property
     def route(self) -> Route:
@@ -347,7 +348,7 @@ class SSHConnector:
                     if time.monotonic() + pause > deadline:
                         raise
                     time.sleep(pause)
-                    pause = min(2 * pause, 2.0)
+                    pause = min(2 * pause, MAX_CONNECT_PAUSE_SECONDS)
             return self._connection
 
     def _discard_connection(self, connection: SSHConnection) -> None:

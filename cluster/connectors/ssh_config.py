@@ -12,7 +12,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cluster.errors import ClusterError
@@ -104,6 +104,12 @@ def resolve_route(host: Host, jump_depth: int = 0) -> Route:
         proxy_command=_expand_tokens(proxy_command, tokens) if proxy_command else None,
         jump_route=_resolve_jump_host(jump_hosts, host.key, host.jump_host_key, jump_depth) if jump_hosts else None,
     )
+
+
+def with_keys(route: Route, host: Host) -> Route:
+    """Return the route to a machine with the host keys that it and its jump host have now."""
+    jump_route = route.jump_route and replace(route.jump_route, pinned_host_key=host.jump_host_key)
+    return replace(route, pinned_host_key=host.host_key, jump_route=jump_route)
 
 
 def _resolve_jump_host(jump_hosts: str, key_file: str | None, pinned_host_key: str | None, jump_depth: int) -> Route:

@@ -133,7 +133,8 @@ def request_fingerprint(spec: JobSpec) -> dict[str, object]:
     """Return what the user asked for, without the fields that are new with each launch: names, times, prices."""
     written_spec = json_roundtrip(spec.to_json())  # a planned one has tuples where one that was read has lists
     rental = written_spec["cloud"] or {}
-    places = {(place["region"], place["zone"], place["type"], place["market"]) for place in rental.pop("places", [])}
+    # Zones follow from what was asked, and from what EFS and EC2 offer just now.
+    places = {(place["region"], place["type"], place["market"]) for place in rental.pop("places", [])}
     for name in ("traffic", "spare_places", "inspection", "network_ids"):  # they follow from the places and the options
         rental.pop(name, None)
     request = {name: value for name, value in written_spec.items() if name not in FIELDS_NEW_WITH_EACH_LAUNCH}

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, CredentialRetrievalError, NoCredentialsError
+from botocore.loaders import Loader
 
 from infra.errors import NoAnswer, NoCredentials
 from train.tools import host
@@ -43,6 +44,7 @@ CONSISTENCY_POLL_SECONDS = 2.0
 Response = TypeVar("Response")
 Client = Any  # boto3 makes the methods of its clients at run time and ships no types
 _client_lock = threading.Lock()  # a boto3 session must not create clients in several threads at once
+_loader = Loader()  # of the descriptions of AWS's services, for the accounts of all regions: EC2's takes 0.1 s to read
 
 
 def _client_property(service: str, config: Config = RETRY_CONFIG) -> "cached_property[Client]":
@@ -60,6 +62,7 @@ class Account:
             # boto3 itself knows AWS_DEFAULT_REGION and the profile's region, which come after AWS_REGION.
             region = region or os.environ.get("AWS_REGION") or None
             self._session = boto3.session.Session(region_name=region)
+            self._session._session.register_component("data_loader", _loader)
             _forbid_questions(self._session)
             _name_key_errors(self._session)
             _follow_clock(self._session)

@@ -100,6 +100,7 @@ KEY_CALLS = ("AssumeRole", "AssumeRoleWithWebIdentity", "GetRoleCredentials", "C
 OTHER_POLICY = re.compile(r"explicit deny|because no (?!identity-based|resource-based)")
 MISSING_SPOT_ROLE_CODE = "ServiceLinkedRoleCreationNotPermitted"
 TAG_POLICY_CODE = "TagPolicyViolation"
+NETWORKS_QUOTA = "L-F678F1CE"  # VPCs in a region, a quota of the service vpc; all others of ours are EC2's
 # Refusals of a launch that concern the account, the caller or the key of all machines: every place would answer so.
 # Any other refusal that is not known concerns the place that was asked.
 ACCOUNT_CODES = (
@@ -209,6 +210,19 @@ def explain_error(error: Exception, action: str) -> CloudError:
             f"{action}: AWS cannot be reached ({_shorten(message)}); check the region's name and your network"
         )
     return CloudError(f"{action}: {f'{code}: ' if code else ''}{_shorten(message) or type(error).__name__}", code)
+
+
+def quota_service(code: str) -> str:
+    """Return the service whose quota has this code."""
+    return "vpc" if code == NETWORKS_QUOTA else "ec2"
+
+
+def quota_increase_command(region: str, code: str, value: int) -> str:
+    """Return the shell command that requests a quota of this value."""
+    return (
+        f"aws service-quotas request-service-quota-increase --region {region} --service-code {quota_service(code)} "
+        f"--quota-code {code} --desired-value {value}"
+    )
 
 
 def mfa_refusal() -> NoCredentials:

@@ -10,7 +10,6 @@ import pytest
 
 os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"  # moto reads it at its import: 1301 images cost seconds
 from botocore.exceptions import ClientError
-from botocore.loaders import Loader
 from moto import mock_aws
 from support.simcloud.cloud import SimulatedAws
 from support.simcloud.moto_patches import BUCKETS_WITHOUT_CONDITIONS
@@ -20,7 +19,6 @@ from infra.aws.client import Account
 from infra.aws.stack import claims, resources
 from infra.aws.stack.resources import StackContext
 
-LOADER = Loader()  # one for all tests: it takes half a second to read the description of EC2
 READING_ACTIONS = ("Describe", "Get", "List", "Head")
 OWN_CIDR = "203.0.113.7/32"
 REGION = "us-west-1"  # two zones
@@ -39,7 +37,6 @@ class RecordingAccount(Account):
 
     def __init__(self, region: str = REGION) -> None:
         super().__init__(region)
-        self._session._session.register_component("data_loader", LOADER)
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.changes_left: int | None = None
         self.denied: dict[str, str] = {}

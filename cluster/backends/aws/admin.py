@@ -4,8 +4,12 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from cluster.backends.aws.planning.images import UPLOAD_HINT, data_folder, find_images
 from cluster.backends.aws.renting.adoption import AwsAdoption
+from cluster.backends.aws.s3_source import S3Source
+from cluster.backends.aws.terms.aws_options import AwsOptions
 from cluster.backends.aws.terms.rental_spec import RentalSpec
 from cluster.backends.rentals import Garbage, OfferRow, RentedJob
 from cluster.errors import BadInput, ClusterError, NoSuchJob
@@ -23,6 +27,8 @@ from infra.aws.stack import stack
 from infra.aws.tags import Resource
 from infra.errors import CloudError
 from infra.offers import CapacityBlockRow, LaunchFinding
+from train.data.fetch.sources import fetch_manifest
+from train.data.manifest import SPLITS, FetchError
 from train.forecast import forecast
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
@@ -74,13 +80,16 @@ class AwsAdministration:
         """Return whether the network, the file system or a bucket of a region's stack exists."""
         return stack.exists(Account(region))
 
-    def stack_data(self, region: str) -> list[str]:
-        """Return a short name of each part of a region's stack that stores data."""
+    def stack_data(self, region: str) -> tuple[list[str], list[str]]:
+        """Return what of a region's stack stores data: its file systems and its buckets."""
         return stack.list_data(Account(region))
 
-    def remove_stack(self, region: str | None, delete_data: bool) -> list[str]:
-        """Remove a region's stack, unless instances still run in it. Returns a line for each resource that is left."""
-        return stack.remove(Account(region), delete_data)
+    def remove_stack(self, region: str | None, delete_data: bool, buckets: Sequence[str] | None = None) -> list[str]:
+        """Remove a region's stack, with these buckets (None: all), unless instances still run in it.
+
+        Returns a line for each resource that is left.
+        """
+        return stack.remove(Account(region), delete_data, buckets)
 
     def rented_jobs(self, region: str) -> list[RentedJob]:
         """Return a row for each job that has machines in a region that are not terminated, or leftovers that cost."""
@@ -209,8 +218,12 @@ class AwsAdministration:
         tag_texts: Sequence[str] = (),
         reservation: str | None = None,
         network_ids: Sequence[str] = (),
+        data: str = "",
     ) -> list[LaunchFinding]:
-        """Check everything that a launch needs of AWS, in the stack's network or in one of the user's."""
+        """Check everything that a launch needs of AWS, in the stack's network or in one of the user's.
+
+        `data` is the folder or the address of its images, "" when they are generated.
+        """
         user_tags = _parse_tags(tag_texts)
         account = Account(region or get_group_region(reservation or "") or None)
         inspection, error = None, None
@@ -230,6 +243,8 @@ class AwsAdministration:
         )
         if error and not any(finding.level == preflight.ERROR for finding in findings):  # else it has the same error
             findings.append(preflight.finding_from_error(error))
+        if data and findings[0].level == preflight.OK:
+            findings += _check_images(account, data)
         return findings
 
     def iam_policies(
@@ -248,6 +263,21 @@ class AwsAdministration:
         if data:
             policies["data"] = stack_policies.dataset_policy(*s3.parse_s3_url(data), region or "*")
         return policies
+
+
+def _check_images(account: Account, data: str) -> list[LaunchFinding]:
+    """Check that this computer can read the images of a launch, or that its machines may find their folder."""
+    try:
+        if data.startswith(s3.S3_SCHEME):
+            for split in SPLITS:
+                fetch_manifest(S3Source(data), split)
+        else:
+            data = str(data_folder(Path(data)))
+        notes, obstacles = find_images(data, UPLOAD_HINT, AwsOptions(), account)
+    except (FetchError, ClusterError) as error:
+        notes, obstacles = [], [str(error)]
+    findings = [LaunchFinding.from_line(preflight.ERROR, line) for line in obstacles]
+    return findings + [LaunchFinding.from_line(preflight.WARNING, line) for line in notes]
 
 
 def _parse_tags(texts: Sequence[str]) -> dict[str, str]:

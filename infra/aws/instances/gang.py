@@ -14,7 +14,14 @@ from dataclasses import replace
 
 from infra.aws import tags
 from infra.aws.client import Account, list_tagged
-from infra.aws.error_codes import ACCOUNT_CODES, ErrorKind, classify_error, explain_error, get_error_code
+from infra.aws.error_codes import (
+    ACCOUNT_CODES,
+    ErrorKind,
+    classify_error,
+    explain_error,
+    get_error_code,
+    quota_increase_command,
+)
 from infra.aws.journal import Journal, RecordedRequest
 from infra.aws.journal_events import (
     ExpiryChanged,
@@ -172,7 +179,7 @@ class Gang:
                     if refusal.error_kind is ErrorKind.QUOTA_EXCEEDED:
                         exhausted_quotas.add((quota_code, place.region))
                         vcpus = len(names) * instance_type.vcpus
-                        refusals[label] += f"; {quotas.quota_increase_command(place.region, quota_code, vcpus)}"
+                        refusals[label] += f"; {quota_increase_command(place.region, quota_code, vcpus)}"
                     logger.info(f"{place.zone}: {refusals[label]}")
                     if refusal.error_kind is ErrorKind.PERMANENT:
                         raise

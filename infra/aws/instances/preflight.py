@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from infra.aws import tags
 from infra.aws.client import Account, call, paginate
-from infra.aws.error_codes import DENIED_CODES, TAG_POLICY_CODE
+from infra.aws.error_codes import DENIED_CODES, NETWORKS_QUOTA, TAG_POLICY_CODE, quota_increase_command
 from infra.aws.launch_request import Place
 from infra.aws.market import offers, quotas
 from infra.aws.market.instance_types import InstanceType
@@ -100,9 +100,8 @@ def check_tools() -> list[LaunchFinding]:
 
 
 def finding_from_error(error: CloudError, level: str = ERROR) -> LaunchFinding:
-    """Return an error as a finding. A `CloudError` says what to type next after its last semicolon."""
-    message, _, next_step = str(error).rpartition("; ")
-    return LaunchFinding(level, message or next_step, next_step.removeprefix("type: ") if message else "")
+    """Return an error as a finding."""
+    return LaunchFinding.from_line(level, str(error))
 
 
 def check_region(name: str) -> None:
@@ -208,7 +207,7 @@ def _check_quotas(
         else:
             default = quotas.look_up_quota(account, code, of_new_account=True)
             new_account = "" if default is None else f"; a new account has {default:g}"
-            command = quotas.quota_increase_command(account.region, code, vcpus)
+            command = quota_increase_command(account.region, code, vcpus)
             findings.append(LaunchFinding(level, f"{label}, but quota {code} allows {limit:g}{new_account}", command))
     return findings
 
@@ -221,7 +220,7 @@ def _check_network_quotas(account: Account, needs_network: bool) -> list[LaunchF
     findings = []
     wanted = [(quotas.ADDRESSES, "describe_addresses", "Addresses", 2, WARNING, "Elastic IP addresses")]
     if needs_network:
-        wanted.insert(0, (quotas.NETWORKS, "describe_vpcs", "Vpcs", 1, ERROR, "networks (VPC)"))
+        wanted.insert(0, (NETWORKS_QUOTA, "describe_vpcs", "Vpcs", 1, ERROR, "networks (VPC)"))
     for code, operation, key, need, level, name in wanted:
         try:
             used = len(paginate(name, account.ec2, operation, key))
@@ -229,12 +228,12 @@ def _check_network_quotas(account: Account, needs_network: bool) -> list[LaunchF
             findings.append(finding_from_error(error, WARNING))
             continue
         limit = quotas.look_up_quota(account, code)
-        purpose = "the stack needs one" if code == quotas.NETWORKS else "--internet nat needs 2, --internet none 1"
+        purpose = "the stack needs one" if code == NETWORKS_QUOTA else "--internet nat needs 2, --internet none 1"
         label = (
             f"{used} {name} in use of {'an unknown number' if limit is None else f'{limit:g}'} that quota {code} allows"
         )
         is_short = limit is not None and used + need > limit
-        command = quotas.quota_increase_command(account.region, code, used + 2 * need) if is_short else ""
+        command = quota_increase_command(account.region, code, used + 2 * need) if is_short else ""
         findings.append(LaunchFinding(level if is_short else OK, f"{label}; {purpose}", command))
     return findings
 

@@ -9,11 +9,11 @@ spot machines, 5 of the standard families).
 import re
 
 from infra.aws.client import Account, call
+from infra.aws.error_codes import quota_service
 from infra.errors import CloudError
 
 SPOT = "spot"
 ON_DEMAND = "on-demand"
-NETWORKS = "L-F678F1CE"  # VPCs in a region, a quota of the service vpc
 ADDRESSES = "L-0263D0A3"  # Elastic IP addresses in a region
 QUOTA_CODES = {
     ("P5", SPOT): "L-C4BD4855",
@@ -50,19 +50,7 @@ def look_up_quota(account: Account, code: str, *, of_new_account: bool = False) 
     try:
         client = account.quotas
         function = client.get_aws_default_service_quota if of_new_account else client.get_service_quota
-        response = call("look up a quota", function, ServiceCode=_service(code), QuotaCode=code)
+        response = call("look up a quota", function, ServiceCode=quota_service(code), QuotaCode=code)
         return float(response["Quota"]["Value"])
     except (CloudError, KeyError, TypeError, ValueError):
         return None
-
-
-def quota_increase_command(region: str, code: str, value: int) -> str:
-    """Return the shell command that requests a quota of this value."""
-    return (
-        f"aws service-quotas request-service-quota-increase --region {region} --service-code {_service(code)} "
-        f"--quota-code {code} --desired-value {value}"
-    )
-
-
-def _service(code: str) -> str:
-    return "vpc" if code == NETWORKS else "ec2"

@@ -10,7 +10,7 @@ Sources: AWS, "Using IAM to control access to file systems", "Working with acces
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -43,6 +43,7 @@ class FileSystem:
     access_point: str
     has_policy: bool
     network_ids: tuple[str, ...] = ()  # of the user's network, () in the stack's own
+    refused_subnets: tuple[str, ...] = ()  # of the user's network, which EFS does not serve
 
     def missing_parts(self, subnets: Mapping[str, str]) -> list[str]:
         """Return one short line for each missing part. `subnets` are the stack's, by zone."""
@@ -83,6 +84,7 @@ def find_file_system(context: StackContext) -> FileSystem | None:
         access_point=access_points[0]["AccessPointId"] if access_points else "",
         has_policy=all(f'"{statement}"' in policy for statement in (policies.ONLY_TLS, policies.BY_MOUNT_TARGET)),
         network_ids=tuple(tags.read_tags(description).get(NETWORK_TAG, "").split()),
+        refused_subnets=tuple(tags.read_tags(description).get(network.NO_EFS_TAG, "").split()),
     )
 
 
@@ -134,9 +136,10 @@ def ensure(
         or _create_mount_target(context, file_system, zone, subnet, security_group, stack_network.is_given)
     }
     if stack_network.is_given and not served_subnets:
-        raise CloudError(f"EFS serves none of the zones of {stack_network.describe()}; name other subnets: --subnet")
+        raise CloudError(f"EFS serves none of {', '.join(subnets)}; name other subnets: --subnet")
     served_ids = replace(stack_network, subnets=served_subnets).given_ids
-    _tag_network(context, file_system.id, stack_network.given_ids, served_ids)
+    refused = [subnet for zone, subnet in subnets.items() if zone not in served_subnets]
+    _tag_network(context, file_system.id, stack_network.given_ids, served_ids, [*file_system.refused_subnets, *refused])
     file_system = wait_for(
         lambda: _find_if(context, lambda found: not found.missing_parts(served_subnets)),
         f"file system {file_system.id} cannot be mounted yet",
@@ -160,7 +163,8 @@ def remove(context: StackContext, delete_data: bool) -> None:
     wait_for(lambda: not _mount_targets(context, file_system.id), f"file system {file_system.id} has mount targets")
     if file_system.network_ids:
         label = "network tag of the file system"
-        context.delete(label, efs.untag_resource, ResourceId=file_system.id, TagKeys=[NETWORK_TAG])
+        keys = [NETWORK_TAG, network.NO_EFS_TAG]
+        context.delete(label, efs.untag_resource, ResourceId=file_system.id, TagKeys=keys)
     if not delete_data:
         dollars = file_system.size_gb * prices.EFS_PER_GB_MONTH
         logger.info(
@@ -238,14 +242,20 @@ def _create(context: StackContext, network_tags: tags.Tags) -> FileSystem:
 
 
 def _tag_network(
-    context: StackContext, file_system_id: str, old_ids: tuple[str, ...], network_ids: tuple[str, ...]
+    context: StackContext,
+    file_system_id: str,
+    old_ids: Sequence[str],
+    network_ids: Sequence[str],
+    refused_subnets: Sequence[str] = (),
 ) -> None:
     if network_ids and {*network_ids} != {*old_ids}:
+        network_tags = {NETWORK_TAG: " ".join(network_ids)}
+        network_tags |= {network.NO_EFS_TAG: " ".join(refused_subnets)} if refused_subnets else {}
         context.create(
             "network tag of the file system",
             context.account.efs.tag_resource,
             ResourceId=file_system_id,
-            Tags=tags.to_aws_tags({NETWORK_TAG: " ".join(network_ids)}),
+            Tags=tags.to_aws_tags(network_tags),
         )
 
 

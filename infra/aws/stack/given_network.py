@@ -11,12 +11,12 @@ Sources: AWS, "Creating mount targets" (one VPC at a time, one mount target in a
 from collections.abc import Sequence
 
 from infra.aws import prices
-from infra.aws.client import call, list_tagged
+from infra.aws.client import list_tagged
 from infra.aws.launch_request import Internet
 from infra.aws.tags import Resource
 from infra.errors import CloudError
 
-from .network import ANY_IPV4, StackNetwork, list_zones
+from .network import ANY_IPV4, DNS_HOSTNAMES, StackNetwork, is_attribute_on, list_zones
 from .resources import StackContext
 
 
@@ -81,10 +81,8 @@ def look_up(context: StackContext, network_ids: Sequence[str], internet: Interne
 
 
 def _check_dns(context: StackContext, vpc: str) -> None:
-    for attribute, option in (("enableDnsSupport", "dns-support"), ("enableDnsHostnames", "dns-hostnames")):
-        function = context.account.ec2.describe_vpc_attribute
-        response = call(f"{attribute} of {vpc}", function, VpcId=vpc, Attribute=attribute)
-        if not response[attribute[0].upper() + attribute[1:]]["Value"]:
+    for attribute, option in (("enableDnsSupport", "dns-support"), (DNS_HOSTNAMES, "dns-hostnames")):
+        if not is_attribute_on(context, vpc, attribute):
             raise CloudError(
                 f"{vpc}: {attribute} is off, so machines cannot find the file system by its name; type: "
                 f"aws ec2 modify-vpc-attribute --region {context.account.region} --vpc-id {vpc} --enable-{option}"

@@ -11,6 +11,7 @@ from ipaddress import IPv4Network
 
 from infra.aws import tags
 from infra.aws.client import call, list_tagged, paginate
+from infra.aws.error_codes import NETWORKS_QUOTA, quota_increase_command
 from infra.aws.tags import Resource
 from infra.errors import CloudError
 
@@ -23,8 +24,9 @@ STACK_CIDR, JOBS_CIDR = VPC_CIDR.subnets(new_prefix=17)
 SUBNET_CIDRS = [str(subnet) for subnet in STACK_CIDR.subnets(new_prefix=20)]  # 8 zones of 4,091 addresses
 JOB_SUBNET_CIDRS = [str(subnet) for subnet in JOBS_CIDR.subnets(new_prefix=24)]  # 128 subnets of 251 addresses
 ANY_IPV4 = "0.0.0.0/0"
-NO_EFS_TAG = "imgnet:no-files"  # the tag of a subnet in a zone that EFS does not serve
-RAISE_VPC_QUOTA_COMMAND = "aws service-quotas request-service-quota-increase --service-code vpc --quota-code L-F678F1CE"
+DNS_HOSTNAMES = "enableDnsHostnames"  # an attribute of a VPC
+# The tag of a subnet in a zone that EFS does not serve; on the file system it names such subnets of the user's network.
+NO_EFS_TAG = "imgnet:no-files"
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def inspect_network(context: StackContext) -> StackNetwork:
         subnets_answer = pool.submit(_list_subnets, context, vpc)
         gateways = pool.submit(_list_gateways, context, vpc)
         tables_answer = pool.submit(_list_route_tables, context, vpc)
-        has_dns_hostnames = pool.submit(_has_dns_hostnames, context, vpc)
+        has_dns_hostnames = pool.submit(is_attribute_on, context, vpc, DNS_HOSTNAMES)
         endpoints = pool.submit(_list_s3_endpoints, context, vpc)
         zones = pool.submit(list_zones, context)
     subnets, tables = subnets_answer.result(), tables_answer.result()
@@ -87,7 +89,7 @@ def inspect_network(context: StackContext) -> StackNetwork:
 def ensure(context: StackContext) -> StackNetwork:
     """Create what is missing of the network, and return it. Raises `CloudError`."""
     vpc = _ensure_vpc(context)
-    if not _has_dns_hostnames(context, vpc):
+    if not is_attribute_on(context, vpc, DNS_HOSTNAMES):
         context.create(
             "DNS host names of the network",
             context.account.ec2.modify_vpc_attribute,
@@ -133,6 +135,13 @@ def list_zones(context: StackContext) -> list[str]:
         and zone.get("State", "available") == "available"
         and _zone_index(zone["ZoneName"]) < len(SUBNET_CIDRS)
     )
+
+
+def is_attribute_on(context: StackContext, vpc: str, attribute: str) -> bool:
+    """Whether an attribute of a network, such as `DNS_HOSTNAMES`, is on."""
+    ask = context.account.ec2.describe_vpc_attribute
+    response = call(f"{attribute} of {vpc}", ask, VpcId=vpc, Attribute=attribute)
+    return bool(response[attribute[0].upper() + attribute[1:]]["Value"])
 
 
 def list_vpc_ids(context: StackContext) -> list[str]:
@@ -277,16 +286,6 @@ def _subnets_by_zone(subnets: list[Resource], only_with_efs: bool = False) -> di
     }
 
 
-def _has_dns_hostnames(context: StackContext, vpc: str) -> bool:
-    response = call(
-        "DNS host names of the network",
-        context.account.ec2.describe_vpc_attribute,
-        VpcId=vpc,
-        Attribute="enableDnsHostnames",
-    )
-    return bool(response["EnableDnsHostnames"]["Value"])
-
-
 def _associated_subnets(table: Resource) -> set[str]:
     return {association["SubnetId"] for association in table["Associations"] if association.get("SubnetId")}
 
@@ -314,7 +313,7 @@ def _ensure_vpc(context: StackContext) -> str:
     except CloudError as error:
         if error.code != "VpcLimitExceeded":
             raise
-        command = f"{RAISE_VPC_QUOTA_COMMAND} --desired-value 10 --region {context.account.region}"
+        command = quota_increase_command(context.account.region, NETWORKS_QUOTA, 10)
         raise CloudError(
             f"the region has as many networks (VPC) as its quota allows; type: {command}", error.code
         ) from error

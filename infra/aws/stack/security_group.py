@@ -103,14 +103,15 @@ def allow_ssh_from(
     *,
     image_port: int = SSH_PORT,
     journal: Journal | None = None,
+    known_group: Resource | None = None,
 ) -> None:
     """Allow ssh from one address (a /32), and close it to this owner's earlier addresses. Raises `CloudError`.
 
-    Beside `SSH_PORT` the port of an image is opened.
+    Beside `SSH_PORT` the port of an image is opened. `known_group` is the group as AWS has just described it.
     """
     address = parse_single_address(address)
     description = re.sub(NOT_IN_DESCRIPTION, "_", f"ssh from {owner}")[:255]
-    rules = _ssh_rules(account, group)
+    rules = _ssh_rules(account, group, known_group)
     context = StackContext(account, journal)
     open_ports = [(port, ip_range["CidrIp"]) for port, ip_range in rules]
     for port in sorted({SSH_PORT, image_port}):
@@ -149,13 +150,10 @@ def _ssh_rule(port: int, ip_range: Resource) -> Resource:
     return {"IpProtocol": "tcp", "FromPort": port, "ToPort": port, "IpRanges": [ip_range]}
 
 
-def _ssh_rules(account: Account, group: str) -> list[tuple[int, Resource]]:
+def _ssh_rules(account: Account, group: str, known_group: Resource | None) -> list[tuple[int, Resource]]:
     """Return the TCP rules for address ranges: port and range."""
-    response = call_with_retry("security group", account.ec2.describe_security_groups, GroupIds=[group])
-    rules = [
-        rule
-        for description in response["SecurityGroups"]
-        for rule in description["IpPermissions"]
-        if rule["IpProtocol"] == "tcp"
-    ]
+    if not known_group:
+        response = call_with_retry("security group", account.ec2.describe_security_groups, GroupIds=[group])
+        (known_group,) = response["SecurityGroups"]
+    rules = [rule for rule in known_group["IpPermissions"] if rule["IpProtocol"] == "tcp"]
     return [(int(rule["FromPort"]), ip_range) for rule in rules for ip_range in rule.get("IpRanges", [])]

@@ -56,12 +56,15 @@ def exists(account: Account) -> bool:
     return bool(network.list_vpc_ids(context) or efs.exists(context) or buckets.list_own(context))
 
 
-def list_data(account: Account) -> list[str]:
-    """Return a short name of each part of the stack that stores data. Raises `CloudError`."""
+def list_data(account: Account) -> tuple[list[str], list[str]]:
+    """Return the IDs of the stack's file systems, of which there is at most one, and the names of its buckets.
+
+    Raises `CloudError`.
+    """
     context = StackContext(account)
     file_system = efs.find_file_system(context)
-    names = [f"bucket {name}" for name in buckets.list_own(context, file_system.bucket if file_system else None)]
-    return [f"file system {file_system.id}", *names] if file_system else names
+    own_buckets = buckets.list_own(context, file_system.bucket if file_system else None)
+    return [file_system.id] if file_system else [], own_buckets
 
 
 def ensure(
@@ -85,7 +88,7 @@ def ensure(
     context = StackContext(account, stack_journal(account.region), user_tags)
     known_group = stack_security_group.find_security_group(context, complete.vpc) if complete else None
     if complete and known_group and known_group["GroupId"] == complete.security_group:
-        _allow_ssh_from(context, complete.vpc, complete.security_group, address)
+        _allow_ssh_from(context, complete.vpc, complete.security_group, address, known_group)
         return complete
     found = efs.find_file_system(context)
     own_bucket = found.bucket if found else None
@@ -113,16 +116,21 @@ def ensure(
     return _make_stack(account.region, vpc, subnets, group, file_system, key_name)
 
 
-def _allow_ssh_from(context: StackContext, vpc: str, group: str, address: str) -> None:
-    owner = context.account.owner
-    stack_security_group.allow_ssh_from(context.account, group, address, owner, journal=context.journal)
+def _allow_ssh_from(
+    context: StackContext, vpc: str, group: str, address: str, known_group: tags.Resource | None = None
+) -> None:
+    account, journal = context.account, context.journal
+    stack_security_group.allow_ssh_from(
+        account, group, address, account.owner, journal=journal, known_group=known_group
+    )
     network.route_jobs_to(context, vpc, address)
 
 
-def remove(account: Account, delete_data: bool) -> list[str]:
+def remove(account: Account, delete_data: bool, known_buckets: Sequence[str] | None = None) -> list[str]:
     """Delete the stack, its data only with `delete_data`. Return a line for each resource that should have gone.
 
-    Data that is kept is logged with its price. Raises `CloudError`, without a change, while machines run in the stack.
+    Of buckets only the known ones, None for all. Data that is kept is logged with its price. Raises `CloudError`,
+    without a change, while machines run in the stack.
     """
     context = StackContext(account, stack_journal(account.region))
     machines = network.list_machines(context)
@@ -134,7 +142,7 @@ def remove(account: Account, delete_data: bool) -> list[str]:
         )
     file_system = efs.find_file_system(context)
     stack_bucket = file_system.bucket if file_system else None
-    for name in buckets.list_own(context, stack_bucket):
+    for name in buckets.list_own(context, stack_bucket) if known_buckets is None else known_buckets:
         if buckets.remove(context, name, delete_data) and file_system and name == stack_bucket:
             buckets.untag_file_system(context, file_system.id)
     efs.remove(context, delete_data)
@@ -156,13 +164,16 @@ def inspect(
     key_file = key_pairs.KEY_PATH.expanduser()
     key_name = key_pairs.key_pair_name(key_pairs.read_public_key(key_file)) if key_file.exists() else ""
     with ThreadPoolExecutor() as pool:
-        own_network = pool.submit(network.inspect_network, context)
+        own_network = None if network_ids else pool.submit(network.inspect_network, context)
         file_system_answer = pool.submit(efs.find_file_system, context)
         has_key_pair = pool.submit(lambda: bool(key_name) and key_pairs.has_key_pair(context, key_name))
     file_system = file_system_answer.result()
     stack_bucket = file_system.bucket if file_system else None
     buckets.check_name(bucket, stack_bucket)
-    stack_network = _find_given_network(context, file_system, network_ids, internet) or own_network.result()
+    stack_network = _find_given_network(context, file_system, network_ids, internet)
+    if not stack_network:
+        assert own_network
+        stack_network = own_network.result()
     vpc = stack_network.vpc
     group = stack_security_group.find_security_group(context, vpc) if vpc else None
     lines = list(stack_network.missing_parts)
@@ -192,11 +203,12 @@ def _find_given_network(
     """Return the user's network, which the caller names or the stack is in; None: its own. Raises `CloudError`."""
     known_ids = file_system.network_ids if file_system else ()
     is_mounted = bool(file_system and file_system.mount_target_states)
-    named_ids = [id for id in network_ids if id.startswith("subnet-")] or network_ids
-    if network_ids and is_mounted and not {*named_ids} & {*known_ids}:  # EFS may have refused some of those named
+    refused_ids = file_system.refused_subnets if file_system else ()
+    unknown_ids = [id for id in network_ids if id not in (*known_ids, *refused_ids)]
+    if unknown_ids and is_mounted:
         place = " ".join(known_ids) or "a network of its own"
         raise CloudError(
-            f"{' '.join(network_ids)}: the stack of {context.account.region} uses only {place}, and its file system "
+            f"{' '.join(unknown_ids)}: the stack of {context.account.region} uses only {place}, and its file system "
             "can be mounted in one network at a time; leave --vpc and --subnet out, or to move it or add subnets "
             "(its data stay): imgnet-cluster down --stack, then up --stack --subnet ..."
         )

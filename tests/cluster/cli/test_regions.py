@@ -127,7 +127,8 @@ def test_down_all_ends_the_jobs_of_this_folder_also_where_the_cloud_cannot_be_as
     assert run("down", "--all", "-y", "--region", "us-east-1").exit_code == 1  # there may be machines
     make_ended_job(hand_made, "job-2")
     refused = run("down", "--all", "-y")
-    assert refused.exit_code == 1 and "error: machines of other folders" in refused.output
+    assert refused.exit_code == 1 and "error: other machines may run; once AWS answers" in refused.output
+    assert refused.output.count("no credentials") == 1
 
 
 def test_down_of_a_job_that_trains_says_what_is_lost_and_needs_a_yes(

@@ -17,7 +17,8 @@ from train.forecast import Forecast
 from train.forecast.hardware import fetch_bytes, has_known_images, read_bytes
 from train.recipe.schedule import Schedule, scaled_image_count
 
-SHARED_FOLDER = Path("~/.imgnet/shared")
+from .images import SHARED_FOLDER
+
 MIN_SAVE_SECONDS = 1.0  # between two saves, however short an epoch is: the next one waits until the last is written
 STATUS_BYTES = 2500  # of a machine's status with the log lines of a heartbeat, as they come to this computer
 METADATA_REQUESTS = 6  # to read a status that changes once a heartbeat: the agents look twice; open, attributes, close

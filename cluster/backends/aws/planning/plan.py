@@ -3,12 +3,11 @@
 With the `offline` option, all facts come from tables that ship with the program and AWS is not asked.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from cluster.backends.aws.s3_source import machine_role_problems
 from cluster.backends.aws.terms.aws_options import AwsOptions
 from cluster.backends.aws.terms.rental_spec import (
     MARKETS,
@@ -32,10 +31,8 @@ from infra.aws.instances.user_data import build_user_data
 from infra.aws.launch_request import Internet, Place
 from infra.aws.market import offers
 from infra.aws.market.instance_types import ON_DEMAND_PRICES, InstanceType
-from infra.aws.s3 import S3_SCHEME, find_bucket_region, parse_s3_url
-from infra.aws.stack import efs, security_group, stack
+from infra.aws.stack import security_group, stack
 from infra.aws.stack.network import StackNetwork
-from infra.aws.stack.resources import StackContext
 from infra.aws.stack.stack import Stack, StackInspection
 from infra.aws.tags import job_tags, parse_user_tags
 from infra.costs import TrafficForecast
@@ -45,7 +42,8 @@ from train.recipe.schedule import Schedule, scaled_image_count
 from train.tools.host import unix_time
 
 from . import plan_page
-from .expected_traffic import SHARED_FOLDER, expect_traffic
+from .expected_traffic import expect_traffic
+from .images import COMMAND_HINT, UPLOAD_HINT, data_folder, find_far_region, find_images
 from .rental_request import (
     RentalRequest,
     choose_instance_types,
@@ -57,10 +55,6 @@ from .rental_request import (
 
 DEFAULT_MAX_HOURS = 2.0
 OFFLINE_REGION = "us-east-1"
-UPLOAD_HINT = (
-    "from S3: imgnet-cluster data put FOLDER s3://BUCKET/NAME, then --data s3://BUCKET/NAME (docs/data-sets.md)"
-)
-COMMAND_HINT = "or let the command fetch its data"
 
 
 def plan_rental(
@@ -117,6 +111,7 @@ def plan_rental(
         ami=options.ami,
         internet=options.internet,
         network_ids=network.given_ids if network else (),
+        asked=(*options.zones, *options.network_ids, *filter(None, [options.reservation])),
         use_placement_group=machine_count > 1 and not no_group_reasons,
         gpus_per_machine=first_type.gpus,
         torch_index_url=amis.get_torch_index_url(first_type.gpu_arch),
@@ -136,7 +131,9 @@ def plan_rental(
     steps_done, spent_dollars = (resumed.steps_done, resumed.spent_dollars) if resumed else (0, 0.0)
     rest_forecasts = {name: whole.of_steps(steps_done) for name, whole in forecasts.items()}
     installs_torch = image is None or not image.python
-    far_region = find_far_region(spec, account, {place.region for place in places})
+    far_region = find_far_region(spec.data_source, account, {place.region for place in places})
+    obstacle = f"{spec.data_source}: the bucket is in {far_region}, and --internet none leads to no other region"
+    obstacles = (obstacle,) * bool(far_region and options.internet is Internet.NONE)
 
     def traffic_on(name: str) -> tuple[TrafficForecast, tuple[str, ...]]:
         whole = forecasts.get(name)
@@ -221,7 +218,7 @@ def plan_rental(
         metadata_address=METADATA_URL,
         forecast=rest_forecast,
     )
-    return Plan(spec=rented_spec, schedule=schedule, notes=tuple(notes), rental_plan=rental_plan)
+    return Plan(spec=rented_spec, schedule=schedule, notes=tuple(notes), rental_plan=rental_plan, obstacles=obstacles)
 
 
 def _find_places(
@@ -270,7 +267,8 @@ def _find_places(
         subnets = {zone: id for zone, id in network.subnets.items() if not options.subnets or id in options.subnets}
         places = [place for place in places if not inspections[place.region].network.is_given or place.zone in subnets]
     if not places:
-        searched = f"the zones of {network.describe()}" if network else ", ".join(options.zones or regions)
+        searched = ", ".join((subnets or options.subnets) if network else options.zones or regions)
+        searched += f" of {network.vpc}" if network else ""
         searched += f" where EFS serves, which leaves out {', '.join(unserved)}" if unserved else ""
         raise ClusterError(f"{', '.join(types)}: not offered in {searched}; to list what is: imgnet-cluster offers")
     return sort_places(places, regions, [*types], markets, spot_scores), on_demand_places, inspections, spot_scores
@@ -420,8 +418,8 @@ class AwsPlanner(ElsewherePlanner):
         return max(1, next(iter(self.types.values())).gpus)
 
     def data_root(self, path: Path, is_synthetic: bool) -> Path:
-        """Return where images are on the machines. A relative path is in the shared file system."""
-        return path if path.is_absolute() or path.parts[:1] == ("~",) else Path("~/.imgnet/shared") / path
+        """Return where images are on the machines."""
+        return data_folder(path)
 
     def source_access(self, is_in_object_store: bool) -> SourceAccess:
         """What is in S3 can be read from here too, unless AWS is not to be asked."""
@@ -429,69 +427,8 @@ class AwsPlanner(ElsewherePlanner):
 
     def complete(self, spec: JobSpec, schedule: Schedule | None) -> Plan:
         """Plan the rental, and look where the machines find the images. Raises `ClusterError`."""
-        notes, obstacles = find_images(spec, self.rental.options, self.rental.account)
+        source = "" if spec.generate_data else spec.data_source or spec.train.data
+        hint = COMMAND_HINT if spec.own_command else UPLOAD_HINT
+        notes, obstacles = find_images(source, hint, self.rental.options, self.rental.account)
         plan = plan_rental(spec, schedule, self.types, self.type_notes, self.rental)
-        return replace(plan, notes=(*notes, *plan.notes), obstacles=tuple(obstacles))
-
-
-# --- where the machines find the images, or a command's data ----------------------------------------------------------
-
-
-def is_shared(folder: Path) -> bool:
-    """Whether a folder is on the stack's file system, which outlives the machines."""
-    shared_parts = SHARED_FOLDER.parts[1:]  # the home folder of the machines' user may be written in full
-    return any(folder.parts[start : start + len(shared_parts)] == shared_parts for start in range(len(folder.parts)))
-
-
-def find_images(spec: JobSpec, options: AwsOptions, account: Account | None) -> tuple[list[str], list[str]]:
-    """Return lines for the user about the images of a job, and why the job would certainly find none.
-
-    New machines have what is in their machine image, and nothing of this computer. A command need not have any data.
-    Without an account AWS is not asked. Raises `ClusterError`.
-    """
-    if account and spec.data_source.startswith(S3_SCHEME):
-        far_region = find_far_region(spec, account, options.regions or (account.region,))
-        obstacle = f"{spec.data_source}: the bucket is in {far_region}, and --internet none leads to no other region"
-        return machine_role_problems(spec.data_source, account), [obstacle] * bool(
-            far_region and options.internet is Internet.NONE
-        )
-    if spec.generate_data or "://" in spec.data_source or not spec.train.data:
-        return [], []
-    hint = COMMAND_HINT if spec.own_command else UPLOAD_HINT
-    folder = Path(spec.data_source or spec.train.data)
-    has_file_system = True
-    if account and is_shared(folder):
-        accounts = [account.in_region(region) for region in options.regions or (account.region,)]
-        has_file_system = any(efs.exists(StackContext(regional)) for regional in accounts)
-    if obstacle := find_obstacle(folder, options.ami, has_file_system):
-        return [], [f"{obstacle}; {hint}"]
-    return [f"{describe_folder(folder, options.ami)}; {hint}"], []
-
-
-def find_far_region(spec: JobSpec, account: Account | None, regions: Collection[str]) -> str:
-    """Return the region of the bucket with a job's images if machines may be rented in another one, else ""."""
-    if not account or not spec.data_source.startswith(S3_SCHEME):
-        return ""
-    bucket_region = find_bucket_region(account, parse_s3_url(spec.data_source)[0])
-    return bucket_region if {bucket_region} != {*regions} else ""
-
-
-def find_obstacle(folder: Path, ami: str | None, has_file_system: bool) -> str:
-    """Return why a job certainly finds no data in this folder of its machines, "" when it may find it."""
-    if is_shared(folder):
-        return "" if has_file_system else f"{folder}: the shared file system does not exist yet, so it is empty"
-    is_in_home = folder.parts[:1] == ("~",) or folder.is_relative_to(Path.home())
-    if ami or not is_in_home:
-        return ""
-    return f"{folder}: rented machines have no folder of this computer, and AWS's images have no data"
-
-
-def describe_folder(folder: Path, ami: str | None) -> str:
-    """Return a line for the plan: which folder must have the data, where nothing puts it."""
-    if is_shared(folder):
-        place = "on the stack's shared file system"
-    elif ami:
-        place = f"in the machine image {ami}"
-    else:
-        place = "on each machine, and AWS's machine images have no data"
-    return f"{folder} must exist already, {place}"
+        return replace(plan, notes=(*notes, *plan.notes), obstacles=(*obstacles, *plan.obstacles))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cluster.connectors import untrusted
 from cluster.connectors.ssh import HostKeyRefused, SSHRefused, Unreachable
+from cluster.connectors.ssh_scripts import quote_path
 from cluster.errors import ClusterError, SetupFailed
 from cluster.machines.fleet import Fleet
 from cluster.state.heartbeats import MachineStatus
@@ -26,11 +27,20 @@ from .instances import JobInstances
 
 BOOT_TIMEOUT_SECONDS = 900.0
 SLOW_BOOT_FACTOR = 2
-BOOT_POLL_SECONDS = 1.0
+BOOT_POLL_SECONDS = 1.0  # between two questions at least; a machine that can be asked waits itself before it answers
 UNUSABLE_SECONDS = 60.0  # how long a machine may accept the login and nothing else
 REASON_BYTES = 2000
 QUOTED_LINES = 3  # of the console
 QUOTED_CHARACTERS = 160  # of each line
+# Waits 3 s at most for the end of the boot, in the folder $d. Prints "failed" and the reason, or "ready" and what the
+# command $k prints. Needs no file of its own, so the reason also comes from a machine that can write nothing.
+OUTCOME_SCRIPT = f"""
+n=0
+until [ -s "$d/ready" ] || [ -s "$d/failed" ] || [ "$n" -ge 15 ]; do sleep 0.2; n=$((n + 1)); done
+if [ -s "$d/failed" ]; then echo failed; head -c {REASON_BYTES} "$d/failed"
+elif [ -s "$d/ready" ]; then echo ready; $k; fi
+"""
+REPLACE_KEY_COMMAND = "'sudo -n imgnet-hostkey'"  # prints the new public host key, the same one each time
 TERMINAL_SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -47,8 +57,7 @@ def wait_until_ready(
     live machines by name. Called for several machines at once, each in a thread. Raises `BootFailed` when the boot
     failed, took too long, or left a machine that accepts the login and nothing else, and when the answer with the new
     host key was lost, here or to an earlier supervisor: nothing else tells that key. Raises `SetupFailed` when the
-    machine is gone, or the job is to stop or cannot get enough machines any more; `ClusterError` when the new host key
-    cannot be read.
+    machine is gone, or the job is to stop or cannot get enough machines any more.
     """
     start = last_usable = time.monotonic()
     machine = list_machines().get(name)
@@ -59,9 +68,9 @@ def wait_until_ready(
     while True:
         now = time.monotonic()
         try:
-            pending_reason = _pending_reason(provider, fleet, machine, list_machines())
+            pending_reason, new_host_key = _ask(provider, fleet, machine, list_machines())
             last_usable = now
-        except HostKeyRefused as error:  # a supervisor had the key replaced, and was killed before it wrote it down
+        except HostKeyRefused as error:  # the answer with the new key was lost, here or to a supervisor that was killed
             if provider.has_own_host_key(machine):
                 raise
             raise BootFailed(f"its new host key is not known: {error}") from error
@@ -81,29 +90,29 @@ def wait_until_ready(
             raise BootFailed(f"{pending_reason}, after {timeout_seconds:.0f} s")
         if stop_reason := provider.get_stop_reason() or fleet.shortage_reason:
             raise SetupFailed(stop_reason)
-        time.sleep(BOOT_POLL_SECONDS)
+        time.sleep(max(0.0, now + BOOT_POLL_SECONDS - time.monotonic()))
     fleet.setup_progress.set_step(name, SetupStep.BOOTING, time.monotonic() - start)
-    if not provider.has_own_host_key(machine):
-        try:
-            response = fleet.connectors[name].run(["sudo", "-n", "imgnet-hostkey"], timeout=60)
-        except SSHRefused as error:  # it has the new key, and the connection was lost with the answer
-            raise BootFailed(f"its new host key is not known: {error}") from error
-        provider.record_host_key(machine, response.out.decode().strip())
+    if new_host_key:
+        provider.record_host_key(machine, new_host_key)
 
 
-def _pending_reason(provider: JobInstances, fleet: Fleet, machine: Instance, machines: Mapping[str, Instance]) -> str:
-    """Return what a booting machine still waits for, "" when it is ready. Raises `BootFailed`, `ClusterError`."""
+def _ask(provider: JobInstances, fleet: Fleet, machine: Instance, machines: Mapping[str, Instance]) -> tuple[str, str]:
+    """Return what a booting machine still waits for, "" when it is ready, and its new host key if it has made one.
+
+    Raises `BootFailed`, `ClusterError`.
+    """
     jump_host = find_jump_host(machines)
     if jump_host and not machine.public_ip:
         # It replaces its host key as it boots. A connection that still expects the former key would be refused.
         is_replaced = provider.has_own_host_key(jump_host)
         if not is_replaced or fleet.hosts[machine.name] != provider.hosts(machines).get(machine.name):
-            return f"machine {jump_host.name}, the jump host, has not booted"
-    # A file is read without a command's folder, so the reason also comes from a machine that can write nothing.
-    connector = fleet.connectors[machine.name]
-    if failure := connector.read_from(f"{REMOTE_FOLDER}/failed", 0, REASON_BYTES):
-        raise BootFailed(f"boot failed: {untrusted.one_line(failure)}")
-    return "" if connector.read_from(f"{REMOTE_FOLDER}/ready", 0, REASON_BYTES) else "it has not finished booting"
+            return f"machine {jump_host.name}, the jump host, has not booted", ""
+    command = ":" if provider.has_own_host_key(machine) else REPLACE_KEY_COMMAND
+    answer = fleet.connectors[machine.name].run_repeatable(OUTCOME_SCRIPT, d=quote_path(REMOTE_FOLDER), k=command)
+    outcome, _, text = answer.partition(b"\n")
+    if outcome == b"failed":
+        raise BootFailed(f"boot failed: {untrusted.one_line(text)}")
+    return "" if outcome == b"ready" else "it has not finished booting", untrusted.one_line(text)
 
 
 def describe_console(provider: JobInstances, machine: Instance, folder: Path) -> str:

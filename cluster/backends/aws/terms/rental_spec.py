@@ -58,6 +58,7 @@ class RentalSpec(RentalFacts):
     ami: str | None = None
     internet: Internet = Internet.PUBLIC  # NAT also when EC2 refuses the public addresses in a network of ours
     network_ids: tuple[str, ...] = ()  # of the user's network and its subnets, () for the stack's own
+    asked: tuple[str, ...] = ()  # the zones, network, subnets and reservation that the user has named
     use_placement_group: bool = True
     # The AWS account of the machines. Credentials of another account would find none of them, and the supervisor
     # would take them for terminated.

@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from click.testing import CliRunner
@@ -18,7 +19,7 @@ from cluster.jobs import submit
 from cluster.planning.launch_options import make_launch_options
 from infra.aws import tags
 from infra.aws.client import Account
-from infra.aws.stack import efs
+from infra.aws.stack import buckets, efs
 from infra.aws.stack.resources import StackContext
 from train.tools import host
 
@@ -87,7 +88,9 @@ def test_stack_has_one_bucket_which_is_named_until_it_is_deleted(quick_stack: Aw
     run(*up, "imgnet-wb")
     for words in ((*up, "imgnet-b"), (*up, "imgnet-b", "--dry-run")):
         assert "the stack has the bucket imgnet-wb already" in run(*words, code=1)
-    assert re.search(r"all but file system fs-\w+ and bucket imgnet-wb$", run("down", "--stack", "-y"))
+    with patch.object(buckets, "list_own", wraps=buckets.list_own) as look:
+        assert re.search(r"all but file system fs-\w+ and bucket imgnet-wb$", run("down", "--stack", "-y"))
+    assert look.call_count == 1, "what the question has named goes, and no other"
     assert "imgnet-wb" in run("up", "--stack", "--dry-run", "--bucket", "imgnet-b", code=1), "it is empty, and stays"
     file_system = efs.find_file_system(StackContext(Account(REGION)))
     assert file_system

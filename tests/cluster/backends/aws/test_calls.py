@@ -18,7 +18,7 @@ from infra.aws.stack import resources, stack
 from train.tools import host
 
 ADDRESS = "127.0.0.1/32"  # faces the simulated AWS
-MAX_PLAN_CALLS, MAX_RENT_CALLS = 27, 6  # before RunInstances
+MAX_PLAN_CALLS, MAX_RENT_CALLS = 27, 5  # before RunInstances
 
 
 def read_calls(front: AwsFrontend) -> list[str]:

@@ -75,29 +75,22 @@ def test_traffic_has_a_line_for_each_cause_and_its_cost(
     assert rental_spec.traffic.dollars_once == pytest.approx(HOME_DOLLARS + dollars_once, abs=5e-4)
 
 
-def test_images_in_another_region_cost_by_the_gigabyte_also_through_a_gateway() -> None:
+@pytest.mark.parametrize(("internet", "way", "gb_dollars", "start"), [
+    (Internet.PUBLIC, ("eu-west-1", True), 0.02, "in eu-west-1, another region: "),
+    (Internet.NAT, ("eu-west-1", True), 0.02 + 0.045, "in eu-west-1, another region through the NAT gateway: "),
+    (Internet.PRIVATE, ("", False), 0.045, "without an S3 gateway endpoint, through the NAT gateway: "),
+])  # fmt: skip
+def test_images_to_which_no_endpoint_leads_cost_by_the_gigabyte(
+    internet: Internet, way: tuple[str, bool], gb_dollars: float, start: str
+) -> None:
     plan, _, _ = rental_of(FROM_S3, machines=16)
-    gigabytes = 16 * fetch_bytes(plan.schedule) / 1e9
-    for internet, gb_dollars in ((Internet.PUBLIC, 0.02), (Internet.NAT, 0.02 + 0.045)):
-        near, far = (
-            expect_traffic(plan.spec, plan.schedule, internet, None, False, far_region=region)
-            for region in ("", "eu-west-1")
-        )
-        dollars = gigabytes * gb_dollars
-        assert far[0].dollars_once - near[0].dollars_once == pytest.approx(dollars, abs=0.01) and dollars > 10
-        (line,) = (text for text in far[1] if text.startswith("images from S3 in eu-west-1, another region"))
-        assert f": {gigabytes:,.0f} GB, ${dollars:,.2f}" in line and ("NAT" in line) == (internet is Internet.NAT)
-
-
-def test_images_from_s3_pass_a_nat_gateway_where_there_is_no_endpoint() -> None:
-    plan, _, _ = rental_of(FROM_S3, machines=16)
-    gigabytes = 16 * fetch_bytes(plan.schedule) / 1e9
-    (with_it, _), (without, lines) = (
-        expect_traffic(plan.spec, plan.schedule, Internet.PRIVATE, None, False, has_s3_endpoint=has_s3_endpoint)
-        for has_s3_endpoint in (True, False)
+    (free, _), (paid, lines) = (
+        expect_traffic(plan.spec, plan.schedule, internet, None, False, 0, *each) for each in (("", True), way)
     )
-    assert without.dollars_once - with_it.dollars_once == pytest.approx(gigabytes * prices.NAT_PER_GB, abs=0.01)
-    assert [line for line in lines if line.startswith("images from S3 without an S3 gateway endpoint, through the NAT")]
+    gigabytes = 16 * fetch_bytes(plan.schedule) / 1e9
+    dollars = gigabytes * gb_dollars
+    assert paid.dollars_once - free.dollars_once == pytest.approx(dollars, abs=0.01) and dollars > 10
+    assert f"images from S3 {start}{gigabytes:,.0f} GB, ${dollars:,.2f}" in lines
 
 
 def test_fewer_checkpoints_cost_less_by_the_hour() -> None:

@@ -43,9 +43,7 @@ def test_plan_names_the_network_and_rents_in_its_zones_only(theirs: Network) -> 
     facts, rental_spec = make_plan(subnets=(theirs.private,), **TO_SSH)
     assert [place.zone for place in rental_spec.places] == ["us-east-1a"] and rental_spec.internet is Internet.PRIVATE
     assert "your NAT gateway costs $0.045 per GB" in facts["internet"]
-    with pytest.raises(
-        ClusterError, match=f"not offered in the zones of {theirs.vpc}.*{theirs.public_b} in us-east-1b"
-    ):
+    with pytest.raises(ClusterError, match=f"not offered in us-east-1b of {theirs.vpc};"):
         make_plan(subnets=(theirs.public_b,), zones=("us-east-1a",))
 
 

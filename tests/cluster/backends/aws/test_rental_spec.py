@@ -10,7 +10,7 @@ import pytest
 from support.simcloud.http_server import AwsFrontend
 from support.specs import TINY
 
-from cluster.backends.aws.planning.plan import find_obstacle
+from cluster.backends.aws.planning.images import find_obstacle
 from cluster.backends.aws.planning.rental_request import RentalRequest, choose_instance_types, choose_sold_types
 from cluster.backends.aws.renting.adoption import adopted_options
 from cluster.backends.aws.terms.aws_options import AwsOptions
@@ -116,7 +116,7 @@ def test_spot_places_follow_the_scores_of_their_zones_and_then_the_prices(front:
 def test_request_fingerprint_ignores_prices_but_not_limits() -> None:
     spec = offline_plan().spec
     places = (spec.cloud or {})["places"]
-    dearer = {**(spec.cloud or {}), "places": [{**place, "price": 9.0} for place in places][::-1]}
+    dearer = {**(spec.cloud or {}), "places": [{**place, "price": 9.0, "zone": "other"} for place in places][::-1]}
     dearer["network_ids"] = ["vpc-1", "subnet-1"]  # of which EFS may have refused some meanwhile
     same = replace(spec, cloud=dearer, created=1.0, uid="job-9-aaaaaaaa", name="job-9")
     assert request_fingerprint(same) == request_fingerprint(spec)
@@ -125,6 +125,8 @@ def test_request_fingerprint_ignores_prices_but_not_limits() -> None:
         replace(spec, cloud={**dearer, "max_dollars": 5.0}),
         replace(spec, machines=2),
         offline_plan(market="on-demand").spec,
+        offline_plan(zones=("us-east-1b",)).spec,
+        offline_plan(vpc="vpc-1").spec,
     ):
         assert request_fingerprint(other) != request_fingerprint(spec)
 

@@ -7,12 +7,14 @@ from typing import Any
 
 import boto3
 import pytest
+from click.testing import CliRunner
 from support.packed_sets import content, make_set
 from support.simcloud.http_server import AwsFrontend
 from support.specs import TINY
 
 from cluster.backends.aws.s3_source import S3Source, machine_role_problems
 from cluster.backends.planner import Plan
+from cluster.cli.app import cli
 from cluster.errors import ClusterError
 from cluster.jobs import submit
 from cluster.planning.launch_options import make_launch_options
@@ -123,6 +125,26 @@ def test_plan_names_the_region_of_a_bucket_elsewhere_which_needs_the_internet(
     assert rental and [text for text in rental.traffic if text.startswith(line)], rental
     obstacles = plan(internet=Internet.NONE).obstacles
     assert len(obstacles) == is_far and all("the bucket is in eu-west-1" in text for text in obstacles)
+    assert front.count("HeadBucket") == 2, "once for each plan"
+
+
+def test_check_says_which_images_a_launch_would_not_find(tmp_path: Path) -> None:
+    def check(*words: str) -> tuple[int, list[str]]:
+        ran = CliRunner().invoke(cli, ["check", "--machines", "2", *words])
+        return ran.exit_code, [line for line in ran.output.splitlines() if line.startswith(("error", "warning"))]
+
+    on_p4d = ("--type", "p4d.24xlarge", "--data")
+    code, problems = check(*on_p4d, "sample")
+    assert (code, len(problems)) == (0, 1) and "cannot be tried before the stack is there" in problems[0]
+    S3Source(SET_URL).upload(make_set(tmp_path / "set"), ignore_progress)
+    for words, expected_code, line in (
+        (("recipes/resnet50_18min.py",), 1, "error    ~/data/imagenet: rented machines have no folder of this"),
+        ((*on_p4d, "photos"), 1, "error    ~/.imgnet/shared/photos: the shared file system does not exist yet"),
+        ((*on_p4d, "s3://imgnet-sets/x"), 1, "error    s3://imgnet-sets/x/train/manifest.json: not found"),
+        ((*on_p4d, SET_URL), 0, "warning  the machines' IAM role reads no bucket yet"),
+    ):
+        code, problems = check(*words)
+        assert code == expected_code and problems[-1].startswith(line), problems
 
 
 def test_check_iam_prints_the_policy_for_another_bucket(sandbox: Any) -> None:
