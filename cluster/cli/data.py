@@ -1,18 +1,18 @@
-"""`imgnet-cluster data`: generate, pack, resize, check, verify and list data sets."""
+"""`imgnet-cluster data`: generate, pack, resize, check, verify, list, fetch and upload data sets."""
 
+import functools
+import math
 import sys
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cluster.display.tables import ProgressBar
-from cluster.errors import EXIT_ERROR, EXIT_OK
+from cluster.errors import EXIT_ERROR, EXIT_OK, BadInput, ClusterError
 from train.data.validation_split import MAX_NAMED_CLASSES
 
-from .data_fetch import MIN_COPY_PIXELS, translate_data_errors
 from .options import (
     CommandFunction,
     CommandGroup,
@@ -26,12 +26,39 @@ from .options import (
     warn,
 )
 
-MAX_COPY_PIXELS = 2048  # short side of a resized copy
+if TYPE_CHECKING:
+    from train.data.fetch.fetch import SetToFetch
+
+MIN_COPY_PIXELS, MAX_COPY_PIXELS = 32, 2048  # short side of a resized copy
 FEW_IMAGES = 10  # `data check` names the classes with fewer training images
 
 
 # As a launch has it, but without it nothing is held out.
 val_fraction_option = launch_options("val_fraction", is_configurable=False, shows_default=False)
+sizes_option = click.option(
+    "--sizes",
+    metavar="LIST",
+    default="full",
+    show_default=True,
+    help="What to copy, comma-separated: full, or short sides of pre-resized copies, such as full,160,352. Copies lie "
+    "beside the data set, under its name with -sz.",
+)
+
+
+def translate_data_errors(command: CommandFunction) -> CommandFunction:
+    """Decorate a command so that errors of a data set become `ClusterError`."""
+
+    @functools.wraps(command)
+    def wrapped(*args: object, **kwargs: object) -> object:
+        from train.data.index.open import DataError
+        from train.data.manifest import FetchError
+
+        try:
+            return command(*args, **kwargs)
+        except (DataError, FetchError, ValueError) as error:
+            raise ClusterError(str(error)) from error
+
+    return wrapped
 
 
 @click.group(cls=CommandGroup)
@@ -206,7 +233,7 @@ def check(folder: Path, val_fraction: float | None, output: str) -> None:
     val_fraction = val_fraction or 0.0
     misplaced = layout_problems(folder, val_fraction)
     with ProgressBar(f"indexing {folder}") as progress:
-        load = partial(
+        load = functools.partial(
             load_index, folder, val_fraction=val_fraction, skip_bad=True, skip_layout_problems=True, progress=progress
         )
         train = load("train")
@@ -329,3 +356,89 @@ def ls(folder: Path, output: str) -> None:
         }
         for split in splits
     )
+
+
+def _parse_sizes(text: str) -> list[int | None]:
+    """Return the short sides that --sizes lists, None for the full size. Raises `BadInput`."""
+    sizes = [size.strip() for size in text.split(",")]
+    if not all(size == "full" or (size.isdigit() and int(size) >= MIN_COPY_PIXELS) for size in sizes):
+        raise BadInput(
+            f"--sizes: must be full, or whole numbers of {MIN_COPY_PIXELS} or more, comma-separated, such as full,160; "
+            f"not {text!r}"
+        )
+    return [None if size == "full" else int(size) for size in dict.fromkeys(sizes)]
+
+
+@data.command()
+@click.argument("source")
+@click.argument("target", type=click.Path(path_type=Path))
+@sizes_option
+@translate_data_errors
+def fetch(source: str, target: Path, sizes: str) -> None:
+    """Copy a packed data set from SOURCE to the folder TARGET.
+
+    SOURCE is a folder or s3://bucket/prefix. The command can be interrupted and run again.
+    """
+    from cluster.planning.data_fetch import set_to_fetch
+
+    target = target.expanduser().absolute()
+    short_sides = sorted(_parse_sizes(sizes), key=lambda size: size or math.inf)
+    _fetch_sets(source, target, [set_to_fetch(source, target, short_side) for short_side in short_sides])
+
+
+@data.command(hidden=True)
+@click.argument("folder", type=click.Path(path_type=Path))
+@translate_data_errors
+def fetch_for_job(folder: Path) -> None:
+    """Copy what a job reads to this machine. FOLDER is the job's shared folder. Its agents call this."""
+    from cluster.planning.data_fetch import sets_of_job
+    from cluster.state.spec import JobSpec
+
+    spec = JobSpec.parse((folder / "job.json").read_bytes(), folder)
+    _fetch_sets(spec.data_source, Path(spec.train.data), sets_of_job(spec, _log))
+
+
+def _fetch_sets(source: str, target: Path, sets: "list[SetToFetch]") -> None:
+    """Fetch sets, with a progress bar, and print what was fetched."""
+    from train.data.fetch.fetch import fetch_sets, format_bytes
+
+    with ProgressBar(f"fetching {source}", format_bytes) as progress:
+        report = fetch_sets(sets, progress=progress, log=_log)
+    speed = ""
+    if report.fetched_bytes:
+        speed = f" in {report.seconds:.1f} s ({report.fetched_bytes / 1e6 / report.seconds:.0f} MB/s)"
+    existing = format_bytes(report.existing_bytes)
+    click.echo(f"{target}: {format_bytes(report.fetched_bytes)} fetched{speed}, {existing} already present")
+
+
+def _log(text: str) -> None:
+    click.echo(text, err=True)
+
+
+@data.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("place")
+@sizes_option
+@translate_data_errors
+def put(folder: Path, place: str, sizes: str) -> None:
+    """Upload the packed data set in FOLDER to S3.
+
+    PLACE is the destination, such as s3://my-bucket/data/imagenet. Files that are there already are not sent again.
+    """
+    from cluster.backends.aws.s3_source import S3Source
+    from cluster.planning import data_fetch
+    from train.data.fetch.fetch import format_bytes
+
+    uploaded_count = 0
+    existing_count = 0
+    for short_side in _parse_sizes(sizes):
+        source = str(folder)
+        destination = place
+        if short_side is not None:
+            source = data_fetch.copies_location(source, "", short_side)
+            destination = data_fetch.copies_location(destination, "", short_side)
+        with ProgressBar(f"uploading {source}", format_bytes) as progress:
+            uploaded, existing = S3Source(destination).upload(Path(source).expanduser(), progress)
+        uploaded_count += uploaded
+        existing_count += existing
+    click.echo(f"{place}: {uploaded_count} files uploaded, {existing_count} already present")

@@ -91,8 +91,8 @@ def record(job: str | None, record_format: str | None, output_path: Path | None,
     It contains hours, accuracies, hardware, price, the recipe, and what each epoch did. Hours count from the start of
     loading the images. Unknown values are null. Only the run folder is read, so it works after the machines are gone.
     """
+    from cluster import records
     from cluster.jobs import store
-    from cluster.records import run_data, writers
     from train.tools.files import write_atomic
     from train.tools.text_files import to_json_bytes
 
@@ -102,12 +102,12 @@ def record(job: str | None, record_format: str | None, output_path: Path | None,
     refresh(recorded_job)
     try:
         with recorded_job.report_damaged_files():
-            run = run_data.collect_run_data(recorded_job)
-        entry = writers.dawnbench_entry(run, author, log_filename)
+            run = records.collect_run_data(recorded_job)
+        entry = records.dawnbench_entry(run, author, log_filename)
         text_by_format = {
-            "tsv": writers.render_tsv(run),
+            "tsv": records.render_tsv(run),
             "json": to_json_bytes(entry).decode(),
-            "mlperf": writers.render_mlperf_log(run, org=author),
+            "mlperf": records.render_mlperf_log(run, org=author),
         }
     except MALFORMED_DATA_ERRORS as error:
         problem = f"{type(error).__name__}: {error}"

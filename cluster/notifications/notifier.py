@@ -6,26 +6,93 @@ with the same "id".
 """
 
 import contextlib
+import json
 import logging
 import time
+from dataclasses import dataclass, field
+from pathlib import Path
 from uuid import uuid4
 
 from cluster.state.run_folder import Run, RunFolder, is_locked
 from cluster.state.status import JobResult
-from train.tools.files import locked
-from train.tools.records import read_record
+from train.tools.files import locked, open_regular
+from train.tools.records import DamagedRecord, decode_line, encode, read_record
+from train.tools.text_files import read_lines
 
 from .delivery import Delivery
 from .events import REPEATED_KINDS, Event, Notification, SupervisorView, describe, end_key, find_events
-from .journal import Journal, JournalRow, read_rows
 
 logger = logging.getLogger(__name__)
 
+JOURNAL_FILE = "notifications.jsonl"  # in the run folder: events before they are sent, then the outcomes
 NOTIFIER_LOCK = ".notifier.lock"  # in the run folder
 FINISH_SECONDS = 60.0  # after the end of the job, for what is not delivered yet
 FINISH_POLL_SECONDS = 0.1
 # A machine that lies could invent events all the time. What waits is told later, as one event.
 MAX_HOURLY_EVENTS = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class JournalRow:
+    """An event that is about to be sent (`notification`, its `keys` and `targets`), or the outcome at one target.
+
+    Targets are named by their fingerprints. `error` is "" when the target `to` got the notification.
+    """
+
+    id: str
+    keys: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    notification: Notification | None = None
+    target: str = ""
+    to: str = ""
+    error: str = ""
+    time: float = 0.0
+
+
+@dataclass
+class Journal:
+    """The rows of the file. Rows that cannot be written, on a full disk, are known to this process only."""
+
+    run_path: Path
+    rows: list[JournalRow] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.rows = read_rows(self.run_path)
+
+    def append(self, row: JournalRow) -> None:
+        """Add a row."""
+        self.rows.append(row)
+        with contextlib.suppress(OSError), open_regular(self.run_path / JOURNAL_FILE, "ab") as file:
+            file.write(json.dumps(encode(row)).encode() + b"\n")
+
+    def count_of_last_hour(self, now: float) -> int:
+        """Return how many events were recorded within an hour of `now` (seconds since 1970)."""
+        return sum(row.notification is not None and abs(now - row.time) < 3600 for row in self.rows)
+
+    def pending(self, target: str) -> list[Notification]:
+        """Return the notifications that a target was to get and that have no outcome there."""
+        settled = {row.id for row in self.rows if row.target == target}
+        return [
+            row.notification
+            for row in self.rows
+            if row.notification and target in row.targets and row.id not in settled
+        ]
+
+
+def read_rows(run_path: Path) -> list[JournalRow]:
+    """Return the rows of a job. Damaged lines are skipped: at worst something is told twice."""
+    rows = []
+    with contextlib.suppress(OSError):
+        for line in read_lines(run_path / JOURNAL_FILE):
+            with contextlib.suppress(DamagedRecord):
+                rows.append(decode_line(JournalRow, line))
+    return rows
+
+
+def describe_trouble(run_path: Path) -> str:
+    """Return why the last notification could not be delivered, for each target; "" when it was."""
+    last_rows = {row.target: row for row in read_rows(run_path) if row.target}
+    return "; ".join(f"{row.to}: {row.error}" for row in last_rows.values() if row.error)
 
 
 class Notifier:

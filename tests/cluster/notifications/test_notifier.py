@@ -20,8 +20,7 @@ from support.webhook_server import WebhookServer, webhook_server
 from cluster.notifications import delivery
 from cluster.notifications import notifier as notifier_module
 from cluster.notifications.events import SupervisorView
-from cluster.notifications.journal import JOURNAL_FILE, read_rows
-from cluster.notifications.notifier import Notifier, has_untold_end
+from cluster.notifications.notifier import JOURNAL_FILE, Notifier, has_untold_end, read_rows
 from cluster.state.run_folder import Run
 
 VIEW = SupervisorView()
