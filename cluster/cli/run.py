@@ -10,6 +10,8 @@ from .launch import backend_options, carry_out, detach_option, plan_all, request
 from .options import (
     DEFAULT_BACKEND,
     GroupedCommand,
+    GroupedOption,
+    click_options,
     configured_options,
     deferred_options,
     dry_run_option,
@@ -19,21 +21,12 @@ from .options import (
     yes_option,
 )
 
-# The options that are fields of a `Command`.
-COMMAND_OPTIONS = (
-    *("procs", "progress", "requirements", "image", "stall_seconds", "retries", "save_signal", "elastic"),
-)
 
+def command_options() -> list[GroupedOption]:
+    """Return the options that are fields of a `Command`."""
+    from train.recipe.command import Command
 
-def parse_procs(ctx: click.Context, param: click.Parameter, value: str) -> int | str:
-    """Return the number of processes, or "gpu". Raises `click.BadParameter`."""
-    from train.recipe.command import MAX_PROCS
-
-    if value == "gpu":
-        return value
-    if not value.isdecimal() or not 1 <= int(value) <= MAX_PROCS:
-        raise click.BadParameter(f"{value!r} is neither a number from 1 to {MAX_PROCS} nor the word gpu")
-    return int(value)
+    return click_options(Command.options())
 
 
 @click.command(cls=GroupedCommand, context_settings={"allow_interspersed_args": False})
@@ -45,14 +38,6 @@ def parse_procs(ctx: click.Context, param: click.Parameter, value: str) -> int |
     data="Folder of images or other data that the processes find as $IMGNET_DATA. It must be on the machines.",
     min_machines="Run the command with at least this many machines; pause with fewer.  [default: 1]",
     lost_seconds="Give up a machine that has sent no heartbeat for this long.  [default: 5.0]",
-)
-@grouped_option(
-    "Machines",
-    "--procs",
-    metavar="P|gpu",
-    default="gpu",
-    callback=parse_procs,
-    help="Processes of each machine: a number, or gpu for one per GPU.  [default: gpu; without GPUs, 1]",
 )
 @grouped_option(
     "Command",
@@ -73,54 +58,7 @@ def parse_procs(ctx: click.Context, param: click.Parameter, value: str) -> int |
 @grouped_option(
     "Command", "--env-file", multiple=True, metavar="FILE", help="File of secret variables, a line NAME=VALUE for each."
 )
-@grouped_option(
-    "Command",
-    "--requirements",
-    default="",
-    metavar="FILE",
-    help="File in the project whose requirements are installed.  [default: on other machines uv.lock, requirements.txt "
-    "or pyproject.toml; on this computer the active environment is used]",
-)
-@grouped_option(
-    "Command", "--image", default="", metavar="IMAGE", help="Run the processes in containers of this image, by docker."
-)
-@grouped_option(
-    "Command",
-    "--progress",
-    default="",
-    metavar="PATTERN",
-    help="Regular expression of the lines by which rank 0 tells its step, such as 'step (?P<step>\\d+)'. Further "
-    "groups: steps, epoch, epochs, loss, lr, images_per_second.",
-)
-@grouped_option(
-    "Recovery",
-    "--stall-seconds",
-    default=0.0,
-    type=click.FloatRange(0),
-    metavar="S",
-    help="After this time without progress, the command counts as failed.  [default: no limit]",
-)
-@grouped_option(
-    "Recovery",
-    "--retries",
-    default=0,
-    type=click.IntRange(0),
-    metavar="N",
-    help="How many failures of its own the command may have; lost machines do not count.  [default: 0]",
-)
-@grouped_option(
-    "Recovery",
-    "--save-signal",
-    default="TERM",
-    metavar="NAME",
-    help="Signal that asks the processes to save and exit: TERM, INT, USR1, USR2 or HUP.  [default: TERM]",
-)
-@grouped_option(
-    "Recovery",
-    "--elastic/--no-elastic",
-    default=True,
-    help="After a loss, go on with the machines that are left, or wait for all.  [default: go on]",
-)
+@deferred_options(command_options)
 @detach_option
 @dry_run_option
 @requests_option
@@ -155,7 +93,8 @@ def run(
     if requests and not dry_run:
         raise BadInput("--requests needs --dry-run")
     variables, secrets = read_environment(env, env_file)
-    values = {name: options.pop(name) for name in COMMAND_OPTIONS}
+    given = {option.name: options.pop(option.name) for option in Command.options()}
+    values = {name: value for name, value in given.items() if value is not None}
     backend, keywords = add_configured(typed_options(options), configured_options(options), DEFAULT_BACKEND)
     keywords = {key: value for key, value in keywords.items() if key in options}  # not those of recipes
     try:
