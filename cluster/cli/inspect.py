@@ -365,11 +365,11 @@ def ssh(job_and_command: tuple[str, ...], machine: int | None) -> None:
 
 @click.command()
 @click.argument("job", required=False)
-@click.option("--once", is_flag=True, help="Print the table once and exit.")
-def top(job: str | None, once: bool) -> None:
+def top(job: str | None) -> None:
     """Show the live activity of each machine of JOB.
 
-    Without JOB, the newest job is taken. The table is updated every second, until Ctrl-C.
+    Without JOB, the newest job is taken. The table is updated every second, until Ctrl-C; off a terminal it is printed
+    once.
     """
     from cluster.display import top as display_top
     from cluster.jobs import store
@@ -380,7 +380,7 @@ def top(job: str | None, once: bool) -> None:
         refresh(found_job)
         return found_job.status(), found_job.machine_details()
 
-    display_top.show_top(read, once)
+    display_top.show_top(read)
 
 
 @click.command()

@@ -19,12 +19,7 @@ FORMAT_BY_SUFFIX = {".tsv": "tsv", ".json": "json", ".log": "mlperf"}
 class OutputFile(click.Path):
     """A file that a command writes. The formats that `-o` of other commands takes are refused: nobody means a file."""
 
-    def convert(
-        self,
-        value: Any,  # Any: a text or a path
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> Any:  # Any: as click.Path returns it, here always a path
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # Any: as click
         """Return the path. Fails as click's types do."""
         if str(value) in OUTPUT_FORMATS:
             self.fail(f"of this command -o names the file to write; a file of this name is ./{value}", param, ctx)

@@ -118,13 +118,13 @@ class Notifier:
         except Exception as error:  # damaged files are reported by the supervisor
             self._log_once(f"notifications: {type(error).__name__}: {error}")
 
-    def finish(self, view: SupervisorView) -> None:
+    def finish(self) -> None:
         """Deliver what is left after the end of the job, for at most a minute."""
         deadline = time.monotonic() + FINISH_SECONDS
-        self.update(view)
+        self.update(SupervisorView())
         while self.journal and any(each.waiting for each in self.targets.values()) and time.monotonic() <= deadline:
             time.sleep(FINISH_POLL_SECONDS)
-            self.update(view)
+            self.update(SupervisorView())
         for delivery in self.targets.values() if self.journal else ():
             for notification, error in delivery.abandon():
                 self._record_outcome(delivery, notification, error)

@@ -7,7 +7,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -165,17 +164,13 @@ def _curve_chart(
         return None
     figure, all_axes = figures.make_axes(rows=len(panels))
     for axes, (label, curves) in zip(all_axes, panels.items(), strict=True):
-        end = max(x for curve in curves for x, _ in curve.points)
         for curve in curves:
-            marked_points = short_piece_ends(curve.points, 0.02 * end)
-            if len(curve.points) <= MAX_POINTS_WITH_MARKERS and style == "default":
-                marked_points = list(range(len(curve.points)))
+            has_markers = len(curve.points) <= MAX_POINTS_WITH_MARKERS and style == "default"
             axes.plot(
                 *zip(*curve.points, strict=True),
                 color=curve.legend_entry.color,
                 linestyle=LINE_STYLES[curve.legend_entry.symbol],
-                marker="o" if marked_points else "",
-                markevery=marked_points or None,
+                marker="o" if has_markers else "",
                 drawstyle=style,
                 linewidth=curve.width,
             )
@@ -186,18 +181,6 @@ def _curve_chart(
     all_axes[-1].set_xlabel(x_label)
     legend = [curve.legend_entry for curve in curves] if len(curves) > 1 else []
     return Chart(title, figure_to_svg(figure, title), legend, note)
-
-
-def short_piece_ends(points: Points, min_length: float) -> list[int]:
-    """Return the index of the last point of each uninterrupted piece of a curve that is shorter than `min_length`.
-
-    These points get a marker, because a very short line is invisible.
-    """
-    interruptions = [index for index, (_, y) in enumerate(points) if math.isnan(y)]
-    pieces = [
-        (before + 1, after - 1) for before, after in pairwise([-1, *interruptions, len(points)]) if after - before > 1
-    ]
-    return [last for first, last in pieces if points[last][0] - points[first][0] < min_length]
 
 
 def cost_chart(all_facts: Sequence[JobFacts]) -> Chart | None:
