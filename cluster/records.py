@@ -13,13 +13,14 @@ from cluster.errors import ClusterError
 from cluster.jobs import checkpoints
 from cluster.jobs.job import Job
 from cluster.state.result import first_launch_time
+from cluster.state.spec import JobSpec
 from cluster.state.states import JobState
+from cluster.state.status import JobResult
 from cluster.state.timeline import AttemptRow
-from infra.costs import MachineCost
+from infra.costs import JobCost, MachineCost
 from train.metrics.records import StartRow, read_metrics_file
 from train.recipe.history import EpochResult
-from train.recipe.schema import Recipe
-from train.recipe.target import CLOCK_JUMPED, TargetOutcome
+from train.recipe.target import CLOCK_JUMPED
 from train.tools.agent_protocol import metrics_files
 from train.tools.records import encode
 
@@ -36,32 +37,30 @@ INTERVAL_END = "INTERVAL_END"
 
 @dataclass(frozen=True, kw_only=True)
 class RunData:
-    """The data of a run that its records need. Unknown values are None.
+    """What the records need of a run; None for what is not known.
 
-    `starts` has a row for each attempt in which trainers began, `attempts` a row for each that had machines.
-    `epoch_ends` are the seconds from the start of loading the images to the end of each epoch, `peak_lr` the highest
-    learning rate of a step. Only of rented machines more than the name is known: `machines` is empty for others, and
-    `billed` (dollars) None. `launched_at` is a Unix time.
+    `starts` has a row for each attempt in which trainers began. `epoch_ends` are the seconds from the start of loading
+    the images to the end of each epoch, `peak_lr` is the highest learning rate of a step. `cost` is None where nothing
+    is rented. `launched_at` is a Unix time.
     """
 
-    job: str
-    uid: str
-    state: JobState
-    backend: str
-    is_rented: bool
-    recipe: Recipe
-    max_steps: int | None
-    scale: float
-    commit: str | None
+    spec: JobSpec
+    result: JobResult
     launched_at: float
     starts: tuple[StartRow, ...]
-    epochs: tuple[EpochResult, ...]
     epoch_ends: tuple[float, ...]
     peak_lr: float | None
-    target: TargetOutcome | None
-    attempts: tuple[AttemptRow, ...]
-    machines: tuple[MachineCost, ...]
-    billed: float | None
+    cost: JobCost | None
+
+    @property
+    def attempts(self) -> list[AttemptRow]:
+        """The attempts that had machines."""
+        return [row for row in self.result.timeline if row.machines]
+
+    @property
+    def machines(self) -> tuple[MachineCost, ...]:
+        """The rented machines."""
+        return self.cost.machines if self.cost else ()
 
     @property
     def loading_began_at(self) -> float:
@@ -77,7 +76,8 @@ class RunData:
     @property
     def validated_epochs(self) -> list[tuple[EpochResult, float]]:
         """The epochs that have accuracies, each with its end in seconds."""
-        return [(epoch, end) for epoch, end in zip(self.epochs, self.epoch_ends, strict=True) if epoch.top1 is not None]
+        epochs = zip(self.result.epochs, self.epoch_ends, strict=True)
+        return [(epoch, end) for epoch, end in epochs if epoch.top1 is not None]
 
     @property
     def cost_per_hour(self) -> float | None:
@@ -86,11 +86,6 @@ class RunData:
         names = self.attempts[-1].machines if self.attempts else ()
         prices = [price for name in names if (price := price_by_name.get(name)) is not None]
         return sum(prices) if prices and len(prices) == len(names) else None
-
-    @property
-    def has_succeeded(self) -> bool:
-        """Whether the run reached its target or, without a target, ran to its end."""
-        return self.target.reached if self.target else self.state == JobState.DONE
 
 
 def collect_run_data(job: Job) -> RunData:
@@ -117,33 +112,20 @@ def collect_run_data(job: Job) -> RunData:
     if not starts:
         raise ClusterError(f"{job.name} cannot be recorded: its metrics lack the time at which loading began")
     rates = (row.scalars.get("sizes/lr") for row in job.run_folder.steps())
-    cost = job.backend.job_cost() if job.backend.is_billed else None
-    spec = job.spec
     return RunData(
-        job=job.name,
-        uid=spec.uid,
-        state=result.state,
-        backend=spec.backend,
-        is_rented=cost is not None,
-        recipe=spec.recipe,
-        max_steps=spec.train.max_steps,
-        scale=spec.train.scale,
-        commit=spec.git_commit,
+        spec=job.spec,
+        result=result,
         launched_at=first_launch_time(job.run),
         starts=starts,
-        epochs=result.epochs,
         epoch_ends=epoch_ends,
         peak_lr=max((rate for rate in rates if rate is not None), default=None),
-        target=result.target,
-        attempts=tuple(row for row in result.timeline if row.machines),
-        machines=cost.machines if cost else (),
-        billed=None if cost is None or cost.unknown else cost.dollars,
+        cost=job.backend.job_cost() if job.backend.is_billed else None,
     )
 
 
 def render_tsv(run: RunData) -> str:
     """Return DAWNBench's TSV: for each validated epoch its number, hours, and accuracies in percent."""
-    columns = TSV_COLUMNS_BY_DATA.get(run.recipe.data.name, TSV_COLUMNS)
+    columns = TSV_COLUMNS_BY_DATA.get(run.spec.recipe.data.name, TSV_COLUMNS)
     rows = [
         (
             f"{epoch.epoch}",
@@ -157,7 +139,7 @@ def render_tsv(run: RunData) -> str:
 
 
 def dawnbench_entry(run: RunData, author: str | None, log_filename: str | None) -> JsonDict:
-    """Return DAWNBench's JSON as plain data; its field "misc" holds the whole run.
+    """Return DAWNBench's JSON as plain data; its field "misc" holds the result and more.
 
     `log_filename` is the name of MLPerf's log beside it.
     """
@@ -170,14 +152,21 @@ def dawnbench_entry(run: RunData, author: str | None, log_filename: str | None) 
         "authorEmail": None,
         "framework": f"imgnet-cluster {versions.get('imgnet-cluster')}, PyTorch {versions.get('torch')}",
         "codeURL": None,
-        "model": run.recipe.model.name,
+        "model": run.spec.recipe.model.name,
         "hardware": describe_hardware(run),
         "costPerHour": price,
         "timestamp": time.strftime("%Y-%m-%d", time.gmtime(run.loading_began_at + run.epoch_ends[-1])),
         "logFilename": log_filename,
         "misc": {
-            **encode(run),
-            "recipe": run.recipe.to_json(),
+            **encode(run.result),
+            "recipe": run.spec.recipe.to_json(),
+            "uid": run.spec.uid,
+            "max_steps": run.spec.train.max_steps,
+            "scale": run.spec.train.scale,
+            "starts": encode(run.starts),
+            "peak_lr": run.peak_lr,
+            "rented": encode(run.cost),
+            "billed": run.cost.dollars if run.cost and not run.cost.unknown else None,
             "clock": CLOCK_DESCRIPTION,
             "hours": seconds / 3600,
             "dollars": None if price is None else seconds / 3600 * price,
@@ -196,7 +185,7 @@ def describe_hardware(run: RunData) -> str:
         machine_type = find_machine_type(type_name)
         gpus_text = f" ({machine_type.gpus} x {machine_type.gpu})" if machine_type and machine_type.gpu != "CPU" else ""
         places = {f"{machine.zone} {machine.market}" for machine in run.machines if machine.type == type_name}
-        type_texts.append(f"{type_name}{gpus_text}, {run.backend} {', '.join(sorted(places))}")
+        type_texts.append(f"{type_name}{gpus_text}, {run.spec.backend} {', '.join(sorted(places))}")
     machines_text = f"{counts} x {' and '.join(type_texts)}" if type_texts else f"machines: {counts}"
     unit = "GPUs" if start.device == "cuda" else "processes"
     return f"{machines_text}; {unit}: {process_counts} on {start.processor or 'a processor of unknown name'}"
@@ -228,8 +217,8 @@ def render_mlperf_log(run: RunData, org: str | None) -> str:
         add_event(began_at, POINT_IN_TIME, key, value)
     add_event(began_at, INTERVAL_END, "init_stop")
     add_event(began_at, INTERVAL_START, "run_start")
-    global_batch = run.epochs[0].global_batch
-    for row, end in zip(run.epochs, run.epoch_ends, strict=True):
+    global_batch = run.result.epochs[0].global_batch
+    for row, end in zip(run.result.epochs, run.epoch_ends, strict=True):
         ended_at = run.loading_began_at + end
         trained_at = max(began_at, ended_at - row.val_seconds)
         epoch = row.epoch
@@ -244,7 +233,9 @@ def render_mlperf_log(run: RunData, org: str | None) -> str:
             add_event(ended_at, POINT_IN_TIME, "eval_accuracy", row.top1 / 100, epoch_num=epoch, **top5)
             add_event(ended_at, INTERVAL_END, "eval_stop", epoch_num=epoch)
         began_at = ended_at
-    add_event(began_at, INTERVAL_END, "run_stop", status="success" if run.has_succeeded else "aborted")
+    target = run.result.target
+    has_succeeded = target.reached if target else run.result.state == JobState.DONE
+    add_event(began_at, INTERVAL_END, "run_stop", status="success" if has_succeeded else "aborted")
     return "".join(lines)
 
 
@@ -254,17 +245,17 @@ def submission_settings(run: RunData, org: str | None) -> JsonDict:
         "submission_org": org,
         "submission_platform": describe_hardware(run),
         "submission_division": "open",  # the closed division prescribes model, schedule and optimizer
-        "submission_status": "cloud" if run.is_rented else "onprem",
+        "submission_status": "cloud" if run.cost else "onprem",
         "submission_benchmark": "resnet",  # the classification of images; the open division allows any model
     }
 
 
 def mlperf_settings(run: RunData) -> JsonDict:
     """Return the settings that MLPerf logs before a run, by MLPerf's keys. Learning rates are the executed ones."""
-    optim = run.recipe.optim
+    optim = run.spec.recipe.optim
     optimizer_settings = {
         "base_learning_rate": run.peak_lr,
-        "end_learning_rate": run.epochs[-1].lr,
+        "end_learning_rate": run.result.epochs[-1].lr,
         "weight_decay": optim.weight_decay,
     }
     key_prefix = "opt"
@@ -272,11 +263,11 @@ def mlperf_settings(run: RunData) -> JsonDict:
         optimizer_settings["momentum"] = optim.momentum
         key_prefix = f"{optim.name}_opt"
     return {
-        "model_name": run.recipe.model.name,
-        "global_batch_size": run.epochs[0].global_batch,
+        "model_name": run.spec.recipe.model.name,
+        "global_batch_size": run.result.epochs[0].global_batch,
         "train_samples": run.starts[-1].train_images,
         "eval_samples": run.starts[-1].val_images,
-        "seed": run.recipe.seed,
+        "seed": run.spec.recipe.seed,
         "opt_name": optim.name,
         **{f"{key_prefix}_{key}": value for key, value in optimizer_settings.items()},
     }

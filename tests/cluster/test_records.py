@@ -58,7 +58,7 @@ def test_entry_describes_hardware_price_epochs_and_attempts(run: RunData) -> Non
     epochs = [(row["epoch"], row["steps"], row["global_batch"], row["size"]) for row in misc["epochs"]]
     assert epochs == [(1, 32, 32, 64), (2, 32, 32, 64), (3, 16, 64, 96), (4, 16, 64, 96)]
     assert [row["lr"] for row in misc["epochs"]][1::2] == pytest.approx([0.8, 0.04])
-    assert [(row["machines"], row["first_step"]) for row in misc["attempts"]] == [
+    assert [(row["machines"], row["first_step"]) for row in misc["timeline"] if row["machines"]] == [
         (["0", "1"], 0),
         (["0", "1"], SAVED_STEP),
     ]
