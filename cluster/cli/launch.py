@@ -1,6 +1,7 @@
 """The commands that start, stop and change a job (launch, stop, resume, rehearse-loss, adopt), and config."""
 
 import functools
+import json
 import shlex
 import sys
 import time
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
     from cluster.backends.planner import Plan
     from cluster.jobs.job import Job
-    from cluster.machines.host_check import HostReport
     from train.tools.option_fields import OptionSet
 
 detach_option = grouped_option(
@@ -128,7 +128,6 @@ def carry_out(
     Exits with the code of the jobs; with `dry_run` nothing is launched. Raises `ClusterError`.
     """
     from cluster.backends import catalog
-    from cluster.display import cloud as display_cloud
     from cluster.display import plan as display_plan
     from cluster.display import progress
     from cluster.display.tables import print_wrapped
@@ -142,12 +141,17 @@ def carry_out(
     backend_class = catalog.backend_class(plans[0].spec.backend)
     for plan in plans:
         if requests and plan.rental_plan:
-            display_cloud.show_aws_requests(plan.rental_plan.requests)
+            for action, arguments in plan.rental_plan.requests:
+                click.echo(f"{action}\n{json.dumps(arguments, indent=1)}")
         if not (dry_run and backend_class.is_billed):  # a dry run shows the price from any computer
             submit.check(plan.spec)
     if dry_run:
         largest_spec = max((plan.spec for plan in plans), key=lambda spec: len(spec.machine_names))
-        show_machine_checks(backend_class.check_machines(largest_spec), largest_spec.machines)
+        if reports := backend_class.check_machines(largest_spec):
+            display_plan.show_host_reports(reports)
+            usable, needed = sum(not report.errors for report in reports), largest_spec.machines
+            if usable < needed:
+                raise ClusterError(f"a launch would fail: {usable} of the {needed} machines that it needs can be used")
         is_refused = any(plan.obstacles for plan in plans)
         launched = "" if is_refused else f"would launch {pluralize(len(plans), 'job')} in {store.runs_folder()}; "
         return print_wrapped(f"{launched}nothing was started")
@@ -208,21 +212,6 @@ def _with_command(plan: "Plan", is_only: bool) -> "Plan":
     if not (is_only or "--only" in words):
         words += ["--only", plan.spec.workload.name]
     return replace(plan, spec=replace(plan.spec, command=shlex.join(words)))
-
-
-def show_machine_checks(reports: "Sequence[HostReport]", needed: int) -> None:
-    """Print the reports of checked machines; nothing when no machine was checked.
-
-    Raises `ClusterError` when fewer machines are usable than the job needs.
-    """
-    from cluster.display import plan as display_plan
-
-    if not reports:
-        return
-    display_plan.show_host_reports(reports)
-    usable = sum(not report.errors for report in reports)
-    if usable < needed:
-        raise ClusterError(f"a launch would fail: {usable} of the {needed} machines that it needs can be used")
 
 
 def plan_all(makers: "Sequence[Callable[..., Plan]]", dry_run: bool) -> "tuple[list[Plan], str]":

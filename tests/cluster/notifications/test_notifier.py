@@ -166,12 +166,12 @@ def test_machine_that_invents_events_floods_nobody(make_run: Any, monkeypatch: p
         limit = f"the limit of {number} hours"
         run.write_status("training", launch="one", limit=limit, limit_share=0.95)
         teller.update(VIEW)
-    assert teller.journal and sum(row.notification is not None for row in teller.journal.rows) == 5
-    later = teller.journal.rows[0].time + 3601
+    assert teller.rows and sum(row.notification is not None for row in teller.rows) == 5
+    later = teller.rows[0].time + 3601
     clock = SimpleNamespace(time=lambda: later, monotonic=time.monotonic, sleep=time.sleep)
     monkeypatch.setattr(notifier_module, "time", clock)
     teller.update(VIEW)
-    assert sum(row.notification is not None for row in teller.journal.rows) == 6, "what waited is told later"
+    assert sum(row.notification is not None for row in teller.rows) == 6, "what waited is told later"
     monkeypatch.setattr(notifier_module, "MAX_HOURLY_EVENTS", 0)
     run.write_status("failed", launch="one", reason="out of memory", ended=True)
     run.job.refresh()
