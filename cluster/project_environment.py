@@ -2,11 +2,11 @@
 
     python3 -m cluster.project_environment PROJECT FOLDER RESULT REQUIREMENTS
 
-REQUIREMENTS is the file that the user named, or "". The environment is FOLDER/venv/project-<key>. It sees the packages of this Python, and keeps its torch: requirements of
-another version are an error. The key follows from the contents of the project's files, so each state of them is
-installed once and kept for later jobs. Where these files require files of the project, as `-e .` does, an environment
-belongs to one copy of the project: a later job would run the code of an earlier one. RESULT gets the path of the
-environment's Python, or of this one when the project requires nothing.
+REQUIREMENTS is the file that the user named, or "". The environment is FOLDER/venv/project-<key>. It sees the packages
+of this Python, and keeps its torch: requirements of another version are an error. The key follows from the contents of
+the project's files, so each state of them is installed once and kept for later jobs. Where these files require files of
+the project, as `-e .` does, an environment belongs to one copy of the project: a later job would run the code of an
+earlier one. RESULT gets the path of the environment's Python, or of this one when the project requires nothing.
 """
 
 import hashlib

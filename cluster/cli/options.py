@@ -25,8 +25,8 @@ CONFIGURED_SOURCES = (click.core.ParameterSource.ENVIRONMENT, click.core.Paramet
 OUTPUT_FORMATS = ("table", "json")
 # The headings of `--help`, in this order. Those of backends of other packages come after them.
 OPTION_GROUPS = (
-    "Machines", "Command", "Slurm", "AWS", "Data", "Training", "Recovery", "Limits", "Notifications", "Forecast",
-    "Output",
+    "Options", "Machines", "Command", "Slurm", "AWS", "Data", "Training", "Recovery", "Limits", "Notifications",
+    "Forecast", "Output",
 )  # fmt: skip
 
 
@@ -137,55 +137,12 @@ def deferred_options(make_options: Callable[[], list[GroupedOption]]) -> Callabl
     return click.option(cls=DeferredOptions, make_options=make_options)
 
 
-class ConfiguredCommand(click.Command):
-    """A command whose options may have defaults in the configuration file.
+class GroupedCommand(click.Command):
+    """A command whose `--help` shows the options under headings, and whose options may have configured defaults.
 
-    Only a command that rents or creates something is refused when the file is wrong. A `FaultTolerantCommand` and
-    `--help` go on with a warning, without the wrong lines.
-    """
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments. Raises `BadInput` for two switches of one option, and for a wrong configuration file."""
-        names = {
-            param.config_name: param for param in self.get_params(ctx) if isinstance(param, GroupedOption)
-        }  # options that are switches of one keyword overwrite each other: one of them is enough
-        if any(names) and not ctx.resilient_parsing:
-            from cluster.planning.config_file import config_path, refuse
-
-            if config_path().exists():
-                asks_for_help = any(option in args for option in ctx.help_option_names)
-                callers = [context.command for context in (ctx, ctx.parent) if context]  # `config` parses a launch
-                is_tolerant = any(isinstance(command, FaultTolerantCommand) for command in callers)
-                only_warn = is_tolerant or asks_for_help
-                on_fault = (lambda fault: warn(f"{fault}; it does not count here")) if only_warn else refuse
-                ctx.default_map = _configured_defaults(names, on_fault)
-        switches: dict[str | None, str] = {}
-        for param in self.make_parser(ctx).parse_args(args=[*args])[2]:  # all that were typed, in their order
-            is_switch = isinstance(getattr(param, "flag_value", None), str)
-            if is_switch and (other := switches.setdefault(param.name, param.opts[0])) != param.opts[0]:
-                raise BadInput(f"give only one of {other} and {param.opts[0]}")
-        return super().parse_args(ctx, args)
-
-
-class FaultTolerantCommand(ConfiguredCommand):
-    """A command that must work also when the configuration file is wrong: it shows jobs, or ends them."""
-
-
-def _configured_defaults(params: Mapping[str, click.Option], on_fault: Callable[[BadInput], None]) -> dict[str, object]:
-    """Return the values of the configuration file for the options of a command, by the name that click has for each."""
-    from cluster.planning.config_file import read_config
-
-    defaults = {}
-    for name, value in read_config(on_fault).items():
-        if param := params.get(name):
-            defaults[param.name] = value[0] if isinstance(value, tuple) and not param.multiple else value
-    return defaults
-
-
-class GroupedCommand(ConfiguredCommand):
-    """A command whose `--help` shows the options under headings, in the order of `OPTION_GROUPS`.
-
-    Within a group, options are listed in the order of their declaration: the common ones first.
+    The headings are in the order of `OPTION_GROUPS`. Within a group, options are listed in the order of their
+    declaration: the common ones first. Only a command that rents or creates something is refused when the configuration
+    file is wrong. A `FaultTolerantCommand` and `--help` go on with a warning, without the wrong lines.
     """
 
     _params: list[click.Parameter]
@@ -206,8 +163,33 @@ class GroupedCommand(ConfiguredCommand):
         self._params = declared_params
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments. For an option `--NAME` of a backend that cannot be used, the error says why."""
+        """Parse the arguments. Raises `BadInput` for two switches of one option, and for a wrong configuration file.
+
+        For an option `--NAME` of a backend that cannot be used, the error says why.
+        """
+        options = {
+            param.config_name: param for param in self.get_params(ctx) if isinstance(param, GroupedOption)
+        }  # options that are switches of one keyword overwrite each other: one of them is enough
+        if any(options) and not ctx.resilient_parsing:
+            from cluster.planning.config_file import config_path, read_config, refuse
+
+            if config_path().exists():
+                asks_for_help = any(option in args for option in ctx.help_option_names)
+                callers = [context.command for context in (ctx, ctx.parent) if context]  # `config` parses a launch
+                is_tolerant = any(isinstance(command, FaultTolerantCommand) for command in callers)
+                only_warn = is_tolerant or asks_for_help
+                on_fault = (lambda fault: warn(f"{fault}; it does not count here")) if only_warn else refuse
+                ctx.default_map = {
+                    option.name: value[0] if isinstance(value, tuple) and not option.multiple else value
+                    for name, value in read_config(on_fault).items()
+                    if (option := options.get(name))
+                }
+        switches: dict[str | None, str] = {}
         try:
+            for param in self.make_parser(ctx).parse_args(args=[*args])[2]:  # all that were typed, in their order
+                is_switch = isinstance(getattr(param, "flag_value", None), str)
+                if is_switch and (other := switches.setdefault(param.name, param.opts[0])) != param.opts[0]:
+                    raise BadInput(f"give only one of {other} and {param.opts[0]}")
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             from cluster.backends import catalog
@@ -217,15 +199,12 @@ class GroupedCommand(ConfiguredCommand):
             raise
 
     def options_by_group(self, ctx: click.Context) -> dict[str, list[click.Option]]:
-        """Return the options under their headings, without empty groups.
-
-        An option without a group is shown under "Output"; click's own `--help` is the only one.
-        """
+        """Return the options under their headings, without empty groups."""
         groups: dict[str, list[click.Option]] = {name: [] for name in OPTION_GROUPS}
         for param in self.get_params(ctx):
             if isinstance(param, click.Option):
-                help_group = param.help_group if isinstance(param, GroupedOption) else "Output"
-                groups.setdefault(help_group, []).append(param)
+                default_group = "Output" if param is self.get_help_option(ctx) else "Options"
+                groups.setdefault(getattr(param, "help_group", default_group), []).append(param)
         return {name: options for name, options in groups.items() if options}
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -235,6 +214,10 @@ class GroupedCommand(ConfiguredCommand):
             if records:
                 with formatter.section(name):
                     formatter.write_dl(records)
+
+
+class FaultTolerantCommand(GroupedCommand):
+    """A command that must work also when the configuration file is wrong: it shows jobs, or ends them."""
 
 
 class CommandGroup(click.Group):
