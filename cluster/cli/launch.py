@@ -6,7 +6,7 @@ import shlex
 import sys
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +17,7 @@ from .cloud import region_option
 from .options import (
     CONFIGURED_SOURCES,
     DEFAULT_BACKEND,
+    CommandFunction,
     FaultTolerantCommand,
     FiniteFloatRange,
     GroupedCommand,
@@ -41,10 +42,11 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from cluster.backends.planner import Plan
     from cluster.jobs.job import Job
+    from cluster.planning.launch_options import LaunchOptions
     from train.tools.option_fields import OptionSet
 
 detach_option = grouped_option(
@@ -53,6 +55,14 @@ detach_option = grouped_option(
 requests_option = grouped_option(
     "Output", "--requests", is_flag=True, help="With --dry-run: also show the requests to AWS, as JSON."
 )
+
+
+START_OPTIONS = ("detach", "dry_run", "requests", "yes")
+
+
+def start_options(command: CommandFunction) -> CommandFunction:
+    """Add the options of `carry_out` to a command."""
+    return detach_option(dry_run_option(requests_option(yes_option(command))))
 
 
 def backend_options() -> list[GroupedOption]:
@@ -76,20 +86,8 @@ def backend_options() -> list[GroupedOption]:
     "the machines in the file suffice for]",
 )
 @only_option
-@detach_option
-@dry_run_option
-@requests_option
-@yes_option
-def launch(
-    recipe: str,
-    parallel: int | None,
-    detach: bool,
-    dry_run: bool,
-    requests: bool,
-    yes: bool,
-    only: tuple[str, ...],
-    **options: object,
-) -> None:
+@start_options
+def launch(recipe: str, parallel: int | None, only: tuple[str, ...], **options: Any) -> None:  # Any: those of a launch
     """Train RECIPE and follow the job.
 
     Without a choice such as --local or --ssh, the machines are rented from AWS. The plan and its price are shown first,
@@ -98,32 +96,33 @@ def launch(
     `imgnet-cluster check --ssh FILE` asks. Ctrl-C stops following; the job keeps running. Exit code: 0 done,
     100 failed, 103 stopped.
     """
-    from cluster.jobs import queue
     from cluster.planning.commands import plan_work
-    from cluster.planning.launch_options import add_configured, make_launch_options
     from cluster.planning.resolve import load_work
 
-    if requests and not dry_run:
-        raise BadInput("--requests needs --dry-run")
-    backend, keywords = add_configured(typed_options(options), configured_options(options), DEFAULT_BACKEND)
-    own_options = make_launch_options(backend, **keywords)
+    start = {name: options.pop(name) for name in START_OPTIONS}
+    own_options = read_options(options)
     makers = [functools.partial(plan_work, work, own_options, recipe_file=recipe) for work in load_work(recipe, only)]
-    plans, unasked_reason = plan_all(makers, dry_run)
-    max_parallel = queue.resolve_parallel(plans, parallel) if len(plans) > 1 else 1
-    carry_out(plans, unasked_reason, max_parallel, detach=detach, dry_run=dry_run, requests=requests, yes=yes)
+    carry_out(makers, parallel, **start)
+
+
+def read_options(options: "Mapping[str, object]") -> "LaunchOptions":
+    """Return those options of a launch that are typed or configured. Raises `BadInput`."""
+    from cluster.planning.launch_options import add_configured, make_launch_options
+
+    backend, keywords = add_configured(typed_options(options), configured_options(options), DEFAULT_BACKEND)
+    return make_launch_options(backend, **keywords)
 
 
 def carry_out(
-    plans: "list[Plan]",
-    unasked_reason: str,
-    max_parallel: int = 1,
+    makers: "Sequence[Callable[..., Plan]]",
+    parallel: int | None = None,
     *,
     detach: bool,
     dry_run: bool,
     requests: bool,
     yes: bool,
 ) -> None:
-    """Show plans of one backend, ask before money is spent, launch them, and follow the jobs.
+    """Show the plans that `makers` return, all for one backend, ask before money is spent, launch, and follow the jobs.
 
     Exits with the code of the jobs; with `dry_run` nothing is launched. Raises `ClusterError`.
     """
@@ -133,6 +132,10 @@ def carry_out(
     from cluster.display.tables import print_wrapped
     from cluster.jobs import queue, store, submit
 
+    if requests and not dry_run:
+        raise BadInput("--requests needs --dry-run")
+    plans, unasked_reason = _plan_all(makers, dry_run)
+    max_parallel = queue.resolve_parallel(plans, parallel) if len(plans) > 1 else 1
     plans = [_with_command(plan, is_only=len(plans) == 1) for plan in plans]
     display_plan.show_plan(plans[0], unasked_reason)
     if len(plans) > 1:
@@ -214,7 +217,7 @@ def _with_command(plan: "Plan", is_only: bool) -> "Plan":
     return replace(plan, spec=replace(plan.spec, command=shlex.join(words)))
 
 
-def plan_all(makers: "Sequence[Callable[..., Plan]]", dry_run: bool) -> "tuple[list[Plan], str]":
+def _plan_all(makers: "Sequence[Callable[..., Plan]]", dry_run: bool) -> "tuple[list[Plan], str]":
     """Return the plans that the functions make, and why the cloud could not be asked, "" if it was.
 
     Each takes the keyword `offline`. A launch raises `NoCredentials` or `NoAnswer`; a dry run plans without the cloud.

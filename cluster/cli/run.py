@@ -6,20 +6,8 @@ import click
 
 from cluster.errors import BadInput, ClusterError
 
-from .launch import backend_options, carry_out, detach_option, plan_all, requests_option
-from .options import (
-    DEFAULT_BACKEND,
-    GroupedCommand,
-    GroupedOption,
-    click_options,
-    configured_options,
-    deferred_options,
-    dry_run_option,
-    grouped_option,
-    launch_options,
-    typed_options,
-    yes_option,
-)
+from .launch import START_OPTIONS, backend_options, carry_out, read_options, start_options
+from .options import GroupedCommand, GroupedOption, click_options, deferred_options, grouped_option, launch_options
 
 
 def command_options() -> list[GroupedOption]:
@@ -59,19 +47,12 @@ def command_options() -> list[GroupedOption]:
     "Command", "--env-file", multiple=True, metavar="FILE", help="File of secret variables, a line NAME=VALUE for each."
 )
 @deferred_options(command_options)
-@detach_option
-@dry_run_option
-@requests_option
-@yes_option
+@start_options
 def run(
     command: tuple[str, ...],
     workdir: str,
     env: tuple[str, ...],
     env_file: tuple[str, ...],
-    detach: bool,
-    dry_run: bool,
-    requests: bool,
-    yes: bool,
     **options: Any,  # Any: those of `Command`, and of a launch
 ) -> None:
     """Run your own training script as torchrun would.
@@ -85,26 +66,20 @@ def run(
     import functools
 
     from cluster.planning.commands import plan_command, read_environment
-    from cluster.planning.launch_options import add_configured, make_launch_options
     from train.recipe.command import Command
 
     if not command:
         raise BadInput("no command is given; type it after --, such as: imgnet-cluster run --local -- python train.py")
-    if requests and not dry_run:
-        raise BadInput("--requests needs --dry-run")
+    start = {name: options.pop(name) for name in START_OPTIONS}
     variables, secrets = read_environment(env, env_file)
     given = {option.name: options.pop(option.name) for option in Command.options()}
     values = {name: value for name, value in given.items() if value is not None}
-    backend, keywords = add_configured(typed_options(options), configured_options(options), DEFAULT_BACKEND)
-    keywords = {key: value for key, value in keywords.items() if key in options}  # not those of recipes
     try:
         own_command = Command(argv=command, env=variables, secrets=tuple(secrets), **values)
     except ValueError as error:
         raise BadInput(str(error)) from error
-    own_options = make_launch_options(backend, **keywords)
-    plan = functools.partial(plan_command, own_command, own_options, workdir=workdir, secrets=secrets)
-    plans, unasked_reason = plan_all([plan], dry_run)
-    carry_out(plans, unasked_reason, detach=detach, dry_run=dry_run, requests=requests, yes=yes)
+    plan = functools.partial(plan_command, own_command, read_options(options), workdir=workdir, secrets=secrets)
+    carry_out([plan], **start)
 
 
 @click.command()
