@@ -183,24 +183,16 @@ def _pack(
     target: Path,
     targets: dict[int | None, Path],
     *,
-    skip_bad: bool,
     val_fraction: float | None,
-    overwrite: bool,
     shard_mb: int,
+    **options: bool,
 ) -> None:
     """Pack a data set into each of the targets, given by short side (None: full size), and print what was done."""
     from train.data.packing.pack import pack_set
 
     with ProgressBar(f"{activity} {source}") as progress:
-        report = pack_set(
-            source,
-            targets,
-            val_fraction=val_fraction or 0.0,
-            skip_bad=skip_bad,
-            overwrite=overwrite,
-            shard_bytes=shard_mb * 10**6,
-            progress=progress,
-        )
+        held_out, size = val_fraction or 0.0, shard_mb * 10**6
+        report = pack_set(source, targets, val_fraction=held_out, shard_bytes=size, progress=progress, **options)
     for path, reason in report.skipped_files:
         click.echo(f"left out: {path}: {reason}", err=True)
     for message in report.messages:
