@@ -15,7 +15,6 @@ from infra.errors import NoAnswer, NoCredentials
 
 from .cloud import region_option
 from .options import (
-    CONFIGURED_SOURCES,
     DEFAULT_BACKEND,
     CommandFunction,
     FaultTolerantCommand,
@@ -26,9 +25,7 @@ from .options import (
     configured_options,
     confirm_or_abort,
     deferred_options,
-    describe_source,
     dry_run_option,
-    format_value,
     given_options,
     grouped_option,
     launch_options,
@@ -317,15 +314,10 @@ def _config_row(option: GroupedOption, context: click.Context) -> dict[str, str]
     from cluster.planning.config_file import config_key, config_keys
 
     key = config_key(next(name for name in option.opts if name.startswith("--")))
-    source = context.get_parameter_source(option.name or "")
-    value = context.params[option.name or ""]
     is_switch = isinstance(option.flag_value, str)
-    is_set = source in CONFIGURED_SOURCES and not (is_switch and value != option.flag_value)
-    if not is_set:
-        declared = config_keys()[key].option
-        value = None if is_switch else declared.default
-    text = "yes" if is_set and is_switch else "" if value in (None, ()) else format_value(option.show(value))
-    return {"option": key, "value": text, "source": describe_source(option, source) if is_set else "default"}
+    default = None if is_switch else config_keys()[key].option.default
+    value, source = option.configured(context) or ("" if default in (None, ()) else option.text(default), "default")
+    return {"option": key, "value": "yes" if value and is_switch else value, "source": source}
 
 
 @click.command()

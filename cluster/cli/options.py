@@ -91,31 +91,26 @@ class GroupedOption(click.Option):
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Return names and text for `--help`. The text names the configured value, if there is one."""
         record = super().get_help_record(ctx)
-        if record is None or not self.config_name:
-            return record
-        value, source = self.consume_value(ctx, {})
-        is_other_switch = isinstance(self.flag_value, str) and value != self.flag_value
-        if source not in CONFIGURED_SOURCES or is_other_switch:
-            return record
-        return record[0], f"{record[1]}  [{describe_source(self, source)}: {format_value(self.show(value))}]"
+        if record and self.config_name and (found := self.configured(ctx)):
+            return record[0], f"{record[1]}  [{found[1]}: {found[0]}]"
+        return record
 
-
-def describe_source(param: click.Parameter, source: "click.core.ParameterSource | None") -> str:
-    """Return the source of an option's value: an environment variable, the configuration file, or "default"."""
-    if source is click.core.ParameterSource.ENVIRONMENT:
-        return str(param.envvar)
-    if source is click.core.ParameterSource.DEFAULT_MAP:
+    def configured(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return value and source, an environment variable or the configuration file; None where neither has one."""
         from cluster.planning.config_file import config_path
 
-        return str(config_path())
-    return "default"
+        value, source = self.consume_value(ctx, {})
+        if source not in CONFIGURED_SOURCES or (isinstance(self.flag_value, str) and value != self.flag_value):
+            return None
+        is_variable = source is click.core.ParameterSource.ENVIRONMENT
+        return self.text(value), str(self.envvar if is_variable else config_path())
 
-
-def format_value(value: object) -> str:
-    """Return the value of an option as text."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return ", ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+    def text(self, value: object) -> str:
+        """Return a value of the option as text; of one without a value, whether the flag is given."""
+        if isinstance(value, bool):
+            return "yes" if value == self.flag_value else "no"
+        shown = self.show(value)
+        return ", ".join(map(str, shown)) if isinstance(shown, tuple | list) else str(shown)
 
 
 def grouped_option(

@@ -110,8 +110,9 @@ def test_config_and_help_show_value_and_source(sandbox: Any, write_config: Write
     rows = {row["option"]: (row["value"], row["source"]) for row in shown["options"]}
     assert shown["file"] == str(path)
     assert rows["region"] == ("eu-west-1", str(path)) and rows["on-demand"] == ("yes", str(path))
-    assert rows["max-hours"] == ("5.0", "IMGNET_MAX_HOURS") and rows["save-seconds"] == ("30.0", "default")
+    assert rows["max-hours"] == ("5", "IMGNET_MAX_HOURS") and rows["save-seconds"] == ("30.0", "default")
     assert rows["spot"] == rows["machines"] == rows["local"] == ("", "default")
+    assert rows["no-group"] == ("no", "default"), "the group is used"
     table = sandbox.cli("config", env=env)
     assert table.code == 0 and "IMGNET_MAX_HOURS" in table.out and f"configuration file: {path}" in table.out
     text = "".join(sandbox.cli("launch", "--help", env=env).out.split())
