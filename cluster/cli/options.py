@@ -236,10 +236,8 @@ class CommandGroup(click.Group):
         return [name for name, command in self.commands.items() if not command.hidden]
 
     def commands_by_section(self, ctx: click.Context) -> dict[str, list[str]]:
-        """Return the names of the commands under their headings. Commands without one come last."""
-        in_sections = {name for names in self.sections.values() for name in names}
-        others = [name for name in self.list_commands(ctx) if name not in in_sections]
-        return {**self.sections, "Commands": others} if others else self.sections
+        """Return the names of the commands under their headings."""
+        return self.sections or {"Commands": self.list_commands(ctx)}
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands into the help text, each with the whole first sentence of its help."""
