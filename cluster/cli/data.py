@@ -69,26 +69,18 @@ def data() -> None:
 @data.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option(
-    "--seed",
-    metavar="N",
-    type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    help="Random seed. The same seed gives the same bytes.",
-)
-@click.option(
     "--train", metavar="N", type=click.IntRange(10), default=4000, show_default=True, help="Number of training images."
 )
 @click.option(
     "--val", metavar="N", type=click.IntRange(10), default=1000, show_default=True, help="Number of validation images."
 )
 @translate_data_errors
-def sample(folder: Path, seed: int, train: int, val: int) -> None:
-    """Generate the built-in data set of ten shapes in FOLDER."""
+def sample(folder: Path, train: int, val: int) -> None:
+    """Generate the built-in data set of ten shapes in FOLDER. Its bytes are always the same."""
     from train.data.packing.synthetic import draw_sample_set
 
     with ProgressBar(f"drawing {folder}") as progress:
-        written = draw_sample_set(folder, seed=seed, train=train, val=val, progress=progress)
+        written = draw_sample_set(folder, train=train, val=val, progress=progress)
     click.echo(f"{folder}: {train} + {val} images of 10 classes, {written} drawn now")
 
 

@@ -129,9 +129,8 @@ def _ls_cloud(cloud: "AwsAdministration", regions: tuple[str, ...], output: str)
     is_flag=True,
     help="Exit with a code for the state: 0 done, 100 failed, 101 not finished, 103 stopped.",
 )
-@click.option("--parts", is_flag=True, help="Also show the seconds of each step of the machines' set-up.")
 @output_option
-def status(job: str | None, exit_code: bool, parts: bool, output: str) -> None:
+def status(job: str | None, exit_code: bool, output: str) -> None:
     """Show the state and history of JOB (default: the newest job)."""
     from cluster.display import forecast as display_forecast
     from cluster.display import status as display_status
@@ -149,7 +148,7 @@ def status(job: str | None, exit_code: bool, parts: bool, output: str) -> None:
         others = {"timeline": timeline, "machines_now": machines_json, "result": result}
         print_json({**encode(job_status), **others})
     else:
-        display_status.show_status(job_status, machines, timeline, with_parts=parts)
+        display_status.show_status(job_status, machines, timeline)
         if result and result.ids_wrong is not None:
             click.echo(describe_image_usage(result.ids_wrong))
         elif found_job.spec.train.log_ids:
