@@ -92,7 +92,7 @@ def test_other_commands_take_the_same_defaults_but_resume_does_not(write_config:
     ("max-hours = -1", "max-hours: -1.0 is not in the range 0<x<=100000."),
     ("region = 3", "region: 3 is not a valid str."),
     ("on-demand = 'yes'", "on-demand: 'yes' is not true or false."),
-    ("on-demand = true\nspot = true", "on-demand and spot are mutually exclusive; leave one of them out"),
+    ("on-demand = true\nspot = true", "spot: it excludes on-demand; leave one of them out."),
     ("[launch]\nmachines = 2", "launch: is a table; the file has no tables"),
     ("region = ?", "Invalid value (at line 1, column 10)"),
 ])  # fmt: skip
