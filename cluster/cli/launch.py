@@ -297,7 +297,9 @@ def config(output: str) -> None:
     from cluster.planning.config_file import config_path
 
     context = launch.make_context("launch", ["RECIPE"], parent=click.get_current_context())
-    options = [option for option in launch.params if isinstance(option, GroupedOption) and option.config_name]
+    options = [
+        option for option in launch.get_params(context) if isinstance(option, GroupedOption) and option.config_name
+    ]
     rows = [_config_row(option, context) for option in options]
     if output == "json":
         return print_json({"file": str(config_path()), "options": rows})

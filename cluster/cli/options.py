@@ -140,22 +140,11 @@ class GroupedCommand(click.Command):
     file is wrong. A `FaultTolerantCommand` and `--help` go on with a warning, without the wrong lines.
     """
 
-    _params: list[click.Parameter]
-
-    @property
-    def params(self) -> list[click.Parameter]:
-        """The arguments and options in the order of their declaration. Deferred ones are made now."""
-        self._params = [
-            made_param
-            for param in self._params
-            for made_param in (param.make_options() if isinstance(param, DeferredOptions) else [param])
-        ]
-        return self._params
-
-    @params.setter
-    def params(self, declared_params: list[click.Parameter]) -> None:
-        """The parameters of the command, which click assigns."""
-        self._params = declared_params
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the arguments and options in the order of their declaration. Deferred ones are made now."""
+        made = (param.make_options() if isinstance(param, DeferredOptions) else [param] for param in self.params)
+        self.params = [param for params in made for param in params]
+        return super().get_params(ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments. Raises `BadInput` for two switches of one option, and for a wrong configuration file.
