@@ -88,6 +88,12 @@ class GroupedOption(click.Option):
             return str(self.envvar)
         return super().get_error_hint(ctx)
 
+    def value_from_envvar(self, ctx: click.Context) -> Any:  # Any: as click has it
+        """Return the value in the environment variable. A flag is given when that is true, also one such as --no-group."""
+        value = super().value_from_envvar(ctx)
+        is_flag = value is not None and self.is_bool_flag
+        return click.BOOL.convert(value, self, ctx) == self.flag_value if is_flag else value
+
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Return names and text for `--help`. The text names the configured value, if there is one."""
         record = super().get_help_record(ctx)

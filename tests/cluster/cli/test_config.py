@@ -57,7 +57,10 @@ def test_command_line_comes_before_environment_before_file(
     monkeypatch.setenv("IMGNET_MAX_HOURS", "5")
     monkeypatch.setenv("IMGNET_TYPE", "p5.48xlarge g6.xlarge")
     monkeypatch.setenv("IMGNET_SPOT", "1")
-    by_environment = {"max_hours": 5.0, "types": ("p5.48xlarge", "g6.xlarge"), "market": "spot"}
+    monkeypatch.setenv("IMGNET_NO_GROUP", "0")
+    by_environment = {
+        "max_hours": 5.0, "types": ("p5.48xlarge", "g6.xlarge"), "market": "spot", "use_placement_group": True,
+    }  # fmt: skip
     assert launch_keywords() == ("aws", configured | by_environment)
     typed = {"max_hours": 6.0, "market": "spot-then-on-demand", "standby": True}
     typed_argv = ("--max-hours", "6", "--spot-then-on-demand", "--standby")
