@@ -89,10 +89,10 @@ class GroupedOption(click.Option):
         return super().get_error_hint(ctx)
 
     def value_from_envvar(self, ctx: click.Context) -> Any:  # Any: as click has it
-        """Return the value in the environment variable. A flag is given when that is true, also one such as --no-group."""
+        """Return the value in the environment variable. IMGNET_NO_GROUP=1 means --no-group, whose value is False."""
         value = super().value_from_envvar(ctx)
-        is_flag = value is not None and self.is_bool_flag
-        return click.BOOL.convert(value, self, ctx) == self.flag_value if is_flag else value
+        is_given = click.types.BoolParamType.str_to_bool(value) if value is not None and self.is_bool_flag else None
+        return value if is_given is None else is_given == (self.flag_value is not False)
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Return names and text for `--help`. The text names the configured value, if there is one."""
@@ -114,7 +114,7 @@ class GroupedOption(click.Option):
     def text(self, value: object) -> str:
         """Return a value of the option as text; of one without a value, whether the flag is given."""
         if isinstance(value, bool):
-            return "yes" if value == self.flag_value else "no"
+            return "yes" if value == (self.flag_value is not False) else "no"
         shown = self.show(value)
         return ", ".join(map(str, shown)) if isinstance(shown, tuple | list) else str(shown)
 
