@@ -19,7 +19,7 @@ from . import checks, cloud, completion, data, evaluate, inspect, launch, plan, 
 from .options import CommandGroup, exit_with_error
 
 
-@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(package_name="imgnet-cluster", prog_name="imgnet-cluster")
 def cli() -> None:
     """Train an image classifier, or run any PyTorch script, on your own machines or on rented ones.

@@ -39,7 +39,6 @@ sizes_option = click.option(
     "--sizes",
     metavar="LIST",
     default="full",
-    show_default=True,
     help="What to copy, comma-separated: full, or short sides of pre-resized copies, such as full,160,352. Copies lie "
     "beside the data set, under its name with -sz.",
 )
@@ -68,12 +67,8 @@ def data() -> None:
 
 @data.command()
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option(
-    "--train", metavar="N", type=click.IntRange(10), default=4000, show_default=True, help="Number of training images."
-)
-@click.option(
-    "--val", metavar="N", type=click.IntRange(10), default=1000, show_default=True, help="Number of validation images."
-)
+@click.option("--train", metavar="N", type=click.IntRange(10), default=4000, help="Number of training images.")
+@click.option("--val", metavar="N", type=click.IntRange(10), default=1000, help="Number of validation images.")
 @translate_data_errors
 def sample(folder: Path, train: int, val: int) -> None:
     """Generate the built-in data set of ten shapes in FOLDER. Its bytes are always the same."""
@@ -126,7 +121,6 @@ def packing_options(command: CommandFunction) -> CommandFunction:
             metavar="MB",
             type=click.IntRange(1),
             default=256,
-            show_default=True,
             help="Size of each file of the packed data set, in MB.",
         ),
     ]
@@ -143,7 +137,6 @@ def packing_options(command: CommandFunction) -> CommandFunction:
     type=NumberList(MIN_COPY_PIXELS, MAX_COPY_PIXELS, "160,352"),
     metavar="LIST",
     default="160,352",
-    show_default=True,
     help="Short sides of the pre-resized copies in pixels, comma-separated.",
 )
 @translate_data_errors

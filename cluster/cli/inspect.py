@@ -389,7 +389,6 @@ def top(job: str | None) -> None:
     metavar="PORT",
     type=click.IntRange(0, 65535),
     default=6006,
-    show_default=True,
     help="Port of the server. 0 takes a free one.",
 )
 @click.option("--all", "all_jobs", is_flag=True, help="Show all jobs of this folder, also those that start later.")

@@ -399,13 +399,7 @@ def _options_from(options: Mapping[str, object], sources: "Sequence[click.core.P
 
 
 output_option = grouped_option(
-    "Output",
-    "-o",
-    "--output",
-    type=click.Choice(OUTPUT_FORMATS),
-    default="table",
-    show_default=True,
-    help="Output format.",
+    "Output", "-o", "--output", type=click.Choice(OUTPUT_FORMATS), default="table", help="Output format."
 )
 yes_option = grouped_option("Output", "-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 dry_run_option = grouped_option(

@@ -30,7 +30,6 @@ def command_options() -> list[GroupedOption]:
 @grouped_option(
     "Command",
     "--workdir",
-    default="",
     metavar="DIR",
     help="Run the command in the copy of this folder. Its git repository travels to the machines; outside git, the "
     "folder itself.  [default: the current folder]",
@@ -50,7 +49,7 @@ def command_options() -> list[GroupedOption]:
 @start_options
 def run(
     command: tuple[str, ...],
-    workdir: str,
+    workdir: str | None,
     env: tuple[str, ...],
     env_file: tuple[str, ...],
     **options: Any,  # Any: those of `Command`, and of a launch
@@ -78,7 +77,7 @@ def run(
         own_command = Command(argv=command, env=variables, secrets=tuple(secrets), **values)
     except ValueError as error:
         raise BadInput(str(error)) from error
-    plan = functools.partial(plan_command, own_command, read_options(options), workdir=workdir, secrets=secrets)
+    plan = functools.partial(plan_command, own_command, read_options(options), workdir=workdir or "", secrets=secrets)
     carry_out([plan], **start)
 
 
