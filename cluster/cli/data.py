@@ -44,23 +44,23 @@ sizes_option = click.option(
 )
 
 
-def translate_data_errors(command: CommandFunction) -> CommandFunction:
-    """Decorate a command so that errors of a data set become `ClusterError`."""
+class DataCommands(CommandGroup):
+    """The commands about data sets, whose errors become a `ClusterError`."""
 
-    @functools.wraps(command)
-    def wrapped(*args: object, **kwargs: object) -> object:
-        from train.data.index.open import DataError
-        from train.data.manifest import FetchError
-
+    def invoke(self, ctx: click.Context) -> object:
+        """Run a command. Raises `ClusterError`."""
         try:
-            return command(*args, **kwargs)
-        except (DataError, FetchError, ValueError) as error:
+            return click.Group.invoke(self, ctx)  # the program's own group shows errors
+        except Exception as error:
+            from train.data.index.open import DataError
+            from train.data.manifest import FetchError
+
+            if not isinstance(error, DataError | FetchError | ValueError):
+                raise
             raise ClusterError(str(error)) from error
 
-    return wrapped
 
-
-@click.group(cls=CommandGroup)
+@click.group(cls=DataCommands)
 def data() -> None:
     """Generate, pack, resize, check and list data sets."""
 
@@ -69,7 +69,6 @@ def data() -> None:
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--train", metavar="N", type=click.IntRange(10), default=4000, help="Number of training images.")
 @click.option("--val", metavar="N", type=click.IntRange(10), default=1000, help="Number of validation images.")
-@translate_data_errors
 def sample(folder: Path, train: int, val: int) -> None:
     """Generate the built-in data set of ten shapes in FOLDER. Its bytes are always the same."""
     from train.data.packing.synthetic import draw_sample_set
@@ -85,7 +84,6 @@ def sample(folder: Path, train: int, val: int) -> None:
 @grouped_option(
     "Data", "--out", type=click.Path(path_type=Path), metavar="DIR", help="New data set.  [default: FOLDER-split]"
 )
-@translate_data_errors
 def split(folder: Path, val_fraction: float | None, out: Path | None) -> None:
     """Make a data set with train/ and val/ of FOLDER/<class>.
 
@@ -139,7 +137,6 @@ def packing_options(command: CommandFunction) -> CommandFunction:
     default="160,352",
     help="Short sides of the pre-resized copies in pixels, comma-separated.",
 )
-@translate_data_errors
 def resize(source: Path, target: Path, sizes: tuple[int, ...], **options: Any) -> None:  # Any: those of `_pack`
     """Pack pre-resized copies of the images of SOURCE.
 
@@ -153,7 +150,6 @@ def resize(source: Path, target: Path, sizes: tuple[int, ...], **options: Any) -
 
 @data.command(cls=GroupedCommand)
 @packing_options
-@translate_data_errors
 def pack(source: Path, target: Path, **options: Any) -> None:  # Any: those of `_pack`
     """Pack the images of SOURCE into large files in TARGET.
 
@@ -192,7 +188,6 @@ def _pack(
 @click.argument("folder", type=click.Path(path_type=Path))
 @val_fraction_option
 @output_option
-@translate_data_errors
 def check(folder: Path, val_fraction: float | None, output: str) -> None:
     """Decode every image of the data set in FOLDER once, and count.
 
@@ -282,7 +277,6 @@ def _verify_packed_splits(folder: Path, split_folders: list[Path]) -> list[tuple
 @data.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 @output_option
-@translate_data_errors
 def verify(folder: Path, output: str) -> None:
     """Verify the checksums of all packed data sets below FOLDER.
 
@@ -309,7 +303,6 @@ def verify(folder: Path, output: str) -> None:
 @data.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 @output_option
-@translate_data_errors
 def ls(folder: Path, output: str) -> None:
     """List the data sets in FOLDER and below."""
     from dataclasses import asdict
@@ -350,7 +343,6 @@ def _parse_sizes(text: str) -> list[int | None]:
 @click.argument("source")
 @click.argument("target", type=click.Path(path_type=Path))
 @sizes_option
-@translate_data_errors
 def fetch(source: str, target: Path, sizes: str) -> None:
     """Copy a packed data set from SOURCE to the folder TARGET.
 
@@ -365,7 +357,6 @@ def fetch(source: str, target: Path, sizes: str) -> None:
 
 @data.command(hidden=True)
 @click.argument("folder", type=click.Path(path_type=Path))
-@translate_data_errors
 def fetch_for_job(folder: Path) -> None:
     """Copy what a job reads to this machine. FOLDER is the job's shared folder. Its agents call this."""
     from cluster.planning.data_fetch import sets_of_job
@@ -396,7 +387,6 @@ def _log(text: str) -> None:
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.argument("place")
 @sizes_option
-@translate_data_errors
 def put(folder: Path, place: str, sizes: str) -> None:
     """Upload the packed data set in FOLDER to S3.
 
