@@ -66,15 +66,7 @@ class Series:
     symbol: str = "solid"
 
 
-@dataclass(frozen=True)
-class Curve:
-    """One line of a chart."""
-
-    legend_entry: LegendEntry
-    points: Points
-    width: float = LINE_WIDTH
-
-
+Curve = tuple[LegendEntry, Points, float]  # a line of a chart, with its width
 TOP1 = Series("top-1", lambda facts: ((epoch, epoch.top1) for epoch in facts.epochs))
 TOP5 = Series("top-5", lambda facts: ((epoch, epoch.top5) for epoch in facts.epochs), "dashed")
 TRAINING_LOSS = Series("training", lambda facts: ((step, step.loss) for step in facts.steps))
@@ -137,7 +129,7 @@ def image_unit(max_images: float) -> Unit:
 def _curves(all_facts: Sequence[JobFacts], all_series: Sequence[Series], x: Callable[[Moment], float]) -> list[Curve]:
     """Return the lines with at least one point. Each job has a color; with one job only, each series has one."""
     has_several_jobs = len(all_facts) > 1
-    curves = []
+    curves: list[Curve] = []
     for index, facts in enumerate(all_facts):
         for number, series in enumerate(all_series):
             points = [(x(moment), value) for moment, value in series.values(facts) if value is not None]
@@ -146,7 +138,7 @@ def _curves(all_facts: Sequence[JobFacts], all_series: Sequence[Series], x: Call
             # Earlier jobs get wider lines, so that lines which cover each other are all visible.
             width = LINE_WIDTH + 0.9 * min(2, len(all_facts) - 1 - index)
             if not all(math.isnan(y) for _, y in points):
-                curves.append(Curve(LegendEntry(name, color, series.symbol), points, width))
+                curves.append((LegendEntry(name, color, series.symbol), points, width))
     return curves
 
 
@@ -164,22 +156,22 @@ def _curve_chart(
         return None
     figure, all_axes = figures.make_axes(rows=len(panels))
     for axes, (label, curves) in zip(all_axes, panels.items(), strict=True):
-        for curve in curves:
-            has_markers = len(curve.points) <= MAX_POINTS_WITH_MARKERS and style == "default"
+        for entry, points, width in curves:
+            has_markers = len(points) <= MAX_POINTS_WITH_MARKERS and style == "default"
             axes.plot(
-                *zip(*curve.points, strict=True),
-                color=curve.legend_entry.color,
-                linestyle=LINE_STYLES[curve.legend_entry.symbol],
+                *zip(*points, strict=True),
+                color=entry.color,
+                linestyle=LINE_STYLES[entry.symbol],
                 marker="o" if has_markers else "",
                 drawstyle=style,
-                linewidth=curve.width,
+                linewidth=width,
             )
         axes.margins(x=0.02)
         axes.set_xlim(left=0)
         axes.set_ylabel(label)
         axes.set_ylim(bottom=bottom)
     all_axes[-1].set_xlabel(x_label)
-    legend = [curve.legend_entry for curve in curves] if len(curves) > 1 else []
+    legend = [entry for entry, *_ in curves] if len(curves) > 1 else []
     return Chart(title, figure_to_svg(figure, title), legend, note)
 
 
