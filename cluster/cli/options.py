@@ -21,6 +21,7 @@ CommandT = TypeVar("CommandT", bound=CommandFunction)
 RowT = TypeVar("RowT")
 
 DEFAULT_BACKEND = "aws"
+TYPED_SOURCE = click.core.ParameterSource.COMMANDLINE
 CONFIGURED_SOURCES = (click.core.ParameterSource.ENVIRONMENT, click.core.ParameterSource.DEFAULT_MAP)
 OUTPUT_FORMATS = ("table", "json")
 # The headings of `--help`, in this order. Those of backends of other packages come after them.
@@ -378,24 +379,22 @@ def launch_options(
     return deferred_options(make)
 
 
+def given_options(
+    options: Mapping[str, object], sources: "Sequence[click.core.ParameterSource]" = (TYPED_SOURCE, *CONFIGURED_SOURCES)
+) -> dict[str, object]:
+    """Return the options of a command that are typed or configured. The dataclasses have the defaults of all others."""
+    ctx = click.get_current_context()
+    return {name: value for name, value in options.items() if ctx.get_parameter_source(name) in sources}
+
+
 def typed_options(options: Mapping[str, object]) -> dict[str, object]:
     """Return the options of a command that the user typed."""
-    return _options_from(options, (click.core.ParameterSource.COMMANDLINE,))
+    return given_options(options, (TYPED_SOURCE,))
 
 
 def configured_options(options: Mapping[str, object]) -> dict[str, object]:
     """Return the options of a command that were not typed, but are set by the environment or the configuration file."""
-    return _options_from(options, CONFIGURED_SOURCES)
-
-
-def given_options(options: Mapping[str, object]) -> dict[str, object]:
-    """Return the options of a command that are typed or configured. The dataclasses have the defaults of all others."""
-    return configured_options(options) | typed_options(options)
-
-
-def _options_from(options: Mapping[str, object], sources: "Sequence[click.core.ParameterSource]") -> dict[str, object]:
-    ctx = click.get_current_context()
-    return {name: value for name, value in options.items() if ctx.get_parameter_source(name) in sources}
+    return given_options(options, CONFIGURED_SOURCES)
 
 
 output_option = grouped_option(
