@@ -1,15 +1,14 @@
 """Installs what a user's project requires into an environment of its own, on a machine of a job.
 
-    python3 -m cluster.project_environment PROJECT FOLDER RESULT [--requirements FILE]
+    python3 -m cluster.project_environment PROJECT FOLDER RESULT REQUIREMENTS
 
-The environment is FOLDER/venv/project-<key>. It sees the packages of this Python, and keeps its torch: requirements of
-another version are an error. The key follows from the contents of the project's files, so each state of them is
-installed once and kept for later jobs. Where these files require files of the project, as `-e .` does, an environment
-belongs to one copy of the project: a later job would run the code of an earlier one. RESULT gets the path of the
-environment's Python, or of this one when the project requires nothing.
+REQUIREMENTS is the file that the user named, or "". The environment is FOLDER/venv/project-<key>. It sees the packages
+of this Python, and keeps its torch: requirements of another version are an error. The key follows from the contents of
+the project's files, so each state of them is installed once and kept for later jobs. Where these files require files of
+the project, as `-e .` does, an environment belongs to one copy of the project: a later job would run the code of an
+earlier one. RESULT gets the path of the environment's Python, or of this one when the project requires nothing.
 """
 
-import argparse
 import hashlib
 import importlib.metadata
 import os
@@ -154,18 +153,13 @@ def _export_lock(lock: Path, temp: Path) -> Path:
     return exported
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Install what the project requires and write the path of the Python. Returns 1 on failure, after one line."""
-    parser = argparse.ArgumentParser(prog="python3 -m cluster.project_environment", description=__doc__)
-    parser.add_argument("project", type=Path, metavar="PROJECT")
-    parser.add_argument("folder", type=Path, metavar="FOLDER")
-    parser.add_argument("result", type=Path, metavar="RESULT")
-    parser.add_argument("--requirements", default="", metavar="FILE")
-    options = parser.parse_args(argv)
-    result = options.result.absolute()
+    project, folder, result, name = argv
+    result_path = Path(result).absolute()
     try:
-        python = ensure_project_environment(options.project.absolute(), options.folder, options.requirements)
-        write_atomic(result, python.encode())
+        python = ensure_project_environment(Path(project).absolute(), Path(folder), name)
+        write_atomic(result_path, python.encode())
     except (ClusterError, OSError) as error:
         print(f"error: {one_line_error(error)}", flush=True)
         return 1
@@ -174,4 +168,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the job is stopped: what is half made is removed
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -53,8 +53,7 @@ def prepare_environment(
     # The work folder of such a machine is FOLDER/jobs/UID-MACHINE; its environments are in FOLDER/venv.
     folder = work.absolute().parents[1] if spec.has_own_folders else cache_folder()
     workdir = project / spec.user_project.workdir
-    words = [str(workdir), str(folder), str(result)]
-    words += ["--requirements", command.requirements] if command.requirements else []
+    words = (str(workdir), str(folder), str(result), command.requirements)
     module = "cluster.project_environment"
     _run_command("installing the project's requirements", log_path, on_progress, *words, module=module)
     return result.read_text(), False

@@ -15,11 +15,11 @@ from cluster.display.terminal import prepare_standard_streams
 from cluster.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE
 from train.tools.files import use_utf8_names
 
-from . import checks, cloud, completion, data, data_fetch, evaluate, inspect, launch, plan, record, run
+from . import checks, cloud, completion, data, evaluate, inspect, launch, plan, record, run
 from .options import CommandGroup, exit_with_error
 
 
-@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(package_name="imgnet-cluster", prog_name="imgnet-cluster")
 def cli() -> None:
     """Train an image classifier, or run any PyTorch script, on your own machines or on rented ones.
@@ -73,8 +73,6 @@ cli.add_section("Look at jobs", *inspect.COMMANDS)
 cli.add_section("Results", *evaluate.COMMANDS, *record.COMMANDS)
 cli.add_section("AWS", *cloud.COMMANDS, *checks.COMMANDS)
 cli.add_section("Data", data.data)
-for command in data_fetch.COMMANDS:
-    data.data.add_command(command)
 
 
 def prepare_environment() -> None:

@@ -255,7 +255,7 @@ def selftest(
 def _run(session: "SelftestSession") -> int:
     """Run the steps and write the report. Returns the exit code."""
     from cluster.selftest.report import REPORT_NAME, write_report
-    from cluster.selftest.selftest import run_selftest
+    from cluster.selftest.steps import run_selftest
 
     report = run_selftest(session, lambda line: click.echo(line, err=True))
     click.echo(write_report(session.folder, report), nl=False)

@@ -9,7 +9,6 @@ from cluster.errors import BadInput, ClusterError, NoSuchJob
 from infra.errors import NoAnswer, NoCredentials
 
 from .options import (
-    ConfiguredCommand,
     FaultTolerantCommand,
     FiniteFloatRange,
     GroupedCommand,
@@ -371,7 +370,7 @@ def extend(job: str | None, max_hours: float | None, max_dollars: float | None, 
         click.echo(f"  continue     imgnet-cluster resume {extended_job.run.handle}")
 
 
-@click.command(cls=ConfiguredCommand)
+@click.command(cls=GroupedCommand)
 @click.option("--gpu", metavar="NAME", help="Only types with this GPU, such as A100.")
 @click.option("--recipe", metavar="RECIPE", help="Add a forecast of this recipe's minutes and dollars on each type.")
 @click.option(

@@ -1,18 +1,18 @@
-"""`imgnet-cluster data`: generate, pack, resize, check, verify and list data sets."""
+"""`imgnet-cluster data`: generate, pack, resize, check, verify, list, fetch and upload data sets."""
 
+import functools
+import math
 import sys
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cluster.display.tables import ProgressBar
-from cluster.errors import EXIT_ERROR, EXIT_OK
+from cluster.errors import EXIT_ERROR, EXIT_OK, BadInput, ClusterError
 from train.data.validation_split import MAX_NAMED_CLASSES
 
-from .data_fetch import MIN_COPY_PIXELS, translate_data_errors
 from .options import (
     CommandFunction,
     CommandGroup,
@@ -26,42 +26,55 @@ from .options import (
     warn,
 )
 
-MAX_COPY_PIXELS = 2048  # short side of a resized copy
+if TYPE_CHECKING:
+    from train.data.fetch.fetch import SetToFetch
+
+MIN_COPY_PIXELS, MAX_COPY_PIXELS = 32, 2048  # short side of a resized copy
 FEW_IMAGES = 10  # `data check` names the classes with fewer training images
 
 
 # As a launch has it, but without it nothing is held out.
 val_fraction_option = launch_options("val_fraction", is_configurable=False, shows_default=False)
+sizes_option = click.option(
+    "--sizes",
+    metavar="LIST",
+    default="full",
+    help="What to copy, comma-separated: full, or short sides of pre-resized copies, such as full,160,352. Copies lie "
+    "beside the data set, under its name with -sz.",
+)
 
 
-@click.group(cls=CommandGroup)
+class DataCommands(CommandGroup):
+    """The commands about data sets, whose errors become a `ClusterError`."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run a command. Raises `ClusterError`."""
+        try:
+            return click.Group.invoke(self, ctx)  # the program's own group shows errors
+        except Exception as error:
+            from train.data.index.open import DataError
+            from train.data.manifest import FetchError
+
+            if not isinstance(error, DataError | FetchError | ValueError):
+                raise
+            raise ClusterError(str(error)) from error
+
+
+@click.group(cls=DataCommands)
 def data() -> None:
     """Generate, pack, resize, check and list data sets."""
 
 
 @data.command()
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option(
-    "--seed",
-    metavar="N",
-    type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    help="Random seed. The same seed gives the same bytes.",
-)
-@click.option(
-    "--train", metavar="N", type=click.IntRange(10), default=4000, show_default=True, help="Number of training images."
-)
-@click.option(
-    "--val", metavar="N", type=click.IntRange(10), default=1000, show_default=True, help="Number of validation images."
-)
-@translate_data_errors
-def sample(folder: Path, seed: int, train: int, val: int) -> None:
-    """Generate the built-in data set of ten shapes in FOLDER."""
+@click.option("--train", metavar="N", type=click.IntRange(10), default=4000, help="Number of training images.")
+@click.option("--val", metavar="N", type=click.IntRange(10), default=1000, help="Number of validation images.")
+def sample(folder: Path, train: int, val: int) -> None:
+    """Generate the built-in data set of ten shapes in FOLDER. Its bytes are always the same."""
     from train.data.packing.synthetic import draw_sample_set
 
     with ProgressBar(f"drawing {folder}") as progress:
-        written = draw_sample_set(folder, seed=seed, train=train, val=val, progress=progress)
+        written = draw_sample_set(folder, train=train, val=val, progress=progress)
     click.echo(f"{folder}: {train} + {val} images of 10 classes, {written} drawn now")
 
 
@@ -71,7 +84,6 @@ def sample(folder: Path, seed: int, train: int, val: int) -> None:
 @grouped_option(
     "Data", "--out", type=click.Path(path_type=Path), metavar="DIR", help="New data set.  [default: FOLDER-split]"
 )
-@translate_data_errors
 def split(folder: Path, val_fraction: float | None, out: Path | None) -> None:
     """Make a data set with train/ and val/ of FOLDER/<class>.
 
@@ -107,7 +119,6 @@ def packing_options(command: CommandFunction) -> CommandFunction:
             metavar="MB",
             type=click.IntRange(1),
             default=256,
-            show_default=True,
             help="Size of each file of the packed data set, in MB.",
         ),
     ]
@@ -124,10 +135,8 @@ def packing_options(command: CommandFunction) -> CommandFunction:
     type=NumberList(MIN_COPY_PIXELS, MAX_COPY_PIXELS, "160,352"),
     metavar="LIST",
     default="160,352",
-    show_default=True,
     help="Short sides of the pre-resized copies in pixels, comma-separated.",
 )
-@translate_data_errors
 def resize(source: Path, target: Path, sizes: tuple[int, ...], **options: Any) -> None:  # Any: those of `_pack`
     """Pack pre-resized copies of the images of SOURCE.
 
@@ -141,7 +150,6 @@ def resize(source: Path, target: Path, sizes: tuple[int, ...], **options: Any) -
 
 @data.command(cls=GroupedCommand)
 @packing_options
-@translate_data_errors
 def pack(source: Path, target: Path, **options: Any) -> None:  # Any: those of `_pack`
     """Pack the images of SOURCE into large files in TARGET.
 
@@ -156,24 +164,16 @@ def _pack(
     target: Path,
     targets: dict[int | None, Path],
     *,
-    skip_bad: bool,
     val_fraction: float | None,
-    overwrite: bool,
     shard_mb: int,
+    **options: bool,
 ) -> None:
     """Pack a data set into each of the targets, given by short side (None: full size), and print what was done."""
     from train.data.packing.pack import pack_set
 
     with ProgressBar(f"{activity} {source}") as progress:
-        report = pack_set(
-            source,
-            targets,
-            val_fraction=val_fraction or 0.0,
-            skip_bad=skip_bad,
-            overwrite=overwrite,
-            shard_bytes=shard_mb * 10**6,
-            progress=progress,
-        )
+        held_out, size = val_fraction or 0.0, shard_mb * 10**6
+        report = pack_set(source, targets, val_fraction=held_out, shard_bytes=size, progress=progress, **options)
     for path, reason in report.skipped_files:
         click.echo(f"left out: {path}: {reason}", err=True)
     for message in report.messages:
@@ -188,7 +188,6 @@ def _pack(
 @click.argument("folder", type=click.Path(path_type=Path))
 @val_fraction_option
 @output_option
-@translate_data_errors
 def check(folder: Path, val_fraction: float | None, output: str) -> None:
     """Decode every image of the data set in FOLDER once, and count.
 
@@ -206,7 +205,7 @@ def check(folder: Path, val_fraction: float | None, output: str) -> None:
     val_fraction = val_fraction or 0.0
     misplaced = layout_problems(folder, val_fraction)
     with ProgressBar(f"indexing {folder}") as progress:
-        load = partial(
+        load = functools.partial(
             load_index, folder, val_fraction=val_fraction, skip_bad=True, skip_layout_problems=True, progress=progress
         )
         train = load("train")
@@ -278,7 +277,6 @@ def _verify_packed_splits(folder: Path, split_folders: list[Path]) -> list[tuple
 @data.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 @output_option
-@translate_data_errors
 def verify(folder: Path, output: str) -> None:
     """Verify the checksums of all packed data sets below FOLDER.
 
@@ -305,7 +303,6 @@ def verify(folder: Path, output: str) -> None:
 @data.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 @output_option
-@translate_data_errors
 def ls(folder: Path, output: str) -> None:
     """List the data sets in FOLDER and below."""
     from dataclasses import asdict
@@ -329,3 +326,86 @@ def ls(folder: Path, output: str) -> None:
         }
         for split in splits
     )
+
+
+def _parse_sizes(text: str) -> list[int | None]:
+    """Return the short sides that --sizes lists, None for the full size. Raises `BadInput`."""
+    sizes = [size.strip() for size in text.split(",")]
+    if not all(size == "full" or (size.isdigit() and int(size) >= MIN_COPY_PIXELS) for size in sizes):
+        raise BadInput(
+            f"--sizes: must be full, or whole numbers of {MIN_COPY_PIXELS} or more, comma-separated, such as full,160; "
+            f"not {text!r}"
+        )
+    return [None if size == "full" else int(size) for size in dict.fromkeys(sizes)]
+
+
+@data.command()
+@click.argument("source")
+@click.argument("target", type=click.Path(path_type=Path))
+@sizes_option
+def fetch(source: str, target: Path, sizes: str) -> None:
+    """Copy a packed data set from SOURCE to the folder TARGET.
+
+    SOURCE is a folder or s3://bucket/prefix. The command can be interrupted and run again.
+    """
+    from cluster.planning.data_fetch import set_to_fetch
+
+    target = target.expanduser().absolute()
+    short_sides = sorted(_parse_sizes(sizes), key=lambda size: size or math.inf)
+    _fetch_sets(source, target, [set_to_fetch(source, target, short_side) for short_side in short_sides])
+
+
+@data.command(hidden=True)
+@click.argument("folder", type=click.Path(path_type=Path))
+def fetch_for_job(folder: Path) -> None:
+    """Copy what a job reads to this machine. FOLDER is the job's shared folder. Its agents call this."""
+    from cluster.planning.data_fetch import sets_of_job
+    from cluster.state.spec import JobSpec
+
+    spec = JobSpec.parse((folder / "job.json").read_bytes(), folder)
+    _fetch_sets(spec.data_source, Path(spec.train.data), sets_of_job(spec, _log))
+
+
+def _fetch_sets(source: str, target: Path, sets: "list[SetToFetch]") -> None:
+    """Fetch sets, with a progress bar, and print what was fetched."""
+    from train.data.fetch.fetch import fetch_sets, format_bytes
+
+    with ProgressBar(f"fetching {source}", format_bytes) as progress:
+        report = fetch_sets(sets, progress=progress, log=_log)
+    speed = ""
+    if report.fetched_bytes:
+        speed = f" in {report.seconds:.1f} s ({report.fetched_bytes / 1e6 / report.seconds:.0f} MB/s)"
+    existing = format_bytes(report.existing_bytes)
+    click.echo(f"{target}: {format_bytes(report.fetched_bytes)} fetched{speed}, {existing} already present")
+
+
+def _log(text: str) -> None:
+    click.echo(text, err=True)
+
+
+@data.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("place")
+@sizes_option
+def put(folder: Path, place: str, sizes: str) -> None:
+    """Upload the packed data set in FOLDER to S3.
+
+    PLACE is the destination, such as s3://my-bucket/data/imagenet. Files that are there already are not sent again.
+    """
+    from cluster.backends.aws.s3_source import S3Source
+    from cluster.planning import data_fetch
+    from train.data.fetch.fetch import format_bytes
+
+    uploaded_count = 0
+    existing_count = 0
+    for short_side in _parse_sizes(sizes):
+        source = str(folder)
+        destination = place
+        if short_side is not None:
+            source = data_fetch.copies_location(source, "", short_side)
+            destination = data_fetch.copies_location(destination, "", short_side)
+        with ProgressBar(f"uploading {source}", format_bytes) as progress:
+            uploaded, existing = S3Source(destination).upload(Path(source).expanduser(), progress)
+        uploaded_count += uploaded
+        existing_count += existing
+    click.echo(f"{place}: {uploaded_count} files uploaded, {existing_count} already present")

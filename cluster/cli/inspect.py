@@ -129,9 +129,8 @@ def _ls_cloud(cloud: "AwsAdministration", regions: tuple[str, ...], output: str)
     is_flag=True,
     help="Exit with a code for the state: 0 done, 100 failed, 101 not finished, 103 stopped.",
 )
-@click.option("--parts", is_flag=True, help="Also show the seconds of each step of the machines' set-up.")
 @output_option
-def status(job: str | None, exit_code: bool, parts: bool, output: str) -> None:
+def status(job: str | None, exit_code: bool, output: str) -> None:
     """Show the state and history of JOB (default: the newest job)."""
     from cluster.display import forecast as display_forecast
     from cluster.display import status as display_status
@@ -149,7 +148,7 @@ def status(job: str | None, exit_code: bool, parts: bool, output: str) -> None:
         others = {"timeline": timeline, "machines_now": machines_json, "result": result}
         print_json({**encode(job_status), **others})
     else:
-        display_status.show_status(job_status, machines, timeline, with_parts=parts)
+        display_status.show_status(job_status, machines, timeline)
         if result and result.ids_wrong is not None:
             click.echo(describe_image_usage(result.ids_wrong))
         elif found_job.spec.train.log_ids:
@@ -365,11 +364,11 @@ def ssh(job_and_command: tuple[str, ...], machine: int | None) -> None:
 
 @click.command()
 @click.argument("job", required=False)
-@click.option("--once", is_flag=True, help="Print the table once and exit.")
-def top(job: str | None, once: bool) -> None:
+def top(job: str | None) -> None:
     """Show the live activity of each machine of JOB.
 
-    Without JOB, the newest job is taken. The table is updated every second, until Ctrl-C.
+    Without JOB, the newest job is taken. The table is updated every second, until Ctrl-C; off a terminal it is printed
+    once.
     """
     from cluster.display import top as display_top
     from cluster.jobs import store
@@ -380,7 +379,7 @@ def top(job: str | None, once: bool) -> None:
         refresh(found_job)
         return found_job.status(), found_job.machine_details()
 
-    display_top.show_top(read, once)
+    display_top.show_top(read)
 
 
 @click.command()
@@ -390,7 +389,6 @@ def top(job: str | None, once: bool) -> None:
     metavar="PORT",
     type=click.IntRange(0, 65535),
     default=6006,
-    show_default=True,
     help="Port of the server. 0 takes a free one.",
 )
 @click.option("--all", "all_jobs", is_flag=True, help="Show all jobs of this folder, also those that start later.")

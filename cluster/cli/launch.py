@@ -1,11 +1,12 @@
 """The commands that start, stop and change a job (launch, stop, resume, rehearse-loss, adopt), and config."""
 
 import functools
+import json
 import shlex
 import sys
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,8 +15,8 @@ from infra.errors import NoAnswer, NoCredentials
 
 from .cloud import region_option
 from .options import (
-    CONFIGURED_SOURCES,
     DEFAULT_BACKEND,
+    CommandFunction,
     FaultTolerantCommand,
     FiniteFloatRange,
     GroupedCommand,
@@ -24,9 +25,7 @@ from .options import (
     configured_options,
     confirm_or_abort,
     deferred_options,
-    describe_source,
     dry_run_option,
-    format_value,
     given_options,
     grouped_option,
     launch_options,
@@ -40,11 +39,11 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from cluster.backends.planner import Plan
     from cluster.jobs.job import Job
-    from cluster.machines.host_check import HostReport
+    from cluster.planning.launch_options import LaunchOptions
     from train.tools.option_fields import OptionSet
 
 detach_option = grouped_option(
@@ -53,6 +52,14 @@ detach_option = grouped_option(
 requests_option = grouped_option(
     "Output", "--requests", is_flag=True, help="With --dry-run: also show the requests to AWS, as JSON."
 )
+
+
+START_OPTIONS = ("detach", "dry_run", "requests", "yes")
+
+
+def start_options(command: CommandFunction) -> CommandFunction:
+    """Add the options of `carry_out` to a command."""
+    return detach_option(dry_run_option(requests_option(yes_option(command))))
 
 
 def backend_options() -> list[GroupedOption]:
@@ -76,20 +83,8 @@ def backend_options() -> list[GroupedOption]:
     "the machines in the file suffice for]",
 )
 @only_option
-@detach_option
-@dry_run_option
-@requests_option
-@yes_option
-def launch(
-    recipe: str,
-    parallel: int | None,
-    detach: bool,
-    dry_run: bool,
-    requests: bool,
-    yes: bool,
-    only: tuple[str, ...],
-    **options: object,
-) -> None:
+@start_options
+def launch(recipe: str, parallel: int | None, only: tuple[str, ...], **options: Any) -> None:  # Any: those of a launch
     """Train RECIPE and follow the job.
 
     Without a choice such as --local or --ssh, the machines are rented from AWS. The plan and its price are shown first,
@@ -98,42 +93,46 @@ def launch(
     `imgnet-cluster check --ssh FILE` asks. Ctrl-C stops following; the job keeps running. Exit code: 0 done,
     100 failed, 103 stopped.
     """
-    from cluster.jobs import queue
     from cluster.planning.commands import plan_work
-    from cluster.planning.launch_options import add_configured, make_launch_options
     from cluster.planning.resolve import load_work
 
-    if requests and not dry_run:
-        raise BadInput("--requests needs --dry-run")
-    backend, keywords = add_configured(typed_options(options), configured_options(options), DEFAULT_BACKEND)
-    own_options = make_launch_options(backend, **keywords)
+    start = {name: options.pop(name) for name in START_OPTIONS}
+    own_options = read_options(options)
     makers = [functools.partial(plan_work, work, own_options, recipe_file=recipe) for work in load_work(recipe, only)]
-    plans, unasked_reason = plan_all(makers, dry_run)
-    max_parallel = queue.resolve_parallel(plans, parallel) if len(plans) > 1 else 1
-    carry_out(plans, unasked_reason, max_parallel, detach=detach, dry_run=dry_run, requests=requests, yes=yes)
+    carry_out(makers, parallel, **start)
+
+
+def read_options(options: "Mapping[str, object]") -> "LaunchOptions":
+    """Return those options of a launch that are typed or configured. Raises `BadInput`."""
+    from cluster.planning.launch_options import add_configured, make_launch_options
+
+    backend, keywords = add_configured(typed_options(options), configured_options(options), DEFAULT_BACKEND)
+    return make_launch_options(backend, **keywords)
 
 
 def carry_out(
-    plans: "list[Plan]",
-    unasked_reason: str,
-    max_parallel: int = 1,
+    makers: "Sequence[Callable[..., Plan]]",
+    parallel: int | None = None,
     *,
     detach: bool,
     dry_run: bool,
     requests: bool,
     yes: bool,
 ) -> None:
-    """Show plans of one backend, ask before money is spent, launch them, and follow the jobs.
+    """Show the plans that `makers` return, all for one backend, ask before money is spent, launch, and follow the jobs.
 
     Exits with the code of the jobs; with `dry_run` nothing is launched. Raises `ClusterError`.
     """
     from cluster.backends import catalog
-    from cluster.display import cloud as display_cloud
     from cluster.display import plan as display_plan
     from cluster.display import progress
     from cluster.display.tables import print_wrapped
     from cluster.jobs import queue, store, submit
 
+    if requests and not dry_run:
+        raise BadInput("--requests needs --dry-run")
+    plans, unasked_reason = _plan_all(makers, dry_run)
+    max_parallel = queue.resolve_parallel(plans, parallel) if len(plans) > 1 else 1
     plans = [_with_command(plan, is_only=len(plans) == 1) for plan in plans]
     display_plan.show_plan(plans[0], unasked_reason)
     if len(plans) > 1:
@@ -142,12 +141,17 @@ def carry_out(
     backend_class = catalog.backend_class(plans[0].spec.backend)
     for plan in plans:
         if requests and plan.rental_plan:
-            display_cloud.show_aws_requests(plan.rental_plan.requests)
+            for action, arguments in plan.rental_plan.requests:
+                click.echo(f"{action}\n{json.dumps(arguments, indent=1)}")
         if not (dry_run and backend_class.is_billed):  # a dry run shows the price from any computer
             submit.check(plan.spec)
     if dry_run:
         largest_spec = max((plan.spec for plan in plans), key=lambda spec: len(spec.machine_names))
-        show_machine_checks(backend_class.check_machines(largest_spec), largest_spec.machines)
+        if reports := backend_class.check_machines(largest_spec):
+            display_plan.show_host_reports(reports)
+            usable, needed = sum(not report.errors for report in reports), largest_spec.machines
+            if usable < needed:
+                raise ClusterError(f"a launch would fail: {usable} of the {needed} machines that it needs can be used")
         is_refused = any(plan.obstacles for plan in plans)
         launched = "" if is_refused else f"would launch {pluralize(len(plans), 'job')} in {store.runs_folder()}; "
         return print_wrapped(f"{launched}nothing was started")
@@ -210,22 +214,7 @@ def _with_command(plan: "Plan", is_only: bool) -> "Plan":
     return replace(plan, spec=replace(plan.spec, command=shlex.join(words)))
 
 
-def show_machine_checks(reports: "Sequence[HostReport]", needed: int) -> None:
-    """Print the reports of checked machines; nothing when no machine was checked.
-
-    Raises `ClusterError` when fewer machines are usable than the job needs.
-    """
-    from cluster.display import plan as display_plan
-
-    if not reports:
-        return
-    display_plan.show_host_reports(reports)
-    usable = sum(not report.errors for report in reports)
-    if usable < needed:
-        raise ClusterError(f"a launch would fail: {usable} of the {needed} machines that it needs can be used")
-
-
-def plan_all(makers: "Sequence[Callable[..., Plan]]", dry_run: bool) -> "tuple[list[Plan], str]":
+def _plan_all(makers: "Sequence[Callable[..., Plan]]", dry_run: bool) -> "tuple[list[Plan], str]":
     """Return the plans that the functions make, and why the cloud could not be asked, "" if it was.
 
     Each takes the keyword `offline`. A launch raises `NoCredentials` or `NoAnswer`; a dry run plans without the cloud.
@@ -308,7 +297,9 @@ def config(output: str) -> None:
     from cluster.planning.config_file import config_path
 
     context = launch.make_context("launch", ["RECIPE"], parent=click.get_current_context())
-    options = [option for option in launch.params if isinstance(option, GroupedOption) and option.config_name]
+    options = [
+        option for option in launch.get_params(context) if isinstance(option, GroupedOption) and option.config_name
+    ]
     rows = [_config_row(option, context) for option in options]
     if output == "json":
         return print_json({"file": str(config_path()), "options": rows})
@@ -325,15 +316,10 @@ def _config_row(option: GroupedOption, context: click.Context) -> dict[str, str]
     from cluster.planning.config_file import config_key, config_keys
 
     key = config_key(next(name for name in option.opts if name.startswith("--")))
-    source = context.get_parameter_source(option.name or "")
-    value = context.params[option.name or ""]
     is_switch = isinstance(option.flag_value, str)
-    is_set = source in CONFIGURED_SOURCES and not (is_switch and value != option.flag_value)
-    if not is_set:
-        declared = config_keys()[key].option
-        value = None if is_switch else declared.default
-    text = "yes" if is_set and is_switch else "" if value in (None, ()) else format_value(option.show(value))
-    return {"option": key, "value": text, "source": describe_source(option, source) if is_set else "default"}
+    default = None if is_switch else config_keys()[key].option.default
+    value, source = option.configured(context) or ("" if default in (None, ()) else option.text(default), "default")
+    return {"option": key, "value": "yes" if value and is_switch else value, "source": source}
 
 
 @click.command()

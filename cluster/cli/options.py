@@ -21,12 +21,13 @@ CommandT = TypeVar("CommandT", bound=CommandFunction)
 RowT = TypeVar("RowT")
 
 DEFAULT_BACKEND = "aws"
+TYPED_SOURCE = click.core.ParameterSource.COMMANDLINE
 CONFIGURED_SOURCES = (click.core.ParameterSource.ENVIRONMENT, click.core.ParameterSource.DEFAULT_MAP)
 OUTPUT_FORMATS = ("table", "json")
 # The headings of `--help`, in this order. Those of backends of other packages come after them.
 OPTION_GROUPS = (
-    "Machines", "Command", "Slurm", "AWS", "Data", "Training", "Recovery", "Limits", "Notifications", "Forecast",
-    "Output",
+    "Options", "Machines", "Command", "Slurm", "AWS", "Data", "Training", "Recovery", "Limits", "Notifications",
+    "Forecast", "Output",
 )  # fmt: skip
 
 
@@ -88,34 +89,35 @@ class GroupedOption(click.Option):
             return str(self.envvar)
         return super().get_error_hint(ctx)
 
+    def value_from_envvar(self, ctx: click.Context) -> Any:  # Any: as click has it
+        """Return the value in the environment variable. IMGNET_NO_GROUP=1 means --no-group, whose value is False."""
+        value = super().value_from_envvar(ctx)
+        is_given = click.types.BoolParamType.str_to_bool(value) if value is not None and self.is_bool_flag else None
+        return value if is_given is None else is_given == (self.flag_value is not False)
+
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Return names and text for `--help`. The text names the configured value, if there is one."""
         record = super().get_help_record(ctx)
-        if record is None or not self.config_name:
-            return record
-        value, source = self.consume_value(ctx, {})
-        is_other_switch = isinstance(self.flag_value, str) and value != self.flag_value
-        if source not in CONFIGURED_SOURCES or is_other_switch:
-            return record
-        return record[0], f"{record[1]}  [{describe_source(self, source)}: {format_value(self.show(value))}]"
+        if record and self.config_name and (found := self.configured(ctx)):
+            return record[0], f"{record[1]}  [{found[1]}: {found[0]}]"
+        return record
 
-
-def describe_source(param: click.Parameter, source: "click.core.ParameterSource | None") -> str:
-    """Return the source of an option's value: an environment variable, the configuration file, or "default"."""
-    if source is click.core.ParameterSource.ENVIRONMENT:
-        return str(param.envvar)
-    if source is click.core.ParameterSource.DEFAULT_MAP:
+    def configured(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return value and source, an environment variable or the configuration file; None where neither has one."""
         from cluster.planning.config_file import config_path
 
-        return str(config_path())
-    return "default"
+        value, source = self.consume_value(ctx, {})
+        if source not in CONFIGURED_SOURCES or (isinstance(self.flag_value, str) and value != self.flag_value):
+            return None
+        is_variable = source is click.core.ParameterSource.ENVIRONMENT
+        return self.text(value), str(self.envvar if is_variable else config_path())
 
-
-def format_value(value: object) -> str:
-    """Return the value of an option as text."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return ", ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+    def text(self, value: object) -> str:
+        """Return a value of the option as text; of one without a value, whether the flag is given."""
+        if isinstance(value, bool):
+            return "yes" if value == (self.flag_value is not False) else "no"
+        shown = self.show(value)
+        return ", ".join(map(str, shown)) if isinstance(shown, tuple | list) else str(shown)
 
 
 def grouped_option(
@@ -137,20 +139,30 @@ def deferred_options(make_options: Callable[[], list[GroupedOption]]) -> Callabl
     return click.option(cls=DeferredOptions, make_options=make_options)
 
 
-class ConfiguredCommand(click.Command):
-    """A command whose options may have defaults in the configuration file.
+class GroupedCommand(click.Command):
+    """A command whose `--help` shows the options under headings, and whose options may have configured defaults.
 
-    Only a command that rents or creates something is refused when the file is wrong. A `FaultTolerantCommand` and
-    `--help` go on with a warning, without the wrong lines.
+    The headings are in the order of `OPTION_GROUPS`. Within a group, options are listed in the order of their
+    declaration: the common ones first. Only a command that rents or creates something is refused when the configuration
+    file is wrong. A `FaultTolerantCommand` and `--help` go on with a warning, without the wrong lines.
     """
 
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the arguments and options in the order of their declaration. Deferred ones are made now."""
+        made = (param.make_options() if isinstance(param, DeferredOptions) else [param] for param in self.params)
+        self.params = [param for params in made for param in params]
+        return super().get_params(ctx)
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments. Raises `BadInput` for two switches of one option, and for a wrong configuration file."""
-        names = {
+        """Parse the arguments. Raises `BadInput` for two switches of one option, and for a wrong configuration file.
+
+        For an option `--NAME` of a backend that cannot be used, the error says why.
+        """
+        options = {
             param.config_name: param for param in self.get_params(ctx) if isinstance(param, GroupedOption)
         }  # options that are switches of one keyword overwrite each other: one of them is enough
-        if any(names) and not ctx.resilient_parsing:
-            from cluster.planning.config_file import config_path, refuse
+        if any(options) and not ctx.resilient_parsing:
+            from cluster.planning.config_file import config_path, read_config, refuse
 
             if config_path().exists():
                 asks_for_help = any(option in args for option in ctx.help_option_names)
@@ -158,56 +170,17 @@ class ConfiguredCommand(click.Command):
                 is_tolerant = any(isinstance(command, FaultTolerantCommand) for command in callers)
                 only_warn = is_tolerant or asks_for_help
                 on_fault = (lambda fault: warn(f"{fault}; it does not count here")) if only_warn else refuse
-                ctx.default_map = _configured_defaults(names, on_fault)
+                ctx.default_map = {
+                    option.name: value[0] if isinstance(value, tuple) and not option.multiple else value
+                    for name, value in read_config(on_fault).items()
+                    if (option := options.get(name))
+                }
         switches: dict[str | None, str] = {}
-        for param in self.make_parser(ctx).parse_args(args=[*args])[2]:  # all that were typed, in their order
-            is_switch = isinstance(getattr(param, "flag_value", None), str)
-            if is_switch and (other := switches.setdefault(param.name, param.opts[0])) != param.opts[0]:
-                raise BadInput(f"give only one of {other} and {param.opts[0]}")
-        return super().parse_args(ctx, args)
-
-
-class FaultTolerantCommand(ConfiguredCommand):
-    """A command that must work also when the configuration file is wrong: it shows jobs, or ends them."""
-
-
-def _configured_defaults(params: Mapping[str, click.Option], on_fault: Callable[[BadInput], None]) -> dict[str, object]:
-    """Return the values of the configuration file for the options of a command, by the name that click has for each."""
-    from cluster.planning.config_file import read_config
-
-    defaults = {}
-    for name, value in read_config(on_fault).items():
-        if param := params.get(name):
-            defaults[param.name] = value[0] if isinstance(value, tuple) and not param.multiple else value
-    return defaults
-
-
-class GroupedCommand(ConfiguredCommand):
-    """A command whose `--help` shows the options under headings, in the order of `OPTION_GROUPS`.
-
-    Within a group, options are listed in the order of their declaration: the common ones first.
-    """
-
-    _params: list[click.Parameter]
-
-    @property
-    def params(self) -> list[click.Parameter]:
-        """The arguments and options in the order of their declaration. Deferred ones are made now."""
-        self._params = [
-            made_param
-            for param in self._params
-            for made_param in (param.make_options() if isinstance(param, DeferredOptions) else [param])
-        ]
-        return self._params
-
-    @params.setter
-    def params(self, declared_params: list[click.Parameter]) -> None:
-        """The parameters of the command, which click assigns."""
-        self._params = declared_params
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments. For an option `--NAME` of a backend that cannot be used, the error says why."""
         try:
+            for param in self.make_parser(ctx).parse_args(args=[*args])[2]:  # all that were typed, in their order
+                is_switch = isinstance(getattr(param, "flag_value", None), str)
+                if is_switch and (other := switches.setdefault(param.name, param.opts[0])) != param.opts[0]:
+                    raise BadInput(f"give only one of {other} and {param.opts[0]}")
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             from cluster.backends import catalog
@@ -217,15 +190,12 @@ class GroupedCommand(ConfiguredCommand):
             raise
 
     def options_by_group(self, ctx: click.Context) -> dict[str, list[click.Option]]:
-        """Return the options under their headings, without empty groups.
-
-        An option without a group is shown under "Output"; click's own `--help` is the only one.
-        """
+        """Return the options under their headings, without empty groups."""
         groups: dict[str, list[click.Option]] = {name: [] for name in OPTION_GROUPS}
         for param in self.get_params(ctx):
             if isinstance(param, click.Option):
-                help_group = param.help_group if isinstance(param, GroupedOption) else "Output"
-                groups.setdefault(help_group, []).append(param)
+                default_group = "Output" if param is self.get_help_option(ctx) else "Options"
+                groups.setdefault(getattr(param, "help_group", default_group), []).append(param)
         return {name: options for name, options in groups.items() if options}
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -235,6 +205,10 @@ class GroupedCommand(ConfiguredCommand):
             if records:
                 with formatter.section(name):
                     formatter.write_dl(records)
+
+
+class FaultTolerantCommand(GroupedCommand):
+    """A command that must work also when the configuration file is wrong: it shows jobs, or ends them."""
 
 
 class CommandGroup(click.Group):
@@ -258,10 +232,8 @@ class CommandGroup(click.Group):
         return [name for name, command in self.commands.items() if not command.hidden]
 
     def commands_by_section(self, ctx: click.Context) -> dict[str, list[str]]:
-        """Return the names of the commands under their headings. Commands without one come last."""
-        in_sections = {name for names in self.sections.values() for name in names}
-        others = [name for name in self.list_commands(ctx) if name not in in_sections]
-        return {**self.sections, "Commands": others} if others else self.sections
+        """Return the names of the commands under their headings."""
+        return self.sections or {"Commands": self.list_commands(ctx)}
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands into the help text, each with the whole first sentence of its help."""
@@ -407,34 +379,26 @@ def launch_options(
     return deferred_options(make)
 
 
-def typed_options(options: Mapping[str, object]) -> dict[str, object]:
-    """Return the options of a command that the user typed."""
-    return _options_from(options, (click.core.ParameterSource.COMMANDLINE,))
-
-
-def configured_options(options: Mapping[str, object]) -> dict[str, object]:
-    """Return the options of a command that were not typed, but are set by the environment or the configuration file."""
-    return _options_from(options, CONFIGURED_SOURCES)
-
-
-def given_options(options: Mapping[str, object]) -> dict[str, object]:
+def given_options(
+    options: Mapping[str, object], sources: "Sequence[click.core.ParameterSource]" = (TYPED_SOURCE, *CONFIGURED_SOURCES)
+) -> dict[str, object]:
     """Return the options of a command that are typed or configured. The dataclasses have the defaults of all others."""
-    return configured_options(options) | typed_options(options)
-
-
-def _options_from(options: Mapping[str, object], sources: "Sequence[click.core.ParameterSource]") -> dict[str, object]:
     ctx = click.get_current_context()
     return {name: value for name, value in options.items() if ctx.get_parameter_source(name) in sources}
 
 
+def typed_options(options: Mapping[str, object]) -> dict[str, object]:
+    """Return the options of a command that the user typed."""
+    return given_options(options, (TYPED_SOURCE,))
+
+
+def configured_options(options: Mapping[str, object]) -> dict[str, object]:
+    """Return the options of a command that were not typed, but are set by the environment or the configuration file."""
+    return given_options(options, CONFIGURED_SOURCES)
+
+
 output_option = grouped_option(
-    "Output",
-    "-o",
-    "--output",
-    type=click.Choice(OUTPUT_FORMATS),
-    default="table",
-    show_default=True,
-    help="Output format.",
+    "Output", "-o", "--output", type=click.Choice(OUTPUT_FORMATS), default="table", help="Output format."
 )
 yes_option = grouped_option("Output", "-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 dry_run_option = grouped_option(

@@ -13,18 +13,13 @@ from train.tools.records import MALFORMED_DATA_ERRORS
 from .inspect import refresh
 from .options import OUTPUT_FORMATS, warn
 
-FORMAT_BY_SUFFIX = {".tsv": "tsv", ".json": "json", ".log": "mlperf"}
+SUFFIXES = (".tsv", ".json", ".log")  # of DAWNBench's table and entry, and of MLPerf's log
 
 
 class OutputFile(click.Path):
     """A file that a command writes. The formats that `-o` of other commands takes are refused: nobody means a file."""
 
-    def convert(
-        self,
-        value: Any,  # Any: a text or a path
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> Any:  # Any: as click.Path returns it, here always a path
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # Any: as click
         """Return the path. Fails as click's types do."""
         if str(value) in OUTPUT_FORMATS:
             self.fail(f"of this command -o names the file to write; a file of this name is ./{value}", param, ctx)
@@ -74,67 +69,52 @@ def report(job: tuple[str, ...], output: Path | None, open_browser: bool) -> Non
     "output_path",
     type=OutputFile(path_type=Path),
     metavar="FILE",
-    help="File to write: x.tsv, x.json or x.log. A name without these endings writes all three.  [default: stdout]",
-)
-@click.option(
-    "--format",
-    "record_format",
-    type=click.Choice(list(FORMAT_BY_SUFFIX.values())),
-    help="Format of the record.  [default: from the name of the file, else tsv]",
+    help="File to write: x.tsv, x.json or x.log. A name without these endings writes all three.  [default: the first, "
+    "to stdout]",
 )
 @click.option(
     "--author", metavar="NAME", help="Author of the record, written into the JSON record and into MLPerf's log."
 )
-def record(job: str | None, record_format: str | None, output_path: Path | None, author: str | None) -> None:
+def record(job: str | None, output_path: Path | None, author: str | None) -> None:
     """Write a benchmark record of JOB (default: the newest job).
 
     It contains hours, accuracies, hardware, price, the recipe, and what each epoch did. Hours count from the start of
     loading the images. Unknown values are null. Only the run folder is read, so it works after the machines are gone.
     """
+    from cluster import records
     from cluster.jobs import store
-    from cluster.records import run_data, writers
     from train.tools.files import write_atomic
     from train.tools.text_files import to_json_bytes
 
-    path_by_format = _output_files(record_format, output_path) if output_path else {}
-    log_filename = path_by_format["mlperf"].name if len(path_by_format) > 1 else None
+    paths = _output_files(output_path) if output_path else []
     recorded_job = store.find(job)
     refresh(recorded_job)
     try:
         with recorded_job.report_damaged_files():
-            run = run_data.collect_run_data(recorded_job)
-        entry = writers.dawnbench_entry(run, author, log_filename)
-        text_by_format = {
-            "tsv": writers.render_tsv(run),
-            "json": to_json_bytes(entry).decode(),
-            "mlperf": writers.render_mlperf_log(run, org=author),
-        }
+            run = records.collect_run_data(recorded_job)
+        entry = records.dawnbench_entry(run, author, paths[-1].name if len(paths) > 1 else None)
+        texts = (records.render_tsv(run), to_json_bytes(entry).decode(), records.render_mlperf_log(run, org=author))
     except MALFORMED_DATA_ERRORS as error:
         problem = f"{type(error).__name__}: {error}"
         raise ClusterError(f"{recorded_job.name}: a file of its run folder is damaged ({problem})") from error
-    if not path_by_format:
-        click.echo(text_by_format[record_format or "tsv"], nl=False)
-    for file_format, path in path_by_format.items():
+    if not paths:
+        click.echo(texts[0], nl=False)
+    for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, text_by_format[file_format].encode())
+        write_atomic(path, texts[SUFFIXES.index(path.suffix)].encode())
         click.echo(f"written: {path}")
 
 
-def _output_files(record_format: str | None, output_path: Path) -> dict[str, Path]:
-    """Return the file of each format to write. Raises `BadInput` when `output_path` is not the name of a file."""
+def _output_files(output_path: Path) -> list[Path]:
+    """Return the files to write. Raises `BadInput` when `output_path` is not the name of a file."""
     if output_path.name in ("", ".."):
         raise BadInput(f"-o {output_path}: is not a file name; give one, such as {output_path / 'mine'}")
-    if record_format or output_path.suffix in FORMAT_BY_SUFFIX:
-        path_by_format = {record_format or FORMAT_BY_SUFFIX[output_path.suffix]: output_path}
-    else:
-        path_by_format = {
-            file_format: output_path.with_name(output_path.name + suffix)
-            for suffix, file_format in FORMAT_BY_SUFFIX.items()
-        }
-    for path in path_by_format.values():
+    paths = [output_path.with_name(output_path.name + suffix) for suffix in SUFFIXES]
+    paths = [output_path] if output_path.suffix in SUFFIXES else paths
+    for path in paths:
         if path.is_dir():
             raise BadInput(f"-o {output_path}: {path} is a folder; name a file, such as {path / 'mine'}")
-    return path_by_format
+    return paths
 
 
 COMMANDS = (record, report)

@@ -6,34 +6,15 @@ import click
 
 from cluster.errors import BadInput, ClusterError
 
-from .launch import backend_options, carry_out, detach_option, plan_all, requests_option
-from .options import (
-    DEFAULT_BACKEND,
-    GroupedCommand,
-    configured_options,
-    deferred_options,
-    dry_run_option,
-    grouped_option,
-    launch_options,
-    typed_options,
-    yes_option,
-)
-
-# The options that are fields of a `Command`.
-COMMAND_OPTIONS = (
-    *("procs", "progress", "requirements", "image", "stall_seconds", "retries", "save_signal", "elastic"),
-)
+from .launch import START_OPTIONS, backend_options, carry_out, read_options, start_options
+from .options import GroupedCommand, GroupedOption, click_options, deferred_options, grouped_option, launch_options
 
 
-def parse_procs(ctx: click.Context, param: click.Parameter, value: str) -> int | str:
-    """Return the number of processes, or "gpu". Raises `click.BadParameter`."""
-    from train.recipe.command import MAX_PROCS
+def command_options() -> list[GroupedOption]:
+    """Return the options that are fields of a `Command`."""
+    from train.recipe.command import Command
 
-    if value == "gpu":
-        return value
-    if not value.isdecimal() or not 1 <= int(value) <= MAX_PROCS:
-        raise click.BadParameter(f"{value!r} is neither a number from 1 to {MAX_PROCS} nor the word gpu")
-    return int(value)
+    return click_options(Command.options())
 
 
 @click.command(cls=GroupedCommand, context_settings={"allow_interspersed_args": False})
@@ -47,17 +28,8 @@ def parse_procs(ctx: click.Context, param: click.Parameter, value: str) -> int |
     lost_seconds="Give up a machine that has sent no heartbeat for this long.  [default: 5.0]",
 )
 @grouped_option(
-    "Machines",
-    "--procs",
-    metavar="P|gpu",
-    default="gpu",
-    callback=parse_procs,
-    help="Processes of each machine: a number, or gpu for one per GPU.  [default: gpu; without GPUs, 1]",
-)
-@grouped_option(
     "Command",
     "--workdir",
-    default="",
     metavar="DIR",
     help="Run the command in the copy of this folder. Its git repository travels to the machines; outside git, the "
     "folder itself.  [default: the current folder]",
@@ -73,67 +45,13 @@ def parse_procs(ctx: click.Context, param: click.Parameter, value: str) -> int |
 @grouped_option(
     "Command", "--env-file", multiple=True, metavar="FILE", help="File of secret variables, a line NAME=VALUE for each."
 )
-@grouped_option(
-    "Command",
-    "--requirements",
-    default="",
-    metavar="FILE",
-    help="File in the project whose requirements are installed.  [default: on other machines uv.lock, requirements.txt "
-    "or pyproject.toml; on this computer the active environment is used]",
-)
-@grouped_option(
-    "Command", "--image", default="", metavar="IMAGE", help="Run the processes in containers of this image, by docker."
-)
-@grouped_option(
-    "Command",
-    "--progress",
-    default="",
-    metavar="PATTERN",
-    help="Regular expression of the lines by which rank 0 tells its step, such as 'step (?P<step>\\d+)'. Further "
-    "groups: steps, epoch, epochs, loss, lr, images_per_second.",
-)
-@grouped_option(
-    "Recovery",
-    "--stall-seconds",
-    default=0.0,
-    type=click.FloatRange(0),
-    metavar="S",
-    help="After this time without progress, the command counts as failed.  [default: no limit]",
-)
-@grouped_option(
-    "Recovery",
-    "--retries",
-    default=0,
-    type=click.IntRange(0),
-    metavar="N",
-    help="How many failures of its own the command may have; lost machines do not count.  [default: 0]",
-)
-@grouped_option(
-    "Recovery",
-    "--save-signal",
-    default="TERM",
-    metavar="NAME",
-    help="Signal that asks the processes to save and exit: TERM, INT, USR1, USR2 or HUP.  [default: TERM]",
-)
-@grouped_option(
-    "Recovery",
-    "--elastic/--no-elastic",
-    default=True,
-    help="After a loss, go on with the machines that are left, or wait for all.  [default: go on]",
-)
-@detach_option
-@dry_run_option
-@requests_option
-@yes_option
+@deferred_options(command_options)
+@start_options
 def run(
     command: tuple[str, ...],
-    workdir: str,
+    workdir: str | None,
     env: tuple[str, ...],
     env_file: tuple[str, ...],
-    detach: bool,
-    dry_run: bool,
-    requests: bool,
-    yes: bool,
     **options: Any,  # Any: those of `Command`, and of a launch
 ) -> None:
     """Run your own training script as torchrun would.
@@ -147,25 +65,20 @@ def run(
     import functools
 
     from cluster.planning.commands import plan_command, read_environment
-    from cluster.planning.launch_options import add_configured, make_launch_options
     from train.recipe.command import Command
 
     if not command:
         raise BadInput("no command is given; type it after --, such as: imgnet-cluster run --local -- python train.py")
-    if requests and not dry_run:
-        raise BadInput("--requests needs --dry-run")
+    start = {name: options.pop(name) for name in START_OPTIONS}
     variables, secrets = read_environment(env, env_file)
-    values = {name: options.pop(name) for name in COMMAND_OPTIONS}
-    backend, keywords = add_configured(typed_options(options), configured_options(options), DEFAULT_BACKEND)
-    keywords = {key: value for key, value in keywords.items() if key in options}  # not those of recipes
+    given = {option.name: options.pop(option.name) for option in Command.options()}
+    values = {name: value for name, value in given.items() if value is not None}
     try:
         own_command = Command(argv=command, env=variables, secrets=tuple(secrets), **values)
     except ValueError as error:
         raise BadInput(str(error)) from error
-    own_options = make_launch_options(backend, **keywords)
-    plan = functools.partial(plan_command, own_command, own_options, workdir=workdir, secrets=secrets)
-    plans, unasked_reason = plan_all([plan], dry_run)
-    carry_out(plans, unasked_reason, detach=detach, dry_run=dry_run, requests=requests, yes=yes)
+    plan = functools.partial(plan_command, own_command, read_options(options), workdir=workdir or "", secrets=secrets)
+    carry_out([plan], **start)
 
 
 @click.command()

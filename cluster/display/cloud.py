@@ -1,7 +1,6 @@
 """Prints rented machines: what a launch would rent, what is rented, what it costs, and what EC2 offers."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from cluster.backends.rentals import OfferRow, RentalLimit, RentalPlan, RentedJob
 from cluster.jobs.billing import CostReport
@@ -83,12 +82,6 @@ def extension_question(job_name: str, before: RentalLimit, after: RentalLimit) -
     """Return the question that the user answers before the limit of a job is raised."""
     cost = "at an unknown price" if after.dollars is None else f"for at most {format_dollars(after.dollars)} in all"
     return f"let {job_name} run for {format_hours(after.hours)} instead of {format_hours(before.hours)}, {cost}?"
-
-
-def show_aws_requests(requests: Sequence[tuple[str, Mapping[str, object]]]) -> None:
-    """Print AWS requests, as (action, arguments), in the form in which they would be sent."""
-    for action, arguments in requests:
-        print(f"{action}\n{json.dumps(arguments, indent=1)}")
 
 
 def show_cost(report: CostReport) -> None:

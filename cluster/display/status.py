@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from cluster.machines.setup_progress import fold_by_machine
 from cluster.report.tables import attempts_table, format_cell, format_known
-from cluster.state.states import JobState, SetupStep, work_title
+from cluster.state.states import JobState, work_title
 from cluster.state.status import JobStatus, MachineRow
 from cluster.state.timeline import AttemptRow
-from train.metrics.text import START_TITLES, format_duration, time_table_lines
+from train.metrics.text import format_duration, time_table_lines
 from train.tools.records import encode
 
 from .tables import DAMAGED, print_state, print_table, print_wrapped
@@ -59,13 +59,8 @@ def show_jobs(job_statuses: Mapping[str, JobStatus | None]) -> None:
             print_wrapped(f"{name}: {status.doing}")
 
 
-def show_status(
-    status: JobStatus, machines: Mapping[str, MachineRow], attempts: Sequence[AttemptRow], with_parts: bool = False
-) -> None:
-    """Print the status of a job, then tables of its machines and attempts if there are several.
-
-    With `with_parts`, also a table of the steps of each machine's set-up.
-    """
+def show_status(status: JobStatus, machines: Mapping[str, MachineRow], attempts: Sequence[AttemptRow]) -> None:
+    """Print the status of a job, then tables of its machines and attempts if there are several."""
     texts = {
         "created": time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(status.created)),
         "seconds": format_duration(status.seconds),
@@ -80,9 +75,6 @@ def show_status(
     if len(machines) > 1 or any(machine.host for machine in machines.values()):
         print()
         show_machines(machines)
-        if with_parts:
-            print()
-            show_setup_steps(machines)
     if len(attempts) > 1:
         print()
         show_timeline(attempts)
@@ -107,20 +99,6 @@ def show_machines(machines: Mapping[str, MachineRow]) -> None:
     lines = [(name, line) for name, row in machines.items() for line in ([row.reason] if row.reason else row.notes)]
     for text in fold_by_machine(lines, {name: row.host for name, row in machines.items()}):
         print_wrapped(text, indent=2)
-
-
-def show_setup_steps(machines: Mapping[str, MachineRow]) -> None:
-    """Print a row for each step until the first training step: its seconds on the fastest and the slowest machine."""
-    rows = []
-    for step in SetupStep:
-        seconds_by_machine = {
-            name: machine.seconds[step] for name, machine in machines.items() if step in machine.seconds
-        }
-        if seconds_by_machine:
-            slowest = max(seconds_by_machine, key=seconds_by_machine.__getitem__)
-            row = {"set-up step": START_TITLES.get(step, step), "least s": f"{min(seconds_by_machine.values()):.1f}"}
-            rows.append({**row, "most s": f"{seconds_by_machine[slowest]:.1f}", "on machine": slowest})
-    print_table(rows)
 
 
 def show_timeline(attempts: Sequence[AttemptRow]) -> None:

@@ -132,7 +132,7 @@ def render(status: JobStatus, machines: Machines, now: float, tracker: StatusAge
     empty = [name for name in COLUMNS_OF_SOME_JOBS if not any(row[name] for row in rows)]
     shown_rows = [{name: cell for name, cell in row.items() if name not in empty} for row in rows]
     table, left_out = build_table(shown_rows, COLUMN_DROP_ORDER, width, can_wrap=False)
-    note = f"not shown in {width} columns: {', '.join(left_out)}; all: imgnet-cluster top --once | cat"
+    note = f"not shown in {width} columns: {', '.join(left_out)}; all: imgnet-cluster top | cat"
     summary = Text(job_summary_line(status, width), STATE_COLORS.get(status.state, ""))
     reasons = [Text(f"{name}: {' '.join(row.reason.split())}") for name, row in machines.items() if row.reason]
     for line in (summary, *reasons):
@@ -140,11 +140,10 @@ def render(status: JobStatus, machines: Machines, now: float, tracker: StatusAge
     return Group(summary, "", table, *reasons, *([Text(note, "dim", overflow="fold")] if left_out else []))
 
 
-def show_top(read_statuses: ReadStatuses, once: bool = False) -> None:
+def show_top(read_statuses: ReadStatuses) -> None:
     """Show a job and its machines, refreshed every second, until the job ends or the user presses Ctrl-C.
 
-    `read_statuses` returns the job's status and its machines by their names. With `once`, or when the output
-    does not go to a terminal, one plain table is printed.
+    `read_statuses` returns the job's status and its machines by their names. Off a terminal one plain table is printed.
     """
     out = console()
     tracker = StatusAgeTracker()
@@ -155,11 +154,9 @@ def show_top(read_statuses: ReadStatuses, once: bool = False) -> None:
         tracker.update(machines, now)
         return status, render(status, machines, now, tracker, out.width)
 
-    if once or not out.is_terminal:
-        if not out.is_terminal:
-            out.width = UNCUT_WIDTH_CHARACTERS
-        out.print(picture()[1], soft_wrap=False)
-        return
+    if not out.is_terminal:
+        out.width = UNCUT_WIDTH_CHARACTERS
+        return out.print(picture()[1], soft_wrap=False)
     with contextlib.suppress(KeyboardInterrupt), Live(console=out, auto_refresh=False) as live:
         while True:
             status, group = picture()

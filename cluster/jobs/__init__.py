@@ -11,14 +11,6 @@ if TYPE_CHECKING:
     from .submit import launch as launch
     from .submit import run as run
 
-MODULE_BY_NAME = {
-    "Job": "job",
-    "all_jobs": "store",
-    "find": "store",
-    "launch": "submit",
-    "run": "submit",
-    "runs_folder": "store",
-}
 __all__ = ["Job", "all_jobs", "find", "launch", "run", "runs_folder"]
 
 
@@ -27,6 +19,6 @@ def __getattr__(name: str) -> object:
 
     `python -m cluster.jobs.supervisor` imports this package first; it must not import the submodule a second time.
     """
-    if name in MODULE_BY_NAME:
-        return getattr(import_module(f".{MODULE_BY_NAME[name]}", __name__), name)
+    if name in __all__:
+        return getattr(import_module(".submit", __name__), name)  # which imports all of them
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -32,24 +32,10 @@ UID_PATTERN = re.compile(r"[\w-]+-[0-9a-f]{8}", re.ASCII)
 # What an adopted job takes from its description in the shared folder, which others may have written: how to train, and
 # on how many machines. It takes nothing that costs money, names a program of this computer or another backend.
 ADOPTED_FIELDS = (
-    "workload",
-    "recipe_file",
-    "train",
-    "recovery",
-    "data_source",
-    "copies_source",
-    "generate_data",
-    "uid",
-    "given_name",
-    "machines",
-    "procs",
-    "max_hours",
-    "heartbeat_seconds",
-    "heartbeat_timeout_seconds",
-    "git_commit",
-    "created",
+    *("workload", "recipe_file", "train", "recovery", "data_source", "copies_source", "generate_data", "uid"),
+    *("given_name", "machines", "procs", "max_hours", "heartbeat_seconds", "heartbeat_timeout_seconds"),
+    *("git_commit", "created"),
 )
-
 LIST_TIMEOUT_SECONDS = 60.0
 FIRST_FILES_SECONDS = 20.0  # for the supervisor to bring what `ls` shows
 POLL_SECONDS = 0.2

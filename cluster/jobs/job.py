@@ -13,8 +13,7 @@ from cluster.backends import catalog
 from cluster.backends.base import Backend
 from cluster.errors import BadInput, ClusterError
 from cluster.machines.user_project import copy_project
-from cluster.notifications import journal
-from cluster.notifications.notifier import has_untold_end
+from cluster.notifications import notifier
 from cluster.state import result as state_result
 from cluster.state import status as state_status
 from cluster.state import supervisor_records
@@ -138,7 +137,7 @@ class Job:
         self.run_folder.attempts.check()
         job_status = state_status.job_status(self.run, self.result)
         if self.spec.notify:
-            job_status = replace(job_status, notifications=journal.describe_trouble(self.path))
+            job_status = replace(job_status, notifications=notifier.describe_trouble(self.path))
         if self.is_waiting:
             wait = queue_state.describe_wait(self.run)
             return replace(job_status, state=JobState.WAITING, doing=wait)
@@ -279,7 +278,7 @@ class Job:
             with self.report_damaged_files():
                 if not self.has_ended:
                     self._advance()
-                elif not self.is_supervisor and has_untold_end(self.run):
+                elif not self.is_supervisor and notifier.has_untold_end(self.run):
                     self.supervision.ensure_end_is_told(self.backend)
         except OSError as error:
             reason = error.strerror or error

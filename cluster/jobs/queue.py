@@ -19,7 +19,6 @@ from uuid import uuid4
 
 from cluster.backends.planner import Plan
 from cluster.errors import BadInput, ClusterError
-from cluster.notifications.events import SupervisorView
 from cluster.notifications.notifier import Notifier
 from cluster.state.spec import MAX_MACHINES
 from train.tools import process_log
@@ -98,7 +97,7 @@ def start_queued_job(job: Job) -> None:
         return
     except (ClusterError, OSError) as error:
         job.fail(one_line_error(error))
-        Notifier(job.run).finish(SupervisorView())  # the job has no supervisor, which would tell users of the end
+        Notifier(job.run).finish()  # the job has no supervisor, which would tell users of the end
 
 
 def advance_queue(runs_folder: Path, queue_id: str) -> bool:

@@ -23,7 +23,6 @@ END_SECONDS = 5.0  # for a supervisor to end, after each signal
 END_POLL_SECONDS = 0.05
 SILENCE_SECONDS = 60.0  # after so long without a heartbeat, `status` warns that the supervisor does not answer
 FROZEN_SECONDS = 300.0  # after so long without one, the supervisor is killed, and another one started
-MAX_CLOCK_JUMP_SECONDS = 60.0  # by more, `status` says that the computer's clock was set
 ACCESS_CHECK_SECONDS = 10.0  # between two questions to the cloud whether it accepts the credentials
 
 
@@ -119,20 +118,12 @@ class Supervision:
             f"imgnet-cluster status {backend.run.handle}"
         )
 
-    def _describe_clock(self) -> str:
-        """Return a warning that this computer's clock was set while the supervisor was at work; "" if it was not."""
-        heartbeat = supervisor_records.read_heartbeat(self.path)
-        if heartbeat is None or abs(heartbeat.clock_jump) < MAX_CLOCK_JUMP_SECONDS:
-            return ""
-        minutes = round(heartbeat.clock_jump / 60)
-        return f"the clock of this computer was set by {minutes:+d} minutes; the job's times and limits go on as before"
-
     def describe_trouble(self, backend: Backend, is_ending: bool) -> str:
         """Return what is wrong with the supervisor of an unfinished job, and the consequence; "": nothing is wrong.
 
         `is_ending`: the job needs no other machines, only the end of those that it has.
         """
-        return self._describe_silence(backend) or self._describe_absence(backend, is_ending) or self._describe_clock()
+        return self._describe_silence(backend) or self._describe_absence(backend, is_ending)
 
     def _describe_absence(self, backend: Backend, is_ending: bool) -> str:
         trouble = self._trouble()

@@ -129,7 +129,7 @@ def main() -> int:
         logger.exception("the supervisor ended")
         raise
     if exit_code == 0:  # without the lock, so that the job can be resumed meanwhile
-        notifier.finish(SupervisorView())
+        notifier.finish()
         write_job_report(Job(path))
     if exit_code == START_ANEW:
         os.execv(sys.executable, sys.orig_argv)

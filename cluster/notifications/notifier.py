@@ -6,26 +6,63 @@ with the same "id".
 """
 
 import contextlib
+import json
 import logging
 import time
+from dataclasses import dataclass
+from pathlib import Path
 from uuid import uuid4
 
 from cluster.state.run_folder import Run, RunFolder
 from cluster.state.status import JobResult
-from train.tools.files import is_locked, locked
-from train.tools.records import read_record
+from train.tools.files import is_locked, locked, open_regular
+from train.tools.records import DamagedRecord, decode_line, encode, read_record
+from train.tools.text_files import read_lines
 
 from .delivery import Delivery
 from .events import REPEATED_KINDS, Event, Notification, SupervisorView, describe, end_key, find_events
-from .journal import Journal, JournalRow, read_rows
 
 logger = logging.getLogger(__name__)
 
+JOURNAL_FILE = "notifications.jsonl"  # in the run folder: events before they are sent, then the outcomes
 NOTIFIER_LOCK = ".notifier.lock"  # in the run folder
 FINISH_SECONDS = 60.0  # after the end of the job, for what is not delivered yet
 FINISH_POLL_SECONDS = 0.1
 # A machine that lies could invent events all the time. What waits is told later, as one event.
 MAX_HOURLY_EVENTS = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class JournalRow:
+    """An event that is about to be sent (`notification`, its `keys` and `targets`), or the outcome at one target.
+
+    Targets are named by their fingerprints. `error` is "" when the target `to` got the notification.
+    """
+
+    id: str
+    keys: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    notification: Notification | None = None
+    target: str = ""
+    to: str = ""
+    error: str = ""
+    time: float = 0.0
+
+
+def read_rows(run_path: Path) -> list[JournalRow]:
+    """Return the rows of a job. Damaged lines are skipped: at worst something is told twice."""
+    rows = []
+    with contextlib.suppress(OSError):
+        for line in read_lines(run_path / JOURNAL_FILE):
+            with contextlib.suppress(DamagedRecord):
+                rows.append(decode_line(JournalRow, line))
+    return rows
+
+
+def describe_trouble(run_path: Path) -> str:
+    """Return why the last notification could not be delivered, for each target; "" when it was."""
+    last_rows = {row.target: row for row in read_rows(run_path) if row.target}
+    return "; ".join(f"{row.to}: {row.error}" for row in last_rows.values() if row.error)
 
 
 class Notifier:
@@ -34,7 +71,7 @@ class Notifier:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.targets = {delivery.fingerprint: delivery for delivery in map(Delivery, run.spec.notify)}
-        self.journal: Journal | None = None  # None: another process sends
+        self.rows: list[JournalRow] | None = None  # of the journal; None: another process sends
         self._lock = contextlib.ExitStack()
         self._known_errors: set[str] = set()
 
@@ -51,37 +88,40 @@ class Notifier:
         except Exception as error:  # damaged files are reported by the supervisor
             self._log_once(f"notifications: {type(error).__name__}: {error}")
 
-    def finish(self, view: SupervisorView) -> None:
+    def finish(self) -> None:
         """Deliver what is left after the end of the job, for at most a minute."""
-        deadline = time.monotonic() + FINISH_SECONDS
-        self.update(view)
-        while self.journal and any(each.waiting for each in self.targets.values()) and time.monotonic() <= deadline:
+        deadline, deliveries = time.monotonic() + FINISH_SECONDS, self.targets.values()
+        self.update(SupervisorView())
+        while self.rows is not None and any(each.waiting for each in deliveries) and time.monotonic() <= deadline:
             time.sleep(FINISH_POLL_SECONDS)
-            self.update(view)
-        for delivery in self.targets.values() if self.journal else ():
+            self.update(SupervisorView())
+        for delivery in deliveries if self.rows is not None else ():
             for notification, error in delivery.abandon():
                 self._record_outcome(delivery, notification, error)
         self._lock.close()
-        self.journal = None
+        self.rows = None
 
     def _take_over(self) -> bool:
         """Return whether this process is the one that sends. What an earlier one left is sent now."""
-        if self.journal is None:
+        if self.rows is None:
             try:
                 self._lock.enter_context(locked(self.run.folder.path / NOTIFIER_LOCK, 0))
             except BlockingIOError:
                 return False
-            self.journal = Journal(self.run.folder.path)
+            self.rows = read_rows(self.run.folder.path)
             for fingerprint, delivery in self.targets.items():
-                delivery.waiting.extend(self.journal.pending(fingerprint))
+                settled = {row.id for row in self.rows if row.target == fingerprint}
+                pending = [row for row in self.rows if fingerprint in row.targets and row.id not in settled]
+                delivery.waiting.extend(row.notification for row in pending if row.notification)
         return True
 
     def _record_new_events(self, view: SupervisorView) -> None:
-        assert self.journal
+        assert self.rows is not None
         result = read_record(self.run.folder.result_path, JobResult)
-        told_keys = {key for row in self.journal.rows for key in row.keys}
+        told_keys = {key for row in self.rows for key in row.keys}
         for event in find_events(self.run, view, result, told_keys):
-            if event.kind in REPEATED_KINDS and self.journal.count_of_last_hour(time.time()) >= MAX_HOURLY_EVENTS:
+            last_hour = [row for row in self.rows if row.notification and abs(time.time() - row.time) < 3600]
+            if event.kind in REPEATED_KINDS and len(last_hour) >= MAX_HOURLY_EVENTS:
                 self._log_once(
                     f"there were {MAX_HOURLY_EVENTS} notifications within an hour; others wait, but for the job's end"
                 )
@@ -89,25 +129,31 @@ class Notifier:
             self._record_event(event, result.dollars if result else view.dollars)
 
     def _record_event(self, event: Event, dollars: float) -> None:
-        assert self.journal
         now = time.time()
         known_dollars = dollars if self.run.spec.cloud else None
         notification = describe(event, self.run, uuid4().hex[:12], now, known_dollars)
         targets = tuple(self.targets)
-        self.journal.append(
+        self._append(
             JournalRow(id=notification.id, keys=event.keys, targets=targets, notification=notification, time=now)
         )
         for delivery in self.targets.values():
             delivery.waiting.append(notification)
 
     def _record_outcome(self, delivery: Delivery, notification: Notification, error: str) -> None:
-        assert self.journal
-        row = JournalRow(
-            id=notification.id, target=delivery.fingerprint, to=delivery.label, error=error, time=time.time()
+        self._append(
+            JournalRow(
+                id=notification.id, target=delivery.fingerprint, to=delivery.label, error=error, time=time.time()
+            )
         )
-        self.journal.append(row)
         if error:
             self._log_once(f"a notification could not be delivered to {delivery.label}: {error}")
+
+    def _append(self, row: JournalRow) -> None:
+        """Add a row to the journal. One that cannot be written, on a full disk, is known to this process only."""
+        assert self.rows is not None
+        self.rows.append(row)
+        with contextlib.suppress(OSError), open_regular(self.run.folder.path / JOURNAL_FILE, "ab") as file:
+            file.write(json.dumps(encode(row)).encode() + b"\n")
 
     def _log_once(self, message: str) -> None:
         if message not in self._known_errors:

@@ -81,22 +81,17 @@ def read_config(on_fault: Callable[[BadInput], None] = refuse) -> dict[str, obje
     values: dict[str, object] = {}
     keys_by_name: dict[str, str] = {}
     for key, entry in entries.items():
-        if key not in keys:
-            on_fault(BadInput(f"{path}: {key}: {_explain_unknown_key(key, entry, keys)}"))
-            continue
         try:
-            value = keys[key].convert(entry)
+            if key not in keys:
+                raise ValueError(_explain_unknown_key(key, entry, keys))
+            name, value = keys[key].option.name, keys[key].convert(entry)
+            if value is not None and name in keys_by_name:
+                raise ValueError(f"it excludes {keys_by_name[name]}; leave one of them out.")
         except ValueError as error:
             on_fault(BadInput(f"{path}: {key}: {error}"))
             continue
-        if value is None:
-            continue
-        name = keys[key].option.name
-        if name in keys_by_name:
-            on_fault(BadInput(f"{path}: {keys_by_name[name]} and {key} are mutually exclusive; leave one of them out"))
-            continue
-        keys_by_name[name] = key
-        values[name] = value
+        if value is not None:
+            keys_by_name[name], values[name] = key, value
     return values
 
 

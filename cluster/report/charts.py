@@ -7,7 +7,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -67,15 +66,7 @@ class Series:
     symbol: str = "solid"
 
 
-@dataclass(frozen=True)
-class Curve:
-    """One line of a chart."""
-
-    legend_entry: LegendEntry
-    points: Points
-    width: float = LINE_WIDTH
-
-
+Curve = tuple[LegendEntry, Points, float]  # a line of a chart, with its width
 TOP1 = Series("top-1", lambda facts: ((epoch, epoch.top1) for epoch in facts.epochs))
 TOP5 = Series("top-5", lambda facts: ((epoch, epoch.top5) for epoch in facts.epochs), "dashed")
 TRAINING_LOSS = Series("training", lambda facts: ((step, step.loss) for step in facts.steps))
@@ -138,7 +129,7 @@ def image_unit(max_images: float) -> Unit:
 def _curves(all_facts: Sequence[JobFacts], all_series: Sequence[Series], x: Callable[[Moment], float]) -> list[Curve]:
     """Return the lines with at least one point. Each job has a color; with one job only, each series has one."""
     has_several_jobs = len(all_facts) > 1
-    curves = []
+    curves: list[Curve] = []
     for index, facts in enumerate(all_facts):
         for number, series in enumerate(all_series):
             points = [(x(moment), value) for moment, value in series.values(facts) if value is not None]
@@ -147,7 +138,7 @@ def _curves(all_facts: Sequence[JobFacts], all_series: Sequence[Series], x: Call
             # Earlier jobs get wider lines, so that lines which cover each other are all visible.
             width = LINE_WIDTH + 0.9 * min(2, len(all_facts) - 1 - index)
             if not all(math.isnan(y) for _, y in points):
-                curves.append(Curve(LegendEntry(name, color, series.symbol), points, width))
+                curves.append((LegendEntry(name, color, series.symbol), points, width))
     return curves
 
 
@@ -165,39 +156,23 @@ def _curve_chart(
         return None
     figure, all_axes = figures.make_axes(rows=len(panels))
     for axes, (label, curves) in zip(all_axes, panels.items(), strict=True):
-        end = max(x for curve in curves for x, _ in curve.points)
-        for curve in curves:
-            marked_points = short_piece_ends(curve.points, 0.02 * end)
-            if len(curve.points) <= MAX_POINTS_WITH_MARKERS and style == "default":
-                marked_points = list(range(len(curve.points)))
+        for entry, points, width in curves:
+            has_markers = len(points) <= MAX_POINTS_WITH_MARKERS and style == "default"
             axes.plot(
-                *zip(*curve.points, strict=True),
-                color=curve.legend_entry.color,
-                linestyle=LINE_STYLES[curve.legend_entry.symbol],
-                marker="o" if marked_points else "",
-                markevery=marked_points or None,
+                *zip(*points, strict=True),
+                color=entry.color,
+                linestyle=LINE_STYLES[entry.symbol],
+                marker="o" if has_markers else "",
                 drawstyle=style,
-                linewidth=curve.width,
+                linewidth=width,
             )
         axes.margins(x=0.02)
         axes.set_xlim(left=0)
         axes.set_ylabel(label)
         axes.set_ylim(bottom=bottom)
     all_axes[-1].set_xlabel(x_label)
-    legend = [curve.legend_entry for curve in curves] if len(curves) > 1 else []
+    legend = [entry for entry, *_ in curves] if len(curves) > 1 else []
     return Chart(title, figure_to_svg(figure, title), legend, note)
-
-
-def short_piece_ends(points: Points, min_length: float) -> list[int]:
-    """Return the index of the last point of each uninterrupted piece of a curve that is shorter than `min_length`.
-
-    These points get a marker, because a very short line is invisible.
-    """
-    interruptions = [index for index, (_, y) in enumerate(points) if math.isnan(y)]
-    pieces = [
-        (before + 1, after - 1) for before, after in pairwise([-1, *interruptions, len(points)]) if after - before > 1
-    ]
-    return [last for first, last in pieces if points[last][0] - points[first][0] < min_length]
 
 
 def cost_chart(all_facts: Sequence[JobFacts]) -> Chart | None:

@@ -1,16 +1,23 @@
-"""Collects what a report shows of a job, from the run folder. No machine is asked."""
+"""Collects what a report shows of a job, from the run folder. No machine is asked.
+
+What each machine did when, and the job's work clock, come from the agents' state logs.
+"""
 
 import math
 import time
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cluster.jobs.job import Job
+from cluster.state import timeline
+from cluster.state.run_folder import Run, RunFolder
+from cluster.state.states import MachineState, SetupStep
 from cluster.state.status import JobResult, JobStatus
 from cluster.state.timeline import AttemptRow
 from infra.costs import JobCost
@@ -26,8 +33,6 @@ from train.recipe.schedule import PhaseRow, scaled_image_count
 from train.tools.agent_protocol import CONFUSION_FILE
 from train.tools.records import read_record
 
-from .activity import SpansByMachine, WorkClock, machine_activity, machine_losses
-
 COST_CURVE_POINTS = 80  # points of the curve of dollars
 MAX_CURVE_POINTS = 400  # points of a curve: more cannot be told apart in a chart of this size
 SCALARS = {
@@ -38,6 +43,8 @@ SCALARS = {
     "images_per_second": "times/images_per_second",
 }
 COLUMN_TYPES = [("time", "f8"), ("images", "i8"), ("attempt", "i8"), *((name, "f8") for name in SCALARS)]
+ActivitySpan = tuple[MachineState, float, float]  # with begin and end in seconds
+SpansByMachine = Mapping[str, Sequence[ActivitySpan]]
 RelativeBox = tuple[float, float, float, float]  # left, top, width, height as fractions of an image
 
 
@@ -115,11 +122,102 @@ class JobFacts:
         return f"{self.status.job} {self.status.name}".rstrip()
 
 
+# --- what each machine did ------------------------------------------------------------------------------------------
+
+
+def drawn_state(state: MachineState) -> MachineState:
+    """Return the state as which the chart of machines shows a state: what comes before the training is SETUP."""
+    if state in (MachineState.TRAINING, MachineState.VALIDATING, MachineState.LOST):
+        return state
+    is_starting = state != MachineState.WAITING and str(state) in {*map(str, SetupStep)}
+    return MachineState.SETUP if is_starting else MachineState.WAITING
+
+
+def machine_activity(run: Run, attempts: Sequence[AttemptRow]) -> SpansByMachine:
+    """Return the activity of each machine. Seconds are of the wall clock.
+
+    A machine is LOST from when it was gone until it came back, or until the job's end if it is not in the last attempt.
+    """
+    spans_by_machine = {
+        name: [(drawn_state(state), begin, end) for state, begin, end in timeline.state_spans(run.folder, name)]
+        for name in run.spec.machine_names
+    }
+    memberships = [row.machines for row in attempts if row.machines]
+    job_end = max((end for spans in spans_by_machine.values() for *_, end in spans), default=0.0)
+    for name, spans in spans_by_machine.items():
+        was_member = any(name in names for names in memberships)
+        if spans and was_member and name not in memberships[-1] and spans[-1][2] < job_end:
+            spans.append((MachineState.LOST, spans[-1][2], job_end))
+    return spans_by_machine
+
+
+class WorkClock:
+    """Clock of the time in which a job was at work: the time between a stop and a resume is left out."""
+
+    def __init__(self, spans_by_machine: SpansByMachine, start_time: float = 0.0) -> None:
+        """Count the time in which at least one machine has an activity other than LOST.
+
+        Without any activity, the clock runs from `start_time` until now.
+        """
+        active_spans = sorted(
+            (begin, end)
+            for spans in spans_by_machine.values()
+            for state, begin, end in spans
+            if state != MachineState.LOST
+        )
+        intervals: list[list[float]] = []
+        for begin, end in active_spans:
+            if intervals and begin <= intervals[-1][1]:
+                intervals[-1][1] = max(intervals[-1][1], end)
+            else:
+                intervals.append([begin, end])
+        self.busy_intervals = intervals or [[start_time, max(start_time, time.time())]]
+        self.seconds_before_interval = [0.0, *accumulate(end - begin for begin, end in self.busy_intervals)]
+
+    def seconds_at(self, timestamp: float) -> float:
+        """Return the seconds at work until a moment of the wall clock."""
+        index = bisect_right(self.busy_intervals, timestamp, key=lambda interval: interval[0]) - 1
+        if index < 0:
+            return 0.0
+        begin, end = self.busy_intervals[index]
+        return self.seconds_before_interval[index] + min(timestamp, end) - begin
+
+    @property
+    def start_time(self) -> float:
+        """The moment at which the work began."""
+        return self.busy_intervals[0][0]
+
+
+def machine_losses(run_folder: RunFolder, spans_by_machine: SpansByMachine) -> list[tuple[str, float]]:
+    """Return (machine, moment) of each loss: of an agent without which the next attempt of the launch goes on.
+
+    A new agent may have the place of the lost one already. The moment is when the machine was last alive, or else when
+    the next attempt was agreed on.
+    """
+    moved = timeline.moved_launches(run_folder)
+    attempts = [attempt for attempt in run_folder.attempts.all() if attempt.members]
+    losses = []
+    for attempt, next_attempt in pairwise(attempts):
+        launch_id, next_launch_id = (moved.get(each.launch_id, each.launch_id) for each in (attempt, next_attempt))
+        for member, name in zip(attempt.members, attempt.machine_names, strict=True):
+            if next_launch_id == launch_id and member not in next_attempt.members:
+                moments = [
+                    begin
+                    for state, begin, _ in spans_by_machine.get(name, ())
+                    if state == MachineState.LOST and attempt.time - 1 <= begin <= next_attempt.time + 1
+                ]
+                losses.append((name, moments[-1] if moments else next_attempt.time))
+    return losses
+
+
+# --- the facts of a job -----------------------------------------------------------------------------------------------
+
+
 def collect_facts(job: Job) -> JobFacts:
     """Return the facts of a job in any state. A damaged file raises what `Job.report_damaged_files` expects."""
     spec, command, result = job.spec, job.spec.own_command, job.result
-    timeline = job.timeline()
-    activity = machine_activity(job.run, timeline)
+    attempts = job.timeline()
+    activity = machine_activity(job.run, attempts)
     clock = WorkClock(activity, spec.created)
     planned_schedule = spec.schedule.table() if spec.schedule else []
     schedule = (result and result.schedule) or planned_schedule
@@ -135,7 +233,7 @@ def collect_facts(job: Job) -> JobFacts:
         epochs=[replace(row, time=clock.seconds_at(row.time)) for row in job.run_folder.epochs()],
         steps=step_points(job.run_folder.steps(), clock),
         schedule=schedule,
-        timeline=[replace(row, at=clock.seconds_at(row.at)) for row in timeline],
+        timeline=[replace(row, at=clock.seconds_at(row.at)) for row in attempts],
         activity={
             name: [(kind, clock.seconds_at(begin), clock.seconds_at(end)) for kind, begin, end in spans]
             for name, spans in activity.items()

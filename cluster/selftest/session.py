@@ -7,7 +7,7 @@ second session can remove what a killed one has left.
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cluster.backends.aws.admin import AwsAdministration
@@ -52,34 +52,25 @@ class JobRequest:
     epochs: int = ENDLESS_EPOCHS
 
 
+@dataclass
 class SelftestSession:
     """The jobs and the stack of one self-test.
 
     A machine of `small_type` has one network card, one of `large_type` several. `max_dollars` is the limit of all jobs.
+    `tags` (KEY=VALUE) are those of all that is created. `ask` asks the user to do something by hand; None: nobody is
+    there to do it. `earlier_names` are those of the jobs of earlier sessions.
     """
 
-    def __init__(
-        self,
-        cloud: AwsAdministration,
-        folder: Path,
-        *,
-        region: str,
-        tags: tuple[str, ...] = (),
-        small_type: str,
-        large_type: str,
-        max_dollars: float,
-        ask: Callable[[str], object] | None = None,
-    ) -> None:
-        self.cloud = cloud
-        self.folder = folder
-        self.region = region
-        self.tags = tags  # KEY=VALUE, of all that is created
-        self.small_type = small_type
-        self.large_type = large_type
-        self.max_dollars = max_dollars
-        self.ask = ask  # asks the user to do something by hand; None: nobody is there to do it
-        self.has_stack = False
-        self.earlier_names: set[str] = set()  # of jobs of earlier sessions
+    cloud: AwsAdministration
+    folder: Path
+    region: str
+    small_type: str
+    large_type: str
+    max_dollars: float
+    tags: tuple[str, ...] = ()
+    ask: Callable[[str], object] | None = None
+    has_stack: bool = False
+    earlier_names: set[str] = field(default_factory=set)
 
     # --- jobs ---------------------------------------------------------------------------------------------------------
 

@@ -1,19 +1,28 @@
-"""The steps of a self-test on a cloud. Each part of a step yields what it sees; an exception ends only this part.
+"""A self-test on a cloud: all steps that do not need a failed one, and in any case the last, which removes everything.
+
+Each part of a step yields what it sees; an exception ends only this part.
 
 The parts try what a simulation cannot show: permissions, images, the boot, public addresses of machines with several
 network cards, a NAT gateway, the limits on the machines, the names of spot machines, and what is left at the end.
 """
 
+import logging
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
+from cluster.errors import ClusterError
 from cluster.jobs import billing
 from cluster.jobs.job import Job
 from cluster.state.states import JobState
 from infra.aws.instances.instances import Instance
+from train.tools.host import git_commit
 
-from .report import Observation
+from .report import Observation, SelftestReport, StepResult, StepState
 from .session import JobRequest, SelftestSession, describe_end
+
+logger = logging.getLogger(__name__)
 
 Part = Callable[[SelftestSession], Iterator[Observation]]
 POWEROFF_SECONDS = 30  # the limit that a machine is given, to see it power off
@@ -199,3 +208,71 @@ STEPS = (
     Step(title="two machines with several network cards", parts=(use_several_network_cards,)),
 )
 LAST_STEP = Step(title="nothing is left", parts=(remove_everything,), needs_stack=False)  # also after Ctrl-C
+
+
+def run_selftest(session: SelftestSession, tell: Callable[[str], object]) -> SelftestReport:
+    """Run all steps and return their report. `tell` is called with a line for the user before each step.
+
+    Ctrl-C ends the present step, and what was rented is removed. Raises `ClusterError`, `OSError` when the session
+    cannot begin.
+    """
+    started = time.time()
+    session.begin()
+    results: list[StepResult] = []
+    try:
+        for step in STEPS:
+            tell(f"step {len(results) + 1} of {len(STEPS) + 1}: {step.title}")
+            results.append(_run_step(session, step))
+            if results[-1].state is StepState.INTERRUPTED:
+                break
+    finally:
+        tell(f"step {len(STEPS) + 1} of {len(STEPS) + 1}: {LAST_STEP.title}")
+        results.append(_run_step(session, LAST_STEP))
+    return SelftestReport(
+        cloud=session.cloud.backend,
+        region=session.region,
+        started=datetime.fromtimestamp(started, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        commit=git_commit(),
+        seconds=time.time() - started,
+        dollars=session.spent_dollars,
+        max_dollars=session.max_dollars,
+        steps=tuple(results),
+    )
+
+
+def _run_step(session: SelftestSession, step: Step) -> StepResult:
+    """Run the parts of a step. One that fails does not keep the others from running, nor its machines."""
+    start, dollars_before = time.monotonic(), session.spent_dollars
+    observations: list[Observation] = []
+    is_skipped = step.needs_stack and not session.has_stack
+    state = StepState.SKIPPED if is_skipped else StepState.PASSED
+    if is_skipped:
+        observations.append(Observation("it needs the stack", False, "step 1 did not make it"))
+    try:
+        for part in () if is_skipped else step.parts:
+            for observation in _observe(session, part):
+                logger.info("%s: %s", observation.what, observation.seen)
+                observations.append(observation)
+    except KeyboardInterrupt:
+        state = StepState.INTERRUPTED
+        observations.append(Observation("the step runs to its end", False, "interrupted"))
+    if state is StepState.PASSED and not all(observation.is_right for observation in observations):
+        state = StepState.FAILED
+    return StepResult(
+        title=step.title,
+        state=state,
+        seconds=time.monotonic() - start,
+        dollars=session.spent_dollars - dollars_before,
+        observations=tuple(observations),
+    )
+
+
+def _observe(session: SelftestSession, part: Part) -> Iterator[Observation]:
+    """Yield what a part of a step sees, and end its jobs. An error becomes an observation."""
+    for action in (part, end_jobs):
+        try:
+            yield from action(session)
+        except Exception as error:  # a bug must not keep the next part from running, and the user from its report
+            if not isinstance(error, ClusterError):
+                logger.exception("an unexpected error; the self-test goes on")
+            yield Observation(action.__name__.replace("_", " "), False, f"{type(error).__name__}: {error}")

@@ -21,7 +21,7 @@ exit codes are listed in the [README](../README.md#exit-codes). This page is wri
 
 def make_context(command: click.Command, parent: click.Context | None = None) -> click.Context:
     """Return a context in which a command can describe itself."""
-    return click.Context(command, info_name=command.name if parent else PROGRAM, parent=parent)
+    return click.Context(command, info_name=command.name if parent else PROGRAM, parent=parent, show_default=True)
 
 
 def escape_cell(text: str) -> str:

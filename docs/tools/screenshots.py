@@ -57,6 +57,13 @@ def show_launch() -> None:
     print(f"{plan.rental_question([job_plan])} [y/N]:")
 
 
+def show_top() -> None:
+    """Print the live table of a job's machines as it first is."""
+    console, machines, tracker = top.console(), pictured_jobs.machine_rows(), top.StatusAgeTracker()
+    tracker.update(machines, 0.0)
+    console.print(top.render(pictured_jobs.RUNNING, machines, 0.0, tracker, console.width), soft_wrap=False)
+
+
 PICTURES: dict[str, tuple[str, Callable[[], None]]] = {  # by the name of the file: the command, and what prints
     "plan": (f"plan --machines 1,2,4,8,16 {RECIPE}", show_plan),
     "launch": (f"launch --machines {pictured_jobs.MACHINES} --on-demand --data {IMAGES} {RECIPE}", show_launch),
@@ -65,10 +72,7 @@ PICTURES: dict[str, tuple[str, Callable[[], None]]] = {  # by the name of the fi
         "status job-3",
         lambda: status.show_status(pictured_jobs.STATUS, pictured_jobs.machine_rows(), pictured_jobs.ATTEMPTS),
     ),
-    "top": (
-        "top job-3",
-        lambda: top.show_top(lambda: (pictured_jobs.RUNNING, pictured_jobs.machine_rows()), once=True),
-    ),
+    "top": ("top job-3", show_top),
     "cost": ("cost job-3", lambda: cloud.show_cost(pictured_jobs.cost_report())),
 }
 

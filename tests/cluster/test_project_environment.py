@@ -106,7 +106,7 @@ def test_key_follows_from_the_copy_of_the_project_where_its_files_are_required(
 
 
 def test_main_without_requirements_gives_this_python(project: Path, tmp_path: Path) -> None:
-    assert project_environment.main([str(project), str(tmp_path), str(tmp_path / "python")]) == 0
+    assert project_environment.main([str(project), str(tmp_path), str(tmp_path / "python"), ""]) == 0
     assert (tmp_path / "python").read_text() == sys.executable
 
 
@@ -132,7 +132,7 @@ def test_requirement_of_another_torch_is_one_line_and_leaves_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (project / "requirements.txt").write_text("--no-index\ntorch==1.0\n")
-    assert project_environment.main([str(project), str(tmp_path), str(tmp_path / "python")]) == 1
+    assert project_environment.main([str(project), str(tmp_path), str(tmp_path / "python"), ""]) == 1
     last_line = capfd.readouterr().out.strip().splitlines()[-1]
     assert last_line.startswith("error: ") and "torch==1.0" in last_line
     assert not [path for path in (tmp_path / "venv").iterdir() if path.is_dir()]

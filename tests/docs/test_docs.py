@@ -112,7 +112,8 @@ COMMANDS = all_commands()
 
 def options_of(command: click.Command) -> set[str]:
     """Return the options of a command as they are typed."""
-    return {name for param in command.params for name in (*param.opts, *param.secondary_opts)} | {"-h", "--help"}
+    params = command.get_params(click.Context(command))
+    return {name for param in params for name in (*param.opts, *param.secondary_opts)} | {"-h"}
 
 
 def options_in(text: str) -> set[str]:
@@ -183,7 +184,8 @@ def usage_error(words: list[str]) -> str:
 def test_every_command_and_option_says_what_it_is() -> None:
     for name, command in COMMANDS.items():
         assert "..." not in command.get_short_help_str(limit=61), f"{name}: the first sentence is cut off"
-        assert all(option.help for option in command.params if isinstance(option, click.Option)), name
+        params = command.get_params(click.Context(command))
+        assert all(option.help for option in params if isinstance(option, click.Option)), name
 
 
 def test_page_command_parses() -> None:

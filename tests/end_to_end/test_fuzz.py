@@ -40,7 +40,7 @@ MAX_ERROR_CHARACTERS = 3000
 EXIT_CODES = (0, 1, 2, 100, 101, 102, 103)
 COMMANDS = (
     *(["ls"], ["ls", "-o", "json"], ["status"], ["status", "-o", "json", "--exit-code"], ["logs"], ["logs", "--agent"]),
-    *(["logs", "--machine", "0"], ["top", "--once"], ["cost"], ["record"]),
+    *(["logs", "--machine", "0"], ["top"], ["cost"], ["record"]),
     *(["resume", "-d", "job-1"], ["follow"]),
 )
 SLOW_COMMANDS = (["report"],)

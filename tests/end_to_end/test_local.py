@@ -311,9 +311,7 @@ def test_top_and_status_name_the_machine_that_the_others_wait_for(sandbox: Sandb
     with subprocess.Popen(["sh", "-c", slow_down, str(slow)]) as stopper:
         try:
             sandbox.wait_for(lambda: "slowest            machine 1: waits " in sandbox.cli("status", "job-1").out)
-            sandbox.wait_for(
-                lambda: re.search("^ *1 .*slowest", sandbox.cli("top", "--once", "job-1").out, re.MULTILINE)
-            )
+            sandbox.wait_for(lambda: re.search("^ *1 .*slowest", sandbox.cli("top", "job-1").out, re.MULTILINE))
         finally:
             stopper.kill()
             os.kill(slow, signal.SIGCONT)

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import PurePosixPath
 from typing import Any, Literal, Self
 
+from train.tools.option_fields import OptionSet, option_field
+
 from . import validators
 from .schema import check_machine_types
 
@@ -27,47 +29,106 @@ RESERVED_VARIABLES = (
 INTERPRETERS = re.compile(r"(python[0-9.]*|bash|sh)")
 LONG_FLAGS_WITH_VALUE = ("--rcfile", "--init-file", "--check-hash-based-pycs")  # of bash and Python
 MAX_SHOWN_CHARACTERS = 500  # of a command, whose whole text is in job.json
-MAX_PROCS = 1000
+
+
+def parse_procs(text: str) -> int | str:
+    """Return a number of processes, or "gpu". Raises `ValueError` for another text."""
+    if text != "gpu" and not text.isdecimal():
+        raise ValueError(f"{text!r} is neither a number nor the word gpu")
+    return text if text == "gpu" else int(text)
+
+
+def parse_signal(text: str) -> str:
+    """Return the name of a signal without "SIG". Raises `ValueError` for one that asks nobody to save."""
+    name = text.upper().removeprefix("SIG")
+    if name not in SAVE_SIGNALS:
+        raise ValueError(f"must be one of {', '.join(SAVE_SIGNALS)}, not {text}")
+    return name
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command:
+class Command(OptionSet):
     """A command that trains: each of its processes is one rank, as under torchrun.
+
+    The fields with a help text are options of `imgnet-cluster run` too.
 
     Attributes:
         argv: The command and its arguments. It runs in the job's copy of the user's project.
         name: Name of the job's work, shown everywhere. Default: that of the script, without ".py".
         machines: Number of machines. Default None: one, or with --ssh all machines of the file. The option precedes it.
-        procs: Processes of each machine; "gpu": one for each GPU, or one without GPUs. Default "gpu".
         env: Environment variables of the processes, by name.
         secrets: Names of environment variables whose values come from the launching environment and are in no file of
             the job that comes home.
         types: Machine types to rent, in order of preference. Default (): those of the options.
-        save_signal: Signal that asks a process to save and exit, without "SIG". Default "TERM".
-        elastic: After a loss the others go on with fewer machines. False: they wait until all machines are there.
-        retries: How many failures of its own the command may have, in all, before the job fails. Default 0.
-        requirements: File of Python requirements to install on the machines, relative to the project; "": none.
-        image: Container image in which the processes run; "": none.
-        progress: Regular expression of the lines by which the script tells its progress, with a group `step`; "": none.
-        stall_seconds: Seconds without a sign of progress after which the command counts as failed. Default 0: no limit.
     """
 
     argv: Sequence[str]
     name: str = ""
     machines: int | None = None
-    procs: int | Literal["gpu"] = "gpu"
     env: Mapping[str, str] = field(default_factory=dict)
     secrets: tuple[str, ...] = ()
     types: tuple[str, ...] = ()
-    save_signal: str = "TERM"
-    elastic: bool = True
-    retries: int = 0
-    requirements: str = ""
-    image: str = ""
-    progress: str = ""
-    stall_seconds: float = 0.0
+    procs: int | Literal["gpu"] = option_field(
+        "gpu",
+        metavar="P|gpu",
+        group="Machines",
+        parse=parse_procs,
+        minimum=1,
+        maximum=1000,
+        help="Processes of each machine: a number, or gpu for one per GPU.",
+        default_text="gpu; without GPUs, 1",
+    )
+    requirements: str = option_field(
+        "",
+        metavar="FILE",
+        group="Command",
+        help="File in the project whose requirements are installed.",
+        default_text="on other machines uv.lock, requirements.txt or pyproject.toml; on this computer the active "
+        "environment is used",
+    )
+    image: str = option_field(
+        "", metavar="IMAGE", group="Command", help="Run the processes in containers of this image, by docker."
+    )
+    progress: str = option_field(
+        "",
+        metavar="PATTERN",
+        group="Command",
+        help="Regular expression of the lines by which rank 0 tells its step, such as 'step (?P<step>\\d+)'. Further "
+        "groups: steps, epoch, epochs, loss, lr, images_per_second.",
+    )
+    stall_seconds: float = option_field(
+        0.0,
+        metavar="S",
+        group="Recovery",
+        minimum=0,
+        help="After this time without progress, the command counts as failed.",
+        default_text="no limit",
+    )
+    retries: int = option_field(
+        0,
+        metavar="N",
+        group="Recovery",
+        minimum=0,
+        help="How many failures of its own the command may have; lost machines do not count.",
+    )
+    save_signal: str = option_field(
+        "TERM",
+        metavar="NAME",
+        group="Recovery",
+        parse=parse_signal,
+        help="Signal that asks the processes to save and exit: TERM, INT, USR1, USR2 or HUP.",
+        default_text="TERM",
+    )
+    elastic: bool = option_field(
+        True,
+        "--elastic/--no-elastic",
+        group="Recovery",
+        help="After a loss, go on with the machines that are left, or wait for all.",
+        default_text="go on",
+    )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if isinstance(self.argv, str) or not all(isinstance(word, str) and "\0" not in word for word in self.argv):
             raise ValueError('command, argv: must be a list of texts, such as ["python", "train.py"]')
         if not self.argv or not self.argv[0]:
@@ -80,12 +141,6 @@ class Command:
         object.__setattr__(self, "name", name)
         if self.machines is not None:
             validators.check_int(where, "machines", self.machines, 1)
-        if self.procs != "gpu":
-            validators.check_int(where, "procs", self.procs, 1)
-            if self.procs > MAX_PROCS:
-                raise ValueError(f"{where}, procs: must be at most {MAX_PROCS}, not {self.procs}")
-        validators.check_int(where, "retries", self.retries, 0)
-        validators.check_number(where, "stall_seconds", self.stall_seconds, 0.0)
         if not isinstance(self.env, Mapping):
             raise ValueError(f"{where}, env: must be values by name, not {self.env!r}")
         for variable, value in self.env.items():
@@ -97,10 +152,6 @@ class Command:
         object.__setattr__(self, "env", dict(self.env))
         object.__setattr__(self, "secrets", tuple(self.secrets))
         object.__setattr__(self, "types", check_machine_types(where, self.types))
-        save_signal = self.save_signal.upper().removeprefix("SIG")
-        if save_signal not in SAVE_SIGNALS:
-            raise ValueError(f"{where}, save_signal: must be one of {', '.join(SAVE_SIGNALS)}, not {self.save_signal}")
-        object.__setattr__(self, "save_signal", save_signal)
 
     def _default_name(self) -> str:
         """Return the name of the script, or else that of the program."""

@@ -66,12 +66,13 @@ class Option:
 
     def convert(self, value: object) -> object:
         """Return one value, parsed if it is a text. Raises `ValueError` with the reason why it is refused."""
+        if self.parse and isinstance(value, str):
+            value = self.parse(value)
+            return self._convert_number(value) if isinstance(value, int) else value
         if self.is_number:
             return self._convert_number(value)
         if self.switches and value not in self.switches:
             raise ValueError(f"{value!r} is not one of {', '.join(map(repr, self.switches))}.")
-        if self.parse and isinstance(value, str):
-            return self.parse(value)
         if isinstance(value, self.kind):
             return value
         if isinstance(value, str | os.PathLike) and self.kind in (str, Path):

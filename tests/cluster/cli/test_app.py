@@ -158,16 +158,6 @@ def test_report_opens_no_browser_where_there_is_no_display(finished: Any, tmp_pa
     assert ran.err == f"warning: no browser could be started here; copy the file to a computer with one: {path}\n"
 
 
-@pytest.mark.parametrize("option", ["--dry-run", "--dryrun"])
-def test_launch_dry_run_shows_plan_and_starts_nothing(sandbox: Any, option: str) -> None:
-    path = sandbox.write_recipe()
-    before = tree(sandbox.path)
-    ran = sandbox.cli("launch", "--local", option, path)
-    assert ran.code == 0 and ran.err == "" and "nothing was started" in ran.out
-    assert "tiny: resnet10_tiny" in ran.out
-    assert tree(sandbox.path) == before and not sandbox.pids()
-
-
 @pytest.mark.parametrize("argv, code, message", [
     (["attach", "job-1"], 1, "job-1 is done"),
     (["stop", "job-1"], 1, "job-1 is done already; which jobs run: imgnet-cluster ls"),
@@ -196,11 +186,6 @@ def test_logs_of_a_machine_is_that_of_its_first_process(sandbox: Any, hand_made:
     assert (lost.code, lost.out, lost.err) == (0, "rank 0\n", note)
     assert_refused(sandbox.cli("logs", "--rank", "3"), 1, "job-1 has 2 training processes")
     assert_refused(sandbox.cli("logs", "--machine", "2"), 2, "attempt 2 of job-1; the machine is 0")
-
-
-def test_down_of_a_job_here_that_has_ended_says_that_nothing_ran(finished: Any) -> None:
-    ran = finished.cli("down", "job-1")
-    assert (ran.code, ran.out) == (0, "job-1 is done: nothing of it is running, and nothing is billed\n")
 
 
 def test_status_of_a_finished_job_names_the_job_for_the_next_forecast(finished: Any) -> None:

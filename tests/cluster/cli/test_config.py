@@ -57,7 +57,10 @@ def test_command_line_comes_before_environment_before_file(
     monkeypatch.setenv("IMGNET_MAX_HOURS", "5")
     monkeypatch.setenv("IMGNET_TYPE", "p5.48xlarge g6.xlarge")
     monkeypatch.setenv("IMGNET_SPOT", "1")
-    by_environment = {"max_hours": 5.0, "types": ("p5.48xlarge", "g6.xlarge"), "market": "spot"}
+    monkeypatch.setenv("IMGNET_NO_GROUP", "0")
+    by_environment = {
+        "max_hours": 5.0, "types": ("p5.48xlarge", "g6.xlarge"), "market": "spot", "use_placement_group": True,
+    }  # fmt: skip
     assert launch_keywords() == ("aws", configured | by_environment)
     typed = {"max_hours": 6.0, "market": "spot-then-on-demand", "standby": True}
     typed_argv = ("--max-hours", "6", "--spot-then-on-demand", "--standby")
@@ -92,7 +95,7 @@ def test_other_commands_take_the_same_defaults_but_resume_does_not(write_config:
     ("max-hours = -1", "max-hours: -1.0 is not in the range 0<x<=100000."),
     ("region = 3", "region: 3 is not a valid str."),
     ("on-demand = 'yes'", "on-demand: 'yes' is not true or false."),
-    ("on-demand = true\nspot = true", "on-demand and spot are mutually exclusive; leave one of them out"),
+    ("on-demand = true\nspot = true", "spot: it excludes on-demand; leave one of them out."),
     ("[launch]\nmachines = 2", "launch: is a table; the file has no tables"),
     ("region = ?", "Invalid value (at line 1, column 10)"),
 ])  # fmt: skip
@@ -110,8 +113,9 @@ def test_config_and_help_show_value_and_source(sandbox: Any, write_config: Write
     rows = {row["option"]: (row["value"], row["source"]) for row in shown["options"]}
     assert shown["file"] == str(path)
     assert rows["region"] == ("eu-west-1", str(path)) and rows["on-demand"] == ("yes", str(path))
-    assert rows["max-hours"] == ("5.0", "IMGNET_MAX_HOURS") and rows["save-seconds"] == ("30.0", "default")
+    assert rows["max-hours"] == ("5", "IMGNET_MAX_HOURS") and rows["save-seconds"] == ("30.0", "default")
     assert rows["spot"] == rows["machines"] == rows["local"] == ("", "default")
+    assert rows["no-group"] == ("no", "default"), "the group is used"
     table = sandbox.cli("config", env=env)
     assert table.code == 0 and "IMGNET_MAX_HOURS" in table.out and f"configuration file: {path}" in table.out
     text = "".join(sandbox.cli("launch", "--help", env=env).out.split())

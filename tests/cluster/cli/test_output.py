@@ -110,7 +110,7 @@ def test_control_characters_of_machines_do_not_reach_the_terminal(hand_made: Any
     agent_line = json.dumps({"time": 0, "attempt": 1, "state": "training", "reason": HOSTILE})
     run.run_folder.path.joinpath("logs/agent-0.jsonl").write_text(agent_line + "\n")
     with run.hold_agent_lock("0"), run.hold_agent_lock("1"):
-        for words in (["ls"], ["status"], ["top", "--once"], ["logs"], ["logs", "--agent"]):
+        for words in (["ls"], ["status"], ["logs"], ["logs", "--agent"]):
             code, screen = on_terminal(*words, NO_COLOR="1", cwd=run.run_folder.path.parents[1])
             assert code == 0, screen
             assert "end" in screen or words == ["ls"]

@@ -9,7 +9,7 @@ import pytest
 from cluster.display import progress
 from cluster.errors import BadInput
 from cluster.jobs import checkpoints
-from cluster.records.run_data import collect_run_data
+from cluster.records import collect_run_data
 from train.recipe import Command
 
 

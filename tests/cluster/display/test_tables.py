@@ -41,7 +41,6 @@ RENTED = RentedJob(
 PRINTERS: dict[str, Callable[[], object]] = {
     "jobs": lambda: status.show_jobs({"job-128": JOB, "job-7": None}),
     "machines": lambda: status.show_machines(MACHINES),
-    "set-up": lambda: status.show_setup_steps(MACHINES),
     "attempts": lambda: status.show_timeline(ATTEMPTS),
     "schedule": lambda: plan.show_schedule(SCHEDULE.table()),
     "forecast": lambda: forecast.show_forecast_vs_actual(

@@ -129,10 +129,6 @@ def test_launch_refuses_bad_input_before_creating_a_folder(sandbox: Any) -> None
     )
     with pytest.raises(BadInput, match="has 2 recipes"):
         sandbox.write_recipe() and launch(sandbox.path / "two.py")
-    with pytest.raises(BadInput, match="no such recipe file"):
-        launch("nowhere.py")
-    with pytest.raises(ClusterError, match="there is no such data folder"):
-        launch(sandbox.write_recipe(), data=sandbox.path / "nowhere")
     with pytest.raises(BadInput, match="no backend 'cloud'; the backends are"):
         launch(sandbox.write_recipe(), backend="cloud")
     assert not (sandbox.path / "runs").exists() and not sandbox.pids()

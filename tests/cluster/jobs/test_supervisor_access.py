@@ -256,7 +256,7 @@ def test_clock_of_home_that_is_set_while_a_supervisor_is_at_work_or_dead(
         set_wall_clock(5)
         wait_for_log("the clock of this computer jumped by +")
         assert host.unix_time() < start + 3600
-    assert "was set by +300 minutes" in job.status().warning and Job(job.path).run.clock() < start + 3600
+    assert job.status().warning == "" and Job(job.path).run.clock() < start + 3600
     monkeypatch.setattr(ToyBackend, "job_cost", lambda _: Mock(running=2, requested=0))
     monkeypatch.setattr(ToyCloud, "power_off_time", start + 3600)
     assert "2 machines still run and are billed" in str(ToyBackend(Job(job.path).run).rented_now())

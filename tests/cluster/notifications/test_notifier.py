@@ -20,8 +20,7 @@ from support.webhook_server import WebhookServer, webhook_server
 from cluster.notifications import delivery
 from cluster.notifications import notifier as notifier_module
 from cluster.notifications.events import SupervisorView
-from cluster.notifications.journal import JOURNAL_FILE, read_rows
-from cluster.notifications.notifier import Notifier, has_untold_end
+from cluster.notifications.notifier import JOURNAL_FILE, Notifier, has_untold_end, read_rows
 from cluster.state.run_folder import Run
 
 VIEW = SupervisorView()
@@ -61,9 +60,9 @@ def test_each_event_is_sent_once_to_each_target_by_whatever_process(
     run = make_run(webhook.url, f"cd {tmp_path} && {RECORD_EVENT} && echo >> count")
     first, second = notifier_of(run), notifier_of(run)
     first.update(VIEW)
-    second.finish(VIEW)  # the first one holds the lock
-    first.finish(VIEW)
-    notifier_of(run).finish(VIEW)
+    second.finish()  # the first one holds the lock
+    first.finish()
+    notifier_of(run).finish()
     assert webhook.events == ["failed"] and webhook.paths == ["/services/T000/B000/s3cr3t"]
     assert (tmp_path / "count").read_text() == "\n"
     sent = json.loads((tmp_path / "failed.json").read_text())
@@ -85,8 +84,8 @@ def test_supervisor_killed_while_it_sent_has_a_successor_that_sends(make_run: An
     supervisor.wait()
     webhook.status = 200
     wait_for(lambda: has_untold_end(Run.read(run.run_folder.path)))
-    notifier_of(run).finish(VIEW)
-    notifier_of(run).finish(VIEW)
+    notifier_of(run).finish()
+    notifier_of(run).finish()
     assert webhook.events == ["failed", "failed"] and webhook.posted[0]["id"] == webhook.posted[1]["id"]
 
 
@@ -110,7 +109,7 @@ def test_refusal_is_tried_again_logged_once_and_shown_by_status_without_the_url(
     run = make_run(webhook.url, "echo s3cr3t; exit 3")
     webhook.status = status
     with log_lines("cluster.notifications.notifier") as lines:
-        notifier_of(run).finish(VIEW)
+        notifier_of(run).finish()
     assert len(webhook.posted) == delivery.MAX_TRIES
     trouble = [f"{webhook.label}: the server answered with status {status}", "echo ...: it ended with code 3"]
     assert sorted(lines) == sorted(f"a notification could not be delivered to {line}" for line in trouble)
@@ -129,7 +128,7 @@ def test_target_that_hangs_is_killed_and_never_waited_for(
     wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip())
     notifier.update(VIEW)  # returns though nothing has ended
     monkeypatch.setattr("cluster.notifications.notifier.FINISH_SECONDS", 0.0)
-    notifier.finish(VIEW)
+    notifier.finish()
     wait_for(lambda: not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists())
     assert "there was no time left for it" in run.job.status().notifications
 
@@ -145,7 +144,7 @@ def test_full_disk_and_damaged_files_end_nothing(make_run: Any, webhook: Webhook
         notifier.update(VIEW)
     assert len(lines) == 1 and "result.json" in lines[0]
     run.run_folder.result_path.write_bytes(content)
-    notifier.finish(VIEW)
+    notifier.finish()
     assert webhook.events == ["failed"]
 
 
@@ -167,14 +166,14 @@ def test_machine_that_invents_events_floods_nobody(make_run: Any, monkeypatch: p
         limit = f"the limit of {number} hours"
         run.write_status("training", launch="one", limit=limit, limit_share=0.95)
         teller.update(VIEW)
-    assert teller.journal and sum(row.notification is not None for row in teller.journal.rows) == 5
-    later = teller.journal.rows[0].time + 3601
+    assert teller.rows and sum(row.notification is not None for row in teller.rows) == 5
+    later = teller.rows[0].time + 3601
     clock = SimpleNamespace(time=lambda: later, monotonic=time.monotonic, sleep=time.sleep)
     monkeypatch.setattr(notifier_module, "time", clock)
     teller.update(VIEW)
-    assert sum(row.notification is not None for row in teller.journal.rows) == 6, "what waited is told later"
+    assert sum(row.notification is not None for row in teller.rows) == 6, "what waited is told later"
     monkeypatch.setattr(notifier_module, "MAX_HOURLY_EVENTS", 0)
     run.write_status("failed", launch="one", reason="out of memory", ended=True)
     run.job.refresh()
-    teller.finish(VIEW)
+    teller.finish()
     assert [row.notification.event for row in read_rows(run.run_folder.path) if row.notification][-1] == "failed"

@@ -122,7 +122,7 @@ def test_ctrl_c_while_jobs_are_submitted_names_them_and_how_to_stop_them(
         raise KeyboardInterrupt
 
     monkeypatch.setenv("IMGNET_RUNS", str(project.parent / "runs"))
-    plans = [plan_command(command(name="mine"), make_launch_options())]
+    planned = plan_command(command(name="mine"), make_launch_options())
     ways = {"detach": True, "dry_run": False, "requests": False, "yes": True}
     for target, message in (
         (submit, "interrupted; nothing was started\n"),
@@ -130,7 +130,7 @@ def test_ctrl_c_while_jobs_are_submitted_names_them_and_how_to_stop_them(
     ):
         with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
             patch.setattr(target, "create_job" if target is submit else "start", interrupt)
-            carry_out(plans, "", **ways)
+            carry_out([lambda offline: planned], **ways)
         assert ended.value.code == 130
         assert capsys.readouterr().err == message
 

@@ -25,7 +25,6 @@ from support.report_reader import BEGIN, agent, done, draw_val, epoch, home, los
 from cluster.connectors.hosts_file import Hosts
 from cluster.report import charts
 from cluster.report import facts as report_facts
-from cluster.report.activity import WorkClock
 from cluster.report.page import render_report
 from cluster.report.tables import cost_table
 from cluster.state.states import MachineState
@@ -93,7 +92,7 @@ def test_collect_facts_lost_machine_is_lost_until_it_is_back(run: Any) -> None:
 
 def test_work_clock_leaves_out_time_between_stop_and_resume() -> None:
     training, lost = MachineState.TRAINING, MachineState.LOST
-    clock = WorkClock({"0": [(training, 100.0, 160.0), (lost, 160.0, 900.0), (training, 1000.0, 1030.0)]})
+    clock = report_facts.WorkClock({"0": [(training, 100.0, 160.0), (lost, 160.0, 900.0), (training, 1000.0, 1030.0)]})
     moments = (50, 100, 130, 160, 500, 1000, 1010, 2000)
     assert [clock.seconds_at(moment) for moment in moments] == [0, 0, 30, 60, 60, 60, 70, 90]
 
@@ -134,7 +133,7 @@ def test_step_points_keep_end_and_mean() -> None:
         )
         for number in range(10_001)
     ]  # fmt: skip
-    kept = report_facts.step_points(rows, WorkClock({"0": [(MachineState.TRAINING, 0.0, 10_001.0)]}), 100)
+    kept = report_facts.step_points(rows, report_facts.WorkClock({"0": [(MachineState.TRAINING, 0.0, 10_001.0)]}), 100)
     assert len(kept) == 100 and (kept[-1].images, kept[-1].time, kept[-1].lr) == (10_000, 10_000, 10_000)
     assert all(0.49 < point.loss < 0.51 for point in kept)
     assert all(math.isnan(point.image_size) and math.isnan(point.images_per_second) for point in kept)

@@ -10,8 +10,7 @@ import pytest
 
 from cluster.errors import ClusterError
 from cluster.jobs import billing, store
-from cluster.selftest import selftest
-from cluster.selftest import steps as selftest_steps
+from cluster.selftest import steps as selftest
 from cluster.selftest.report import Observation, SelftestReport, StepState, remove_private
 from cluster.selftest.session import STATE_FILE, JobRequest, SelftestSession
 from cluster.selftest.steps import Step
@@ -132,7 +131,7 @@ def test_interruption_by_hand_is_asked_for_and_right_when_the_machine_left(
         assert wish.startswith("interrupt i-1 or i-2 within 10 minutes: EC2 console")
         rows[1] = SimpleNamespace(id="i-2", is_billed=False, end_reason="Client.UserInitiatedShutdown")
 
-    (seen,) = selftest_steps._see_interruption(session, job, ask)
+    (seen,) = selftest._see_interruption(session, job, ask)
     assert (seen.is_right, seen.seen) == (is_right, f"{reason}; Client.UserInitiatedShutdown")
 
 

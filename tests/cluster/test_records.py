@@ -13,9 +13,9 @@ import pytest
 from support.peers import peer_python
 from support.recorded_run import IMAGES, LOADING_BEGAN, PRICE, SAVED_STEP, STEP_SECONDS, VAL_IMAGES, make_job
 
+from cluster import records
 from cluster.errors import ClusterError
-from cluster.records import run_data, writers
-from cluster.records.run_data import RunData
+from cluster.records import RunData
 
 SECONDS_OF_FIRST_EPOCH = 20 + 32 * STEP_SECONDS + 5.0  # until the first step, 32 steps, validation
 
@@ -23,18 +23,18 @@ SECONDS_OF_FIRST_EPOCH = 20 + 32 * STEP_SECONDS + 5.0  # until the first step, 3
 @pytest.fixture
 def run(hand_made: Any) -> RunData:
     """The run data of a job on rented machines."""
-    return run_data.collect_run_data(make_job(hand_made, "aws"))
+    return records.collect_run_data(make_job(hand_made, "aws"))
 
 
 def log_events(run: RunData) -> list[dict[str, Any]]:
     """Return the lines of a run's log."""
-    lines = writers.render_mlperf_log(run, None).splitlines()
+    lines = records.render_mlperf_log(run, None).splitlines()
     return [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
 
 
 @pytest.mark.parametrize(("data", "done"), [("imagenet", True), ("cifar10", False)])
 def test_table_has_a_row_for_each_validated_epoch_also_of_a_failed_job(hand_made: Any, data: str, done: bool) -> None:
-    table = writers.render_tsv(run_data.collect_run_data(make_job(hand_made, done=done, data=data)))
+    table = records.render_tsv(records.collect_run_data(make_job(hand_made, done=done, data=data)))
     columns, *rows = [line.split("\t") for line in table.splitlines()]
     with_top5 = [["1", 20, 50], ["2", 40, 72], ["4", 60, 94]]
     assert columns == ["epoch", "hours", "top1Accuracy", "top5Accuracy"][: 3 if data == "cifar10" else 4]
@@ -43,7 +43,7 @@ def test_table_has_a_row_for_each_validated_epoch_also_of_a_failed_job(hand_made
 
 
 def test_entry_describes_hardware_price_epochs_and_attempts(run: RunData) -> None:
-    entry = writers.dawnbench_entry(run, None, None)
+    entry = records.dawnbench_entry(run, None, None)
     assert (entry["model"], entry["timestamp"], entry["costPerHour"]) == ("resnet18", "2023-11-14", 2 * PRICE)
     assert (entry["version"], entry["framework"]) == ("v1.0", "imgnet-cluster 1, PyTorch 2")
     # What DAWNBench's tests demand (stanford-futuredata/dawn-bench-entries at fb27b82), also of the table's columns.
@@ -58,7 +58,7 @@ def test_entry_describes_hardware_price_epochs_and_attempts(run: RunData) -> Non
     epochs = [(row["epoch"], row["steps"], row["global_batch"], row["size"]) for row in misc["epochs"]]
     assert epochs == [(1, 32, 32, 64), (2, 32, 32, 64), (3, 16, 64, 96), (4, 16, 64, 96)]
     assert [row["lr"] for row in misc["epochs"]][1::2] == pytest.approx([0.8, 0.04])
-    assert [(row["machines"], row["first_step"]) for row in misc["attempts"]] == [
+    assert [(row["machines"], row["first_step"]) for row in misc["timeline"] if row["machines"]] == [
         (["0", "1"], 0),
         (["0", "1"], SAVED_STEP),
     ]
@@ -70,7 +70,7 @@ def test_entry_has_null_for_what_is_not_known(hand_made: Any, backend: str) -> N
     if backend == "aws":  # the price of one machine is not known
         path = job.path / "cloud.jsonl"
         path.write_text(path.read_text().replace(f'"price": {PRICE}', '"price": null', 1))
-    entry = writers.dawnbench_entry(run_data.collect_run_data(job), None, None)
+    entry = records.dawnbench_entry(records.collect_run_data(job), None, None)
     assert entry["author"] is entry["authorEmail"] is entry["codeURL"] is entry["logFilename"] is None
     assert entry["costPerHour"] is entry["misc"]["dollars"] is entry["misc"]["billed"] is None
 
@@ -106,7 +106,7 @@ def test_log_has_settings_times_and_accuracies_and_follows_mlperfs_rules(run: Ru
 def test_log_passes_mlcommons_checker(ruleset: str, run: RunData, tmp_path: Path) -> None:
     python = peer_python("mlperf_logging")
     path = tmp_path / "result_0.txt"
-    path.write_text(writers.render_mlperf_log(run, None))
+    path.write_text(records.render_mlperf_log(run, None))
     checker = [python, "-m", "mlperf_logging.compliance_checker", "--usage", "training", "--ruleset", ruleset, path]
     completed = subprocess.run([str(part) for part in checker], capture_output=True, text=True)
     assert completed.returncode == 0 and "SUCCESS" in completed.stdout + completed.stderr, completed.stderr
@@ -114,7 +114,7 @@ def test_log_passes_mlcommons_checker(ruleset: str, run: RunData, tmp_path: Path
 
 @pytest.mark.parametrize("target, status", [("top5=93", "success"), ("top5=99", "aborted")])
 def test_log_says_whether_the_target_was_reached(hand_made: Any, target: str, status: str) -> None:
-    events = log_events(run_data.collect_run_data(make_job(hand_made, target=target)))
+    events = log_events(records.collect_run_data(make_job(hand_made, target=target)))
     assert events[-1]["key"] == "run_stop" and events[-1]["metadata"] == {"status": status}
 
 
@@ -129,7 +129,7 @@ def test_job_without_an_end_or_a_validated_epoch_has_no_record(hand_made: Any, s
     with run.hold_agent_lock() if state == "training" else contextlib.nullcontext():
         run.job.refresh()
         with pytest.raises(ClusterError, match=message):
-            run_data.collect_run_data(run.job)
+            records.collect_run_data(run.job)
 
 
 @pytest.mark.parametrize("old, new, message", [
@@ -160,13 +160,14 @@ def test_command_writes_all_formats_and_one_to_stdout(hand_made: Any, sandbox: A
     entry = json.loads((sandbox.path / "one.json").read_text())
     assert entry["author"] is entry["logFilename"] is None
     assert not (sandbox.path / "one.log").exists()
-    assert sandbox.cli("record", "--format", "mlperf").out.startswith(":::MLLOG ")
+    assert sandbox.cli("record", "-o", "one.log").code == 0
+    assert (sandbox.path / "one.log").read_text().startswith(":::MLLOG ")
 
 
-@pytest.mark.parametrize("arguments", [("-o", ""), ("-o", "/"), ("-o", ".."), ("--format", "json", "-o", "f")])
+@pytest.mark.parametrize("arguments", [("-o", ""), ("-o", "/"), ("-o", ".."), ("-o", "f.json")])
 def test_command_refuses_output_that_is_no_file_name(hand_made: Any, sandbox: Any, arguments: tuple[str, ...]) -> None:
     make_job(hand_made)
-    (sandbox.path / "f").mkdir()
+    (sandbox.path / "f.json").mkdir()
     before = {*sandbox.path.iterdir(), *sandbox.path.parent.iterdir()}
     completed = sandbox.cli("record", "job-1", *arguments)
     assert completed.code == 2 and len(completed.err.splitlines()) == 1 and completed.err.startswith("error: -o ")
