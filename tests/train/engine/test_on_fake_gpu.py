@@ -98,7 +98,7 @@ def test_validation_fills_its_last_batch_and_counts_the_real_images(events: Any,
     preprocessor.warmed_shapes = {(8, 32, 32)}
     count, sums = Mock(return_value=(hits, hits)), SimpleNamespace(item=lambda: 0.0, tolist=lambda: [0, 0, 3])
     monkeypatch.setattr(validation, "count_correct", count)
-    monkeypatch.setattr(validation, "sum_over_processes", lambda *_: sums)
+    monkeypatch.setattr(validation, "read_sum", lambda *_: sums)
     clock: Any = SimpleNamespace(begin_step=lambda _: None, next_batch=next, end_step=lambda *_: None)
     group = process_group.ProcessGroup(0, 0, 1, 1, GPU)
     validation.run_validation(group, model, iter([batch_of(3)]), 1, 3, preprocessor, clock)
@@ -212,7 +212,7 @@ def test_sums_of_gpus_over_sockets_are_bfloat16(
 ) -> None:
     monkeypatch.setattr(network, "detect_transport", lambda backend, _: transport if backend == "nccl" else "gloo")
     monkeypatch.setattr(network, "has_efa", lambda: transport == "sockets")
-    monkeypatch.setattr(process_group, "sum_from_cpu", lambda _, values: values)
+    monkeypatch.setattr(process_group, "read_sum", lambda _, values: values)
     over_sockets = process_group.print_transport(process_group.ProcessGroup(0, 0, 4, local_world_size, GPU))
     assert ("WARNING: NCCL TALKS OVER SOCKETS" in capsys.readouterr().out) == (transport == "sockets")
     for comm, expected in ((Comm(), hook), (Comm(hook="none"), "none"), (Comm(hook="fp16"), "fp16")):
