@@ -144,9 +144,9 @@ class StepGuard:
     def _send(self) -> None:
         total = self.word.to(self.device, non_blocking=True) * self.ledger.next_nonce()
         dist.all_reduce(total)
-        on_host, event = total.to("cpu", non_blocking=True), None
-        if self.device.type == "cuda":
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        on_host = total.to("cpu", non_blocking=True)
+        event = torch.cuda.Event() if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        if event:
             event.record()
         self.pending.append((on_host, event))
 

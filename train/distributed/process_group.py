@@ -102,7 +102,8 @@ def join_process_group(is_cancelled: Callable[[], bool] = lambda: False) -> Proc
             )
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-    nccl_log_path = guard = None
+    nccl_log_path: Path | None = None
+    guard: StepGuard | None = None
     if world_size > 1:
         if device.type == "cuda":
             if regroup.goes_on_in_place(device):

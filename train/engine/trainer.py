@@ -311,8 +311,8 @@ class Trainer:
             self.agent_channel.tick()
         self.running_statistics.wait_for_sum()
         if self.group.guard:
-            parts = (self.optimizer, self.scaler, self.running_statistics, self.average)
-            self.group.guard.check_step(*map(vars, parts), [*self.model.buffers()])
+            changing = map(vars, (self.optimizer, self.scaler, self.running_statistics))
+            self.group.guard.check_step(*changing, self.average.averages, [*self.model.buffers()])
         self.is_updating = True  # no process can hold up this one from here on, until the step is counted
         self.running_statistics.end_step(self.sampler.global_chunk_count(epoch, step))
         factory.update_weights(self.optimizer, self.scaler, self.recipe.optim.clip)
