@@ -127,10 +127,10 @@ class Handover:
             if not (is_from_abort or is_peer_failure(type(error), str(error))):
                 return False
             reason = last_line(str(error).strip()) or type(error).__name__
-        if self.trainer is None and (self.kept is None or self.is_on_gpu):
-            return False
         if self.trainer is not None and self.trainer.is_updating:
             self.channel.refuse_to_keep_state("an update had begun")
+            return False
+        if self.trainer is None and (self.kept is None or self.is_on_gpu):
             return False
         self._leave()
         if self.trainer is not None:
@@ -146,6 +146,7 @@ class Handover:
             stack = "".join(traceback.format_exception(error))
             print(self.channel.move_stack_to_file(stack, reason), end="", flush=True)
         self.trainer = None
+        assert self.kept is not None
         self.channel.report_kept_state(self.kept.step, has_saved=error is None, reason=reason)
         return True
 

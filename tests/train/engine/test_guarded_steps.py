@@ -84,7 +84,7 @@ def spoil(run: GuardedRun, rank: int) -> Callable[[int], None]:
     def before_step(step: int) -> None:
         trainer: Any = run.trainer
         if step == WRONG_STEP:
-            wait, hook = trainer.running_statistics.wait_for_sum, trainer.optimizer.register_step_pre_hook
+            wait, group = trainer.running_statistics.wait_for_sum, trainer.group
 
             def wait_and_spoil() -> None:
                 wait()
@@ -93,13 +93,13 @@ def spoil(run: GuardedRun, rank: int) -> Callable[[int], None]:
                 if rank == 1:
                     trainer.group.guard.poison()
 
-            def garble(optimizer: torch.optim.Optimizer, *_: object) -> None:
-                handle.remove()
-                for group in optimizer.param_groups:
-                    for parameter in group["params"]:
+            def garble(*_: object) -> None:
+                if (trainer.group, trainer.step) == (group, WRONG_STEP):
+                    for parameter in trainer.model.parameters():
                         parameter.grad.fill_(9.0)
 
-            trainer.running_statistics.wait_for_sum, handle = wait_and_spoil, hook(garble)
+            trainer.running_statistics.wait_for_sum = wait_and_spoil
+            trainer.optimizer.register_step_pre_hook(garble)
 
     return before_step
 
