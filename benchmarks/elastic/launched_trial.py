@@ -118,8 +118,8 @@ class LaunchedTrial(FaultTrial):
 
     def start_job(self) -> None:
         """Launch the job, and wait until it trains."""
-        way = "--in-place" if self.bench.in_place else "--no-in-place"
-        options = ("--machines", str(self.plan.machines), "--lost-seconds", "3", way)
+        way = "on" if self.bench.in_place else "off"
+        options = ("--machines", str(self.plan.machines), "--lost-seconds", "3", "--in-place", way)
         self.run_command("launch", "-d", "-y", *TRAINING_OPTIONS, *options, *self.place_options, self.write_recipe())
         self.job = self.sandbox.job(1)
         self.sandbox.wait_for(lambda: self.job.status().doing == "training", START_SECONDS, self.job.status)

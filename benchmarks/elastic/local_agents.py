@@ -60,7 +60,7 @@ class LocalJob:
         if self.job and not self.job.has_ended:
             subprocess.run([COMMAND, "stop", self.job.name], env=self.environment, cwd=self.folder, check=True)
         options = ["--machines", str(MACHINES), "--data", str(self.data), "--workers", "0"]
-        options += ["--in-place" if self.in_place else "--no-in-place"]
+        options += ["--in-place", "on" if self.in_place else "off"]
         options += ["--save-seconds", str(SAVE_SECONDS), "--stall-seconds", str(STALL_SECONDS), "-y", "-d", RECIPE.name]
         completed = subprocess.run(
             [COMMAND, "launch", "--local", *options],

@@ -47,7 +47,7 @@ ROUNDS, PEER_ROUNDS = 5, 3
 EXIT_UNFINISHED = 75  # EX_TEMPFAIL of sysexits.h
 LOSS_INTERVAL_SECONDS = 60.0
 GOODPUT_GOAL = 0.95
-OUR_WAYS = ("in-place", "restart")  # with --in-place and --no-in-place
+OUR_WAYS = ("in-place", "restart")  # with --in-place on and off
 WAYS = {
     "in-place": "ours, in place",
     "restart": "ours, restart",

@@ -49,7 +49,7 @@ class Trial(FaultTrial):
                 data=str(bench.data), copies=f"{bench.data}-sz", save_seconds=0.5, workers=0, log_ids=True, exact=True
             ),
             recovery=RecoveryOptions(
-                standby=plan.standby, lost_seconds=2.0, stall_seconds=30.0, in_place=bench.in_place
+                standby=plan.standby, lost_seconds=2.0, stall_seconds=30.0, in_place="on" if bench.in_place else "off"
             ),
             **({"heartbeat_seconds": 0.2, "heartbeat_timeout_seconds": 1.0} if plan.kills_in_turn else {}),
             machines=plan.machines,

@@ -444,7 +444,7 @@ class Agent:
         if action.kind == ActionKind.ASK:
             self.trainers.request_save_and_exit()
         elif action.kind == ActionKind.FAIL:
-            if self.spec.recovery.in_place and not self.current.obstacle and not action.dump_stacks:
+            if self.spec.recovery.goes_on_in_place and not self.current.obstacle and not action.dump_stacks:
                 self.request_abort(action.reason, now)
                 return
             if action.dump_stacks:

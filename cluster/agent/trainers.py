@@ -65,8 +65,8 @@ class Trainers(AttemptProcesses):
             **network.compile_cache_variables(COMPILE_CACHE),
             **network.library_variables(),
         }
-        if spec.recovery.in_place:
-            self.environment[agent_protocol.IN_PLACE_VARIABLE] = "1"
+        if spec.recovery.goes_on_in_place:
+            self.environment[agent_protocol.IN_PLACE_VARIABLE] = spec.recovery.in_place
         if spec.has_own_folders:  # over ssh or rented, at the price of its GPUs
             self.environment[agent_protocol.NEEDS_GPU_VARIABLE] = "1"
         if spec.user_project and user_project:

@@ -4,6 +4,15 @@ from dataclasses import dataclass
 
 from train.tools.option_fields import OptionSet, option_field
 
+WAYS_IN_PLACE = ("on", "off", "auto")
+
+
+def parse_in_place(text: str) -> str:
+    """Return when trainers go on in place. Raises `ValueError` for another text than on, off and auto."""
+    if text not in WAYS_IN_PLACE:
+        raise ValueError(f"{text!r} is not one of {', '.join(WAYS_IN_PLACE)}")
+    return text
+
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryOptions(OptionSet):
@@ -30,12 +39,14 @@ class RecoveryOptions(OptionSet):
         help="Keep a second set of processes waiting on each machine, with torch imported. It makes recovery faster.",
         default_text="on with several machines",
     )
-    in_place: bool = option_field(
-        False,
-        "--in-place/--no-in-place",
+    in_place: str = option_field(
+        "off",
+        metavar="on|off|auto",
+        parse=parse_in_place,
         group="Recovery",
         help="After a loss, let the trainers of the other machines keep their state and go on with the next step. Else "
-        "they start again from the newest checkpoint. On GPUs they always start again.",
+        "they start again from the newest checkpoint. 'auto' is on where they train on CPUs. On GPUs it has never run "
+        "with more than one.",
         default_text="off",
     )
     lost_seconds: float = option_field(
@@ -61,3 +72,8 @@ class RecoveryOptions(OptionSet):
         help="How many broken rented machines may be replaced: those whose boot fails, whose driver hangs, which lose "
         "a GPU, or whose trainers fail twice while those of the others do not. At the next one the job saves and ends.",
     )
+
+    @property
+    def goes_on_in_place(self) -> bool:
+        """Whether trainers may keep their state. With "auto" those on GPUs find that they may not."""
+        return self.in_place != "off"

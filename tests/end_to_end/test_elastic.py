@@ -62,7 +62,7 @@ def undisturbed_parameters(tmp_path_factory: pytest.TempPathFactory, images: Pat
         assert not leftovers
 
 
-@pytest.fixture(params=[pytest.param("--in-place", marks=pytest.mark.release), "--no-in-place"])
+@pytest.fixture(params=[pytest.param("--in-place on", marks=pytest.mark.release), "--in-place off"])
 def job(sandbox: Sandbox, request: pytest.FixtureRequest) -> Job:
     """A job of three machines that train. A parameter is options of the launch."""
     options = ("--machines", "3", "--log-ids", "--lost-seconds", "5", *request.param.split())
@@ -122,15 +122,15 @@ def test_job_ends_undisturbed_after_a_kill_a_notice_and_a_freeze(
     assert rows_by_reason[attempt_after_notice.reason].steps_lost == 0, "a change with notice loses no step"
     history = job.run_folder.attempts.all()
     went_on_in_place = [attempt.live_step is not None for attempt in history if attempt.members]
-    if job.spec.recovery.in_place:
+    if job.spec.recovery.goes_on_in_place:
         assert not went_on_in_place[0] and all(went_on_in_place[1:]), describe(job)
         assert not any(row.steps_lost for row in rows), "trainers that keep their state lose no step"
     trained_rows = [row for row in rows[1:] if row.last_step is not None]  # an attempt may end before its first step
     assert len(trained_rows) >= 4 and all(known(row.pause) > 0 for row in trained_rows)
 
 
-IN_PLACE = pytest.param("--in-place --no-standby", marks=pytest.mark.release, id="in-place")
-ANEW = pytest.param("--no-in-place --no-standby", id="anew")
+IN_PLACE = pytest.param("--in-place on --no-standby", marks=pytest.mark.release, id="in-place")
+ANEW = pytest.param("--in-place off --no-standby", id="anew")
 
 
 REGROUPS = 16

@@ -54,6 +54,40 @@ for shapes, in_stages in (([], False), ([(8, 64, 64), (4, 96, 96)], False), ([(8
 assert all(torch.equal(*pair) for graphed in weights[1:] for pair in zip(weights[0], graphed)), "they differ"
 """
 
+# Three right steps, and one that is aborted while its kernels wait. The GPU reads the word after the abort has begun.
+GUARD = """
+import torch
+import torch.distributed as dist
+from train.distributed import gpu, regroup
+from train.distributed.guard import StepGuard
+device = torch.device("cuda", 0)
+def join(name):
+    dist.init_process_group("nccl", store=dist.PrefixStore(name, dist.HashStore()), rank=0, world_size=1)
+    guard = StepGuard(1, device, name)
+    regroup.before_abort(guard.poison)
+    return guard
+def step(guard, gradient):
+    dist.all_reduce(gradient)
+    guard.check_step([weights])
+    weights.add_(gradient)
+weights, one = torch.zeros(1 << 20, device=device), torch.ones(1 << 20, device=device)
+guard = join("first")
+for _ in range(3):
+    step(guard, one.clone())
+guard.confirm()
+assert not regroup.has_failed()
+torch.cuda._sleep(3 * 10**9)
+step(guard, one * float("nan"))
+regroup.leave_group()
+assert gpu.find_problem_after_abort(device, 60.0) == ""
+assert guard.go_back() and weights.eq(3).all(), weights
+regroup.destroy_left_groups()
+guard = join("second")
+step(guard, one.clone())
+guard.confirm()
+assert not guard.go_back() and weights.eq(4).all(), weights
+"""
+
 
 @pytest.fixture
 def environment(tmp_path: Path, gpus_of_computer: str | None) -> dict[str, str]:
@@ -99,6 +133,13 @@ def test_two_processes_sum_by_nccl(images: Path, tmp_path: Path, environment: di
     completed = run_python(environment, *trainer_argv(images, tmp_path / "out"), "--procs", "2")
     assert completed.returncode == 0, completed.stderr
     assert result_of(tmp_path / "out")["procs"] == 2 and "2 processes, by " in completed.stdout
+
+
+def test_a_step_that_is_aborted_on_the_gpu_is_undone_and_the_process_joins_another_group(
+    environment: dict[str, str],
+) -> None:
+    completed = run_python(environment, "-c", GUARD)
+    assert completed.returncode == 0, completed.stderr
 
 
 def test_cuda_error_is_told_by_its_telling_line(environment: dict[str, str], tmp_path: Path) -> None:

@@ -274,7 +274,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "np.arange(rank, image_count, world_size, dtype=np.int64)",
          "np.arange(rank, -(-image_count // world_size) * world_size, world_size, dtype=np.int64) % image_count"),
         ("validation: each process counts only its own images", VALIDATION,
-         "sum_over_processes(group, counts).tolist()", "counts.tolist()"),
+         "read_sum(group, counts).tolist()", "counts.tolist()"),
     ],
     "test_validation.py::test_val_requests_hold_each_image_once_in_its_own_shape": [
         ("validation: two processes take the same rectangles", RECT_VAL,

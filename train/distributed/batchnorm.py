@@ -130,8 +130,11 @@ class RunningStatistics:
 
         How such a norm updates its statistics is not known.
         """
-        for buffer in self.foreign_buffers if self.group.world_size > 1 else ():
-            buffer.copy_(sum_over_processes(self.group, buffer.clone()) / self.group.world_size)
+        if self.group.world_size > 1:
+            sums = [sum_over_processes(self.group, buffer.clone()) for buffer in self.foreign_buffers]
+            self.group.confirm_sums()
+            for buffer, total in zip(self.foreign_buffers, sums, strict=True):
+                buffer.copy_(total / self.group.world_size)
 
 
 def named_statistics(model: nn.Module) -> list[torch.Tensor]:

@@ -3,12 +3,13 @@
 import contextlib
 import os
 import re
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 
-from train.tools.errors import MachineTrouble, TrainingError
+from train.tools.errors import MachineTrouble, TrainingError, first_line
 
 FOREIGN_MEMORY_SHARE = 0.1  # of a GPU's memory, from which on other processes are named as the cause that it is full
 
@@ -72,6 +73,26 @@ def find_gpu_problem(driver_folder: Path = Path("/proc/driver/nvidia/gpus")) -> 
         if problem := explain_unsupported_gpu(name, capability, torch.cuda.get_arch_list()):
             return problem
     return ""
+
+
+def find_problem_after_abort(device: torch.device, seconds: float) -> str:
+    """Return why a GPU cannot go on after its collectives were aborted, "" when it can. It has so many seconds."""
+    if device.type == "cpu":
+        return ""
+    problems: list[str] = []
+
+    def compute() -> None:
+        try:
+            torch.cuda.synchronize(device)
+            works = torch.ones(1, device=device).add_(1).item() == 2
+            problems.append("" if works else "the GPU computes nothing after the abort")
+        except RuntimeError as error:
+            problems.append(first_line(error))
+
+    thread = threading.Thread(target=compute, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return problems[0] if problems else f"the GPU has not ended its work {seconds:g} s after the abort"
 
 
 def explain_unsupported_gpu(name: str, capability: tuple[int, int], compiled_archs: Sequence[str]) -> str | None:

@@ -18,6 +18,7 @@ from train.tools.errors import MachineTrouble, TrainingError
 
 from . import network, peer_filter, regroup, rendezvous
 from .gpu import find_gpu_problem
+from .guard import StepGuard
 
 FIRST_STEP_TIMEOUT = datetime.timedelta(seconds=300)  # before it, data may be indexed and kernels searched
 STEADY_TIMEOUT = datetime.timedelta(seconds=60)  # torch's defaults of 10 and 30 minutes exceed some whole runs
@@ -32,6 +33,15 @@ NCCL_WATCHDOG_VARIABLES = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "120",
 }
+# Where processes go on in place, no thread of torch ends them: `Handover` asks NCCL for errors. NVLink SHARP is off, as
+# NVIDIA's resiliency extension demands, which aborts communicators too.
+IN_PLACE_NCCL_VARIABLES = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "NCCL_NVLS_ENABLE": "0",
+}
 
 
 @dataclass(frozen=True)
@@ -44,6 +54,7 @@ class ProcessGroup:
     local_world_size: int
     device: torch.device
     nccl_log_path: Path | None = None  # file in which NCCL logs the transport it chooses
+    guard: StepGuard | None = None  # with NCCL, where processes go on in place
 
     @property
     def is_first(self) -> bool:
@@ -54,6 +65,11 @@ class ProcessGroup:
         """Print a line, in rank 0."""
         if self.is_first:
             print(text, flush=True)
+
+    def confirm_sums(self) -> None:
+        """Raise `RuntimeError` when a sum until now may be wrong, before the host acts on it. Gloo raises by itself."""
+        if self.guard:
+            self.guard.confirm()
 
 
 def join_process_group(is_cancelled: Callable[[], bool] = lambda: False) -> ProcessGroup:
@@ -86,9 +102,13 @@ def join_process_group(is_cancelled: Callable[[], bool] = lambda: False) -> Proc
             )
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-    nccl_log_path = None
+    nccl_log_path: Path | None = None
+    guard: StepGuard | None = None
     if world_size > 1:
         if device.type == "cuda":
+            if regroup.goes_on_in_place(device):
+                os.environ |= IN_PLACE_NCCL_VARIABLES
+                guard = StepGuard(world_size, device, os.environ.get(agent_protocol.TOKEN_VARIABLE, ""))
             for name, value in NCCL_WATCHDOG_VARIABLES.items():  # read when the group is made
                 os.environ.setdefault(name, value)
             if rank == 0:
@@ -101,15 +121,17 @@ def join_process_group(is_cancelled: Callable[[], bool] = lambda: False) -> Proc
             timeout=FIRST_STEP_TIMEOUT,
         )
         peer_filter.guard_ports()
-    return ProcessGroup(rank, local_rank, world_size, local_world_size, device, nccl_log_path)
+        if guard:
+            regroup.before_abort(guard.poison)
+    return ProcessGroup(rank, local_rank, world_size, local_world_size, device, nccl_log_path, guard)
 
 
-def print_transport(group: ProcessGroup) -> bool:
+def print_transport(group: ProcessGroup, over_sockets: bool = False) -> bool:
     """Print what carries the collectives, with a warning when it is slow. Call it after the first collective.
 
     Returns whether GPUs of several machines send over sockets: the same on all ranks, though only the first one knows.
+    NCCL logs in the first group of a process only; `over_sockets` is what was returned there.
     """
-    over_sockets = False
     if group.is_first and group.world_size > 1:
         backend = "nccl" if group.device.type == "cuda" else "gloo"
         transport = network.detect_transport(backend, group.nccl_log_path)
@@ -117,8 +139,8 @@ def print_transport(group: ProcessGroup) -> bool:
         print(
             f"{group.world_size} processes, by {transport}" + (f"\nWARNING: {warning}" if warning else ""), flush=True
         )
-        over_sockets = transport == "sockets" and group.world_size > group.local_world_size
-    return bool(sum_from_cpu(group, torch.tensor([float(over_sockets)])).item())
+        over_sockets |= transport == "sockets" and group.world_size > group.local_world_size
+    return bool(read_sum(group, torch.tensor([float(over_sockets)])).item())
 
 
 def tighten_timeouts(group: ProcessGroup, step_seconds: float) -> None:
@@ -142,6 +164,7 @@ def check_same_on_all_ranks(group: ProcessGroup, name: str, number: int) -> None
     bounds = torch.tensor([number, -number], dtype=torch.float64, device=group.device)
     if group.world_size > 1:
         dist.all_reduce(bounds, dist.ReduceOp.MAX)
+        group.confirm_sums()
     highest, lowest = int(bounds[0].item()), int(-bounds[1].item())
     if highest != lowest:
         raise TrainingError(
@@ -188,20 +211,22 @@ def peak_memory_gb(device: torch.device) -> float:
 
 
 def sum_over_processes(group: ProcessGroup, values: torch.Tensor) -> torch.Tensor:
-    """Sum a tensor over all ranks, in place, and return it."""
+    """Sum a tensor over all ranks, in place, and return it. The host may read it after `confirm_sums`."""
     if group.world_size > 1:
         regroup.start_sum(values).wait()
     return values
 
 
-def sum_from_cpu(group: ProcessGroup, values: torch.Tensor) -> torch.Tensor:
-    """Return the sum of a tensor on the CPU over all ranks."""
-    return sum_over_processes(group, values.to(group.device)).cpu()
+def read_sum(group: ProcessGroup, values: torch.Tensor) -> torch.Tensor:
+    """Return the sum of a tensor over all ranks, on the CPU."""
+    sums = sum_over_processes(group, values.to(group.device))
+    group.confirm_sums()
+    return sums.cpu()
 
 
 def barrier(group: ProcessGroup) -> None:
     """Wait until all ranks have called this function."""
-    sum_over_processes(group, torch.zeros(1, device=group.device)).item()
+    read_sum(group, torch.zeros(1))
 
 
 def leave_together(group: ProcessGroup) -> None:

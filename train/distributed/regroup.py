@@ -1,7 +1,8 @@
 """Ends a process group from within, so that the same process can join another one.
 
 A collective of Gloo waits for its peers until its timeout, and `abort` does not end it. So the process's own TCP
-connections are shut down: the collective raises, here and at the peers. NCCL's communicators are aborted.
+connections are shut down: the collective raises, here and at the peers. NCCL's communicators are aborted; no CUDA graph
+holds one, because sums are in no graph, and NCCL would wait for it.
 When a connection ends within a message, Gloo does not tell the operation that sends or receives it. So nobody waits for
 Gloo's operations themselves, but for futures that `abort_collectives` fails (`abortable`).
 """
@@ -10,6 +11,7 @@ import contextlib
 import os
 import socket
 import threading
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -18,8 +20,10 @@ from train.tools import agent_protocol
 
 from .network import own_tcp_sockets
 
+ABORT_SECONDS = 2.0  # for NCCL's abort; it may wait for a thread that waits for a connection
 DESTROY_SECONDS = 0.2  # an operation that waits on ends at its timeout, and nobody needs to see that
 _left_groups: list[list[object]] = []  # each time's; an empty list once they are destroyed
+_before_abort: list[Callable[[], object]] = []  # in this group
 
 Future = torch.futures.Future[torch.Tensor]
 _triggers: set["torch.futures.Future[None]"] = set()  # what is waited for in this group
@@ -27,9 +31,15 @@ _lock = threading.Lock()
 _is_aborted = False
 
 
+def goes_on_in_place(device: torch.device) -> bool:
+    """Return whether a process with this device may keep its state: with "auto" only one on a CPU."""
+    way = os.environ.get(agent_protocol.IN_PLACE_VARIABLE)
+    return way is not None and (device.type == "cpu" or way == "on")
+
+
 def may_abort(device: torch.device) -> bool:
     """Return whether the process may go on in place, and so has to wait for futures that can be aborted."""
-    return device.type == "cpu" and agent_protocol.IN_PLACE_VARIABLE in os.environ
+    return device.type == "cpu" and goes_on_in_place(device)
 
 
 def abortable(future: Future) -> Future:
@@ -64,13 +74,37 @@ def start_sum(values: torch.Tensor) -> "dist.Work | Future":
     return abortable(work.get_future()) if may_abort(values.device) else work
 
 
+def before_abort(function: Callable[[], object]) -> None:
+    """Have a function called in this group before its collectives are aborted, in any thread."""
+    _before_abort.append(function)
+
+
+def nccl_groups() -> list[dist.ProcessGroup]:
+    """Return the process groups of this process that NCCL serves."""
+    return [group for group, (backend, _) in [*dist.distributed_c10d._world.pg_map.items()] if backend == "nccl"]
+
+
+def has_failed() -> bool:
+    """Return whether NCCL has met an error or a timeout. With `IN_PLACE_NCCL_VARIABLES` nobody else is told."""
+    for group in nccl_groups():
+        with contextlib.suppress(RuntimeError):  # the group is being made or ended
+            if group._get_backend(torch.device("cuda")).get_error().name != "SUCCESS":
+                return True
+    return False
+
+
 def abort_collectives() -> None:
     """Make the collectives of this process fail, those that run and all later ones. May be called in any thread."""
     global _is_aborted
     _is_aborted = True
-    for group in list(dist.distributed_c10d._world.pg_map):
-        if dist.distributed_c10d._world.pg_map[group][0] == "nccl":
-            group.abort()
+    for function in _before_abort:
+        function()
+    # An abort waits for the kernels of its group, which may wait for those of another one.
+    threads = [threading.Thread(target=group.abort, daemon=True) for group in nccl_groups()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(ABORT_SECONDS)
     shut_down_connections()
     for trigger in list(_triggers):
         _fire(trigger)
@@ -96,6 +130,7 @@ def leave_group() -> None:
         abort_collectives()
         dist.distributed_c10d._abort_process_group()
     dist.distributed_c10d._world.group_count = 0
+    _before_abort.clear()
     _is_aborted = False
 
 

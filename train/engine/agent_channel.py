@@ -101,7 +101,8 @@ class AgentChannel:
         self._write(agent_protocol.kept_state_file(self.rank), report)
 
     def refuse_to_keep_state(self, reason: str) -> None:
-        """Tell the agent why this process keeps no state, though it has one."""
+        """Tell the agent, and the log, why this process keeps no state, though it has one."""
+        print(f"keeps no state: {reason}", flush=True)
         self.not_in_place = reason
         if self.last_report:
             self.report_state(self.last_report.state)

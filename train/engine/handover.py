@@ -7,7 +7,9 @@ sends its state, which those take that have another one, or none: network, optim
 they are.
 
 What is kept is what a checkpoint holds. An update changes the weights only after the gradients have been summed over
-all processes; a process that a failure meets within an update keeps nothing, and is started again.
+all processes; a process that a failure meets within an update keeps nothing, and is started again. A GPU may have
+updated the weights by wrong sums meanwhile: then the process goes back by a step (train/distributed/guard.py). With
+NCCL a process keeps its state only after its first step in an attempt.
 """
 
 import contextlib
@@ -24,11 +26,12 @@ import torch
 import torch.distributed as dist
 
 from train.distributed import regroup
+from train.distributed.gpu import find_problem_after_abort
 from train.distributed.process_group import ProcessGroup
 from train.metrics.rows import StepTotals
 from train.recipe.schedule import Epoch, split_step
 from train.tools import checkpoint_io
-from train.tools.agent_protocol import StandbyRequest
+from train.tools.agent_protocol import NOT_TRAINING_YET, StandbyRequest
 from train.tools.checkpoint_io import State
 from train.tools.errors import HandoverFailed, is_peer_failure, last_line
 
@@ -37,6 +40,7 @@ from .trainer import Trainer
 
 POLL_SECONDS = 0.05
 COLLECTIVE_POLL_SECONDS = 0.001
+GPU_SECONDS = 2.0  # after an abort, for a GPU to end its work; the agent waits at least `KEEP_SECONDS`
 TENSOR_FIELDS = ("model", "average", "optimizer", "scaler")  # of a state: nearly all of its bytes
 PIECE_BYTES = 2**26  # of the state, which is sent in pieces: the agent sees progress after each of them
 
@@ -72,13 +76,21 @@ class Handover:
         self.trainer = None
         self.was_aborted = False
         self.has_left = threading.Event()
-        if self.kept:
+        if self.kept and not self.is_on_gpu:
             self.channel.not_in_place = ""
         if self.channel.may_keep_state:
             threading.Thread(target=self._watch, args=(self.has_left,), daemon=True).start()
 
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether the trainer that waits for its first step in the next attempt has a GPU."""
+        return self.prepared is not None and self.prepared.group.device.type == "cuda"
+
     def hold(self, trainer: Trainer) -> None:
-        """Keep the state of this trainer from now on, if the run can go on in place."""
+        """Keep the state of this trainer from now on, if the run can go on in place.
+
+        To be called before the first step of an attempt and after it.
+        """
         if self.channel.may_keep_state:
             self.channel.not_in_place = find_obstacle(trainer)
             self.trainer = None if self.channel.not_in_place else trainer
@@ -87,12 +99,12 @@ class Handover:
         self.kept = self.prepared = None
 
     def _watch(self, has_left: threading.Event) -> None:
-        """Abort the collectives when the agent wants it, again and again until this process has left the group.
+        """Abort the collectives when the agent wants it or NCCL has failed, until this process has left the group.
 
-        A process that is still joining opens further connections after the first time.
+        That is done again and again: a process that is still joining opens further connections after the first time.
         """
         while not has_left.wait(POLL_SECONDS):
-            if self.channel.abort_requested():
+            if self.channel.abort_requested() or regroup.has_failed():
                 with self.lock:
                     if has_left.is_set():
                         return
@@ -115,23 +127,26 @@ class Handover:
             if not (is_from_abort or is_peer_failure(type(error), str(error))):
                 return False
             reason = last_line(str(error).strip()) or type(error).__name__
-        if self.trainer is not None:
-            if self.trainer.is_updating:
-                self.channel.refuse_to_keep_state("an update had begun")
-                return False
-            self.kept = keep_state(self.trainer)
-            self.prepared = self.trainer
-        if self.kept is None:
+        if self.trainer is not None and self.trainer.is_updating:
+            self.channel.refuse_to_keep_state("an update had begun")
+            return False
+        if self.trainer is None and (self.kept is None or self.is_on_gpu):
             return False
         self._leave()
         if self.trainer is not None:
+            if problem := find_problem_after_abort(self.trainer.group.device, GPU_SECONDS):
+                self.channel.refuse_to_keep_state(problem)
+                return False
+            self.kept = keep_state(self.trainer)
+            self.prepared = self.trainer
             self.trainer.leave_attempt()
-        if self.trainer is not None and error is not None:
-            close(self.trainer)
+            if error is not None:
+                close(self.trainer)
         if error is not None:
             stack = "".join(traceback.format_exception(error))
             print(self.channel.move_stack_to_file(stack, reason), end="", flush=True)
         self.trainer = None
+        assert self.kept is not None
         self.channel.report_kept_state(self.kept.step, has_saved=error is None, reason=reason)
         return True
 
@@ -157,9 +172,10 @@ class Handover:
         state, or when the tensors have changed on their way.
         """
         own_mark = self.kept.mark if self.kept else (-1, -1, 0)
-        marks = [torch.tensor(own_mark) for _ in range(group.world_size)]
+        marks = [torch.tensor(own_mark, device=group.device) for _ in range(group.world_size)]
         if group.world_size > 1:
-            self._finish(dist.all_gather(marks, torch.tensor(own_mark), async_op=True))
+            self._finish(dist.all_gather(marks, marks[group.rank].clone(), async_op=True))
+            group.confirm_sums()
         furthest = max(mark[:2].tolist() for mark in marks)
         if furthest[0] < 0:
             raise HandoverFailed("no process has kept the state to go on from")
@@ -184,15 +200,21 @@ class Handover:
             torch.save(checkpoint_io.copy_to_cpu(part), stream)
             payload = stream.getvalue()
         size = torch.tensor([len(payload)])
-        self._finish(dist.broadcast(size, source, async_op=True))
+        self._broadcast(group, source, size)
         content = torch.frombuffer(bytearray(payload or int(size.item())), dtype=torch.uint8)
         for start in range(0, len(content), PIECE_BYTES):
-            self._finish(dist.broadcast(content[start : start + PIECE_BYTES], source, async_op=True))
+            self._broadcast(group, source, content[start : start + PIECE_BYTES])
             self.channel.tick()
         if group.rank == source:
             return part
         received: State = torch.load(io.BytesIO(content.numpy().tobytes()), map_location="cpu", weights_only=True)
         return received
+
+    def _broadcast(self, group: ProcessGroup, source: int, values: torch.Tensor) -> None:
+        on_device = values.to(group.device)
+        self._finish(dist.broadcast(on_device, source, async_op=True))
+        group.confirm_sums()
+        values.copy_(on_device)
 
     def _finish(self, work: dist.Work) -> None:
         """Wait until a collective is done. Raises `RuntimeError` when it fails, or when the agent wants it to end.
@@ -229,17 +251,24 @@ def digest(value: object) -> int:
 
 def find_obstacle(trainer: Trainer) -> str:
     """Return why a run cannot go on in place, "" when it can. Some hooks have a memory or groups of their own."""
-    hook = trainer.recipe.comm.hook
-    if trainer.group.device.type != "cpu":
+    hook, device = trainer.recipe.comm.hook, trainer.group.device
+    if not regroup.goes_on_in_place(device):
         return "the trainers use GPUs"
-    return f"{hook} sums the gradients" if hook in ("powersgd", "hierarchical") else ""
+    if hook in ("powersgd", "hierarchical"):
+        return f"{hook} sums the gradients"
+    # An abort within the first backward pass may crash the process (PyTorch's issue 149418).
+    return NOT_TRAINING_YET if device.type == "cuda" and not trainer.has_made_step else ""
 
 
 def keep_state(trainer: Trainer) -> KeptState:
     """Return the state of a trainer after its last finished step; a step that it has begun is forgotten.
 
-    The metrics of the steps since the last sums over all processes are estimated from those of this process.
+    With NCCL a step is finished when its sums are known to be right. The metrics of the steps since the last sums over
+    all processes are estimated from those of this process.
     """
+    if trainer.group.guard and trainer.group.guard.go_back():
+        trainer.step -= 1
+        trainer.meter.steps -= 1
     trainer.running_statistics.abandon_step()
     end = trainer.time_breakdown.abandon_step()
     trainer.epoch_totals += estimate_totals(trainer, end)

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -99,7 +100,9 @@ def join_and_train(
     schedule = schedule_of(options, dataset, group.world_size)
     recipe = schedule.recipe
     check_ranks_agree(group, dataset, recipe.precision)
-    comm = ddp.choose_hook(recipe.comm, process_group.print_transport(group), options.exact)
+    trainer = handover.prepared
+    over_sockets = process_group.print_transport(group, trainer is not None and trainer.comm != recipe.comm)
+    comm = ddp.choose_hook(recipe.comm, over_sockets, options.exact)
     if comm != recipe.comm:
         group.log("gradients are summed in bfloat16, over sockets; comm='none' in the recipe keeps float32")
     threads = options.threads or host.threads_per_process(group.local_world_size)
@@ -111,7 +114,6 @@ def join_and_train(
         bind_to_numa_node(group.device)  # after the processors were counted
 
     sampler = DistributedBatchSampler(schedule, dataset.indexes, recipe.seed, group.rank, group.world_size)
-    trainer = handover.prepared
     if trainer and (trainer.schedule, trainer.group.device) == (schedule, group.device):
         trainer.begin_attempt(options, group, sampler, agent_channel)
     else:
@@ -132,6 +134,7 @@ def join_and_train(
         go_on_in_place(trainer, handover)
     process_group.check_same_on_all_ranks(group, "the steps to resume from", trainer.steps_done)
     handover.hold(trainer)
+    trainer.on_first_step = partial(handover.hold, trainer)
     if group.is_first and agent_channel.folder is None:  # an agent removes an old result itself
         (options.out / RESULT_FILE).unlink(missing_ok=True)  # of an earlier run, or of this one with another target
 

@@ -31,7 +31,7 @@ from train.data.order.usage_log import UsageLog
 from train.distributed import ddp, exact_sum, process_group
 from train.distributed.batchnorm import RunningStatistics
 from train.distributed.cuda_graphs import open_graphs
-from train.distributed.process_group import ProcessGroup, sum_from_cpu
+from train.distributed.process_group import ProcessGroup, read_sum
 from train.metrics.accuracy import Accuracy, zero_confusion
 from train.metrics.meters import StepMeter
 from train.metrics.rows import StepTotals, epoch_result
@@ -101,10 +101,8 @@ class Trainer:
         self.preprocessor = BatchPreprocessor(group.device, score_dtype, normalization, *precision)
         if normalization != IMAGENET_NORMALIZATION:
             group.log(f"pixels are normalized as {recipe.model.name} expects: {normalization}")
-        is_distributed = group.world_size > 1  # it stays so: on GPUs no trainer goes on in place
-        self.capture_graphs = open_graphs(
-            recipe, self.model, self.preprocessor, is_distributed, options.exact, group.log
-        )
+        in_stages = group.world_size > 1  # also in later attempts, with another number of processes
+        self.capture_graphs = open_graphs(recipe, self.model, self.preprocessor, in_stages, options.exact, group.log)
 
         self.optimizer = factory.build_optimizer(self.model, recipe.optim)
         self.loss = optim_losses.build_loss(recipe.optim)
@@ -116,6 +114,7 @@ class Trainer:
 
         self.batches: BatchStream | None = None
         self.remove_gradient_hook: Callable[[], None] = lambda: None
+        self.on_first_step: Callable[[], None] = lambda: None  # is called after the first step of each attempt
         self.confusion_counts: torch.Tensor | None = None  # of the last validation by its main view
         self.epoch_index = self.step = 0
         self.history: list[EpochResult] = []  # of earlier attempts too
@@ -138,13 +137,13 @@ class Trainer:
         if group.is_first:
             folder = agent_protocol.checkpoint_folder(options.out, options.attempt)
             self.saver = checkpoint_io.CheckpointWriter(folder)
-        sum_up = partial(sum_from_cpu, group)
+        sum_up = partial(read_sum, group)
         self.broken_images = BrokenImages(sampler.indexes, self.recipe.max_bad, sum_up, group.log)
         self.usage_log: UsageLog | None = None
         self.save_requests = 0  # ranks whose agents have asked for a checkpoint in this attempt
         self.is_early_save_due = False
         self.last_save_time = time.monotonic()
-        self.timeout_tightened = False
+        self.has_made_step = False  # in this attempt
         self.is_updating = False  # weights or statistics belong partly to the last step and partly to the next
 
     def leave_attempt(self) -> None:
@@ -242,9 +241,10 @@ class Trainer:
             self.is_updating = False
             if self.meter.steps >= steps_until_sync or self.step == epoch.steps:
                 steps_until_sync = self.sync_metrics(epoch)
-            if not self.timeout_tightened:
-                self.timeout_tightened = True
+            if not self.has_made_step:
+                self.has_made_step = True
                 process_group.tighten_timeouts(self.group, time.perf_counter() - step_start)
+                self.on_first_step()
 
         self.running_statistics.write_to_norms()
         if not epoch.scheduled_phase.phase.frozen:
@@ -310,6 +310,9 @@ class Trainer:
             self.meter.add(loss.detach(), scores.detach(), labels, weight)
             self.agent_channel.tick()
         self.running_statistics.wait_for_sum()
+        if self.group.guard:
+            changing = map(vars, (self.optimizer, self.scaler, self.running_statistics))
+            self.group.guard.check_step(*changing, self.average.averages, [*self.model.buffers()])
         self.is_updating = True  # no process can hold up this one from here on, until the step is counted
         self.running_statistics.end_step(self.sampler.global_chunk_count(epoch, step))
         factory.update_weights(self.optimizer, self.scaler, self.recipe.optim.clip)
@@ -329,11 +332,8 @@ class Trainer:
         step_count = self.meter.steps
         self.time_breakdown.flush()
         step_seconds, wait_seconds = self.time_breakdown.pop_recent_medians()
-        save_is_due = (
-            is_first
-            and (self.is_early_save_due or time.monotonic() - self.last_save_time > self.options.save_seconds)
-            and not self.saver.is_writing
-        )
+        is_late = time.monotonic() - self.last_save_time > self.options.save_seconds
+        save_is_due = is_first and (self.is_early_save_due or is_late) and not self.saver.is_writing
 
         # One all-reduce for everything. Rank 0 alone contributes the step time and the wish to save, each rank its own
         # share of the time in which it did not wait for others.
@@ -344,7 +344,7 @@ class Trainer:
         flags = torch.tensor([*requests, step_seconds * is_first], dtype=torch.float64)
         flags = torch.cat([flags, busy_shares]).to(self.group.device)
         local_sums = torch.cat([self.meter.losses[:step_count], self.meter.correct.sum(0), loss_scale, flags])
-        sums = process_group.sum_over_processes(self.group, local_sums).tolist()
+        sums = read_sum(self.group, local_sums).tolist()
         losses, sums = sums[:step_count], sums[step_count:]
         top1, top5, loss_scale, stop_votes, save_requests, save_votes, new_broken, step_seconds, *busy = sums
         self.meter.reset()

@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy, pad
 
 from train.data.loading.loader import Batch
 from train.distributed.exact_sum import round_to_grid
-from train.distributed.process_group import ProcessGroup, sum_over_processes
+from train.distributed.process_group import ProcessGroup, read_sum, sum_over_processes
 from train.metrics.accuracy import Accuracy, count_confusion, count_correct
 from train.metrics.time_breakdown import TimeBreakdown
 
@@ -67,10 +67,10 @@ def run_validation(
         time_breakdown.end_step("val", batch.images.shape)
         tick()
     model.train()
-    total_loss = sum_over_processes(group, loss_sum).item()
-    top1_count, top5_count, image_count = sum_over_processes(group, counts).tolist()
     if confusion is not None:
         sum_over_processes(group, confusion)
+    total_loss = read_sum(group, loss_sum).item()
+    top1_count, top5_count, image_count = read_sum(group, counts).tolist()
     if image_count != expected_images:
         raise RuntimeError(f"validation counted {image_count} images, but there are {expected_images}")
     return Accuracy(

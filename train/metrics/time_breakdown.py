@@ -175,13 +175,16 @@ class TimeBreakdown:
         """Count nothing after the end of the last training step: a failure has met what followed, which is done again.
 
         The job counts that time as lost. Returns when that step ended, by `time.perf_counter`; of steps that were
-        flushed, when that was. To be called on the CPU only, once, before the state is taken.
+        flushed, when that was. To be called once, before the state is taken, when a GPU has nothing to do any more.
         """
         while self._marks and not self._marks[-1].label.startswith("train"):
             self._marks.pop()
         self._read_marks()
         now = time.perf_counter()
         end = self._last_mark_time if isinstance(self._last_mark_time, float) else now
+        if isinstance(self._last_mark_time, torch.cuda.Event) and isinstance(mark := self._now(), torch.cuda.Event):
+            mark.synchronize()
+            end = now - _seconds_between(self._last_mark_time, mark)
         if self.first_step_time is not None:
             self.first_step_time += now - end
         self._last_mark_time = None

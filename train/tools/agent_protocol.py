@@ -39,7 +39,7 @@ EXIT_SAVED = 3  # exit code of a process that was asked to stop and has written 
 
 PROGRESS_FILE = "progress.json"
 FAILURE_FILE_PATTERN = "failed-*.json"  # each rank reports its failure in one
-IN_PLACE_VARIABLE = "IMGNET_IN_PLACE"  # set when trainers keep their state for the next attempt
+IN_PLACE_VARIABLE = "IMGNET_IN_PLACE"  # set when trainers keep their state for the next attempt; "auto": on CPUs only
 NEEDS_GPU_VARIABLE = "IMGNET_NEEDS_GPU"  # set where trainers may not take the CPU for a GPU that torch cannot use
 STOP_REQUEST_FILE = "ask"
 SAVE_REQUEST_FILE = "save"

@@ -191,7 +191,7 @@ def test_trainers_that_keep_their_state_go_on_as_the_same_processes(agents: Any,
     They make progress until the peer is lost: an agent that the computer holds up before counts as no loss.
     """
     run = hand_made(
-        machines=2, procs=2, lost_seconds=1.0, heartbeat_timeout_seconds=1.0, heartbeat_seconds=0.2, in_place=True
+        machines=2, procs=2, lost_seconds=1.0, heartbeat_timeout_seconds=1.0, heartbeat_seconds=0.2, in_place="on"
     )
     train_on = "while not (out / 'lost').exists():\n    report.ticks += 1; time.sleep(0.05)\n"
     train_on += "    report.report_state('training', ticks=report.ticks)\n"
@@ -221,7 +221,7 @@ def test_trainers_that_keep_their_state_go_on_as_the_same_processes(agents: Any,
 
 def test_trainer_that_does_not_leave_in_time_is_killed_and_comes_back_as_a_new_one(agents: Any, hand_made: Any) -> None:
     """That of machine 1 hangs. The one of machine 0 keeps its state, goes on with it, and waits for the new one."""
-    run = hand_made(machines=2, lost_seconds=1.0, heartbeat_seconds=0.2, in_place=True)
+    run = hand_made(machines=2, lost_seconds=1.0, heartbeat_seconds=0.2, in_place="on")
     hang = (
         "if '--live-step' in sys.orig_argv: (out / 'new').touch(); until((out / 'result.json').exists); os._exit(0)\n"
     )

@@ -76,10 +76,10 @@ def test_changed_options_are_shown_and_stored(tmp_path: Path) -> None:
     unchanged = plan_resume(run, 10, 0.0)
     assert plain(unchanged.spec) == plain(run.spec) and not unchanged.changes
     assert (unchanged.steps_done, unchanged.recipe_schedule.steps) == (10, STEPS)
-    plan = plan_resume(run, 10, 0.0, partition="big", max_hours=3.0, machines=2, save_seconds=60.0, in_place=True)
+    plan = plan_resume(run, 10, 0.0, partition="big", max_hours=3.0, machines=2, save_seconds=60.0, in_place="on")
     assert set(plan.changes) == {
         "--partition: gpu -> big", "--max-hours: default -> 3", "--machines: 1 -> 2", "--save-seconds: 30 -> 60",
-        "--in-place: no -> yes",
+        "--in-place: off -> on",
     }  # fmt: skip
     settings = read_options(plan.spec)
     assert (settings.partition, settings.time_limit) == ("big", "4:00:00")

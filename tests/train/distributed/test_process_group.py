@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from support.mocked_cuda import mock_cuda
 from torch._C._distributed_c10d import HashStore
 
 from train.data.loading.dataset import Dataset
-from train.distributed import gpu, peer_filter, process_group, rendezvous
+from train.distributed import gpu, peer_filter, process_group, regroup, rendezvous
 from train.engine.run import check_ranks_agree
 from train.tools.errors import MachineTrouble, TrainingError
 from train.tools.process import rank_environments
@@ -82,7 +83,8 @@ def join_rank(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> JoinRank:
     monkeypatch.setattr(rendezvous, "open_store", lambda *_: None)
     monkeypatch.setattr(peer_filter, "guard_ports", lambda: None)
     monkeypatch.setenv("IMGNET_WORK", str(tmp_path))
-    for name in (*process_group.NCCL_WATCHDOG_VARIABLES, "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"):
+    variables = (*process_group.NCCL_WATCHDOG_VARIABLES, *process_group.IN_PLACE_NCCL_VARIABLES)
+    for name in (*variables, "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"):
         monkeypatch.setenv(name, "")  # so that what the test leaves there is removed after it
         monkeypatch.delenv(name)
 
@@ -106,6 +108,44 @@ def test_join_takes_the_gpu_of_the_local_rank_and_nccl(join_rank: JoinRank, monk
     sleep_seconds = 4 * int(mocked.environment["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"]) / 1000  # before NCCL's end
     assert sleep_seconds <= 1 and mocked.environment["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "0"
     assert mocked.environment["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"] == "600"
+    assert group.guard is None and "NCCL_NVLS_ENABLE" not in mocked.environment
+
+
+@pytest.mark.parametrize("way", ["on", "auto"])
+def test_join_with_nccl_guards_the_sums_of_a_process_that_goes_on_in_place(
+    way: str, join_rank: JoinRank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mocked = mock_cuda(monkeypatch, gpus=2)
+    monkeypatch.setenv("IMGNET_IN_PLACE", way)
+    monkeypatch.setenv("IMGNET_TOKEN", "secret")
+    own: Any = SimpleNamespace(confirm=lambda: events.append("confirmed"), poison=lambda: events.append("poisoned"))
+    events, make = list[str](), Mock(return_value=own)
+    monkeypatch.setattr(process_group, "StepGuard", make)
+    monkeypatch.setattr(regroup, "shut_down_connections", lambda: None)
+    group = join_rank(0)
+    group.confirm_sums()
+    regroup.abort_collectives()
+    regroup.leave_group()
+    regroup.abort_collectives()
+    if way == "on":
+        make.assert_called_once_with(2, group.device, "secret")
+        assert mocked.environment.items() >= process_group.IN_PLACE_NCCL_VARIABLES.items()
+        assert events == ["confirmed", "poisoned"], "the group that was left has no guard any more"
+    else:
+        assert group.guard is None and not events
+
+
+@pytest.mark.parametrize(("seconds", "problem"), [
+    (0.0, "CUDA error: illegal access"), (0.5, "the GPU has not ended its work 0.1 s after the abort"),
+])  # fmt: skip
+def test_gpu_that_fails_or_hangs_after_an_abort(seconds: float, problem: str, monkeypatch: Any) -> None:
+    def synchronize(_: torch.device) -> None:
+        threading.Event().wait(seconds)
+        raise RuntimeError("CUDA error: illegal access\nadvice")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    assert gpu.find_problem_after_abort(torch.device("cuda"), 0.1) == problem
+    assert gpu.find_problem_after_abort(torch.device("cpu"), 0.1) == ""
 
 
 def test_join_without_a_gpu_for_each_rank_says_so(join_rank: JoinRank, monkeypatch: pytest.MonkeyPatch) -> None:

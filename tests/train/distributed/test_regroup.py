@@ -126,20 +126,30 @@ def test_many_regroups_leave_no_threads_and_sockets_behind() -> None:
 
 def test_abort_ends_nccl_communicators_and_no_listening_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     aborted: list[str] = []
+    both_abort = threading.Barrier(2)
 
     class Group:
+        error = "SUCCESS"
+
         def __init__(self, backend: str) -> None:
             self.backend = backend
 
         def abort(self) -> None:
+            both_abort.wait(20)  # one may wait for the other
             aborted.append(self.backend)
 
-    groups = {Group(backend): (backend, None) for backend in ("nccl", "gloo")}
+        def _get_backend(self, _: torch.device) -> Any:
+            return SimpleNamespace(get_error=lambda: SimpleNamespace(name=self.error))
+
+    groups = {Group(backend): (backend, None) for backend in ("nccl", "gloo", "nccl")}
     monkeypatch.setattr(dist.distributed_c10d, "_world", SimpleNamespace(pg_map=groups))
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
         accepted, _ = server.accept()
+        assert not regroup.has_failed()
+        Group.error = "REMOTE_ERROR"
+        assert regroup.has_failed()
         regroup.abort_collectives()
-        assert aborted == ["nccl"]
+        assert aborted == ["nccl", "nccl"]
         assert client.recv(1) == accepted.recv(1) == b"", "both ends see the end of the connection"
         with socket.create_connection(server.getsockname()):
             server.accept()[0].close()

@@ -15,7 +15,7 @@ from train.data.index.open import DataError, Index, load_index
 from train.data.loading.broken_images import BrokenImages
 from train.data.loading.loader import Batch, BatchDecoder, BatchStream
 from train.data.order.work import BatchRequest
-from train.distributed.process_group import sum_from_cpu
+from train.distributed.process_group import read_sum
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_next_image_of_its_class_takes_the_place_of_a_broken_one(
 def test_all_processes_count_each_broken_image_once(index: Index, in_group: Any) -> None:
     def count(group: Any) -> tuple[Any, ...]:
         sys.stdout = printed = io.StringIO()  # of this process: the lines of two would mix
-        broken = BrokenImages({("train", None): index}, 2, lambda values: sum_from_cpu(group, values), print)
+        broken = BrokenImages({("train", None): index}, 2, lambda values: read_sum(group, values), print)
 
         def meet(*numbers: int) -> None:
             request = BatchRequest("train", None, np.arange(3), (32, 32))
