@@ -106,14 +106,15 @@ class AnswerUnderWay(Exception):
     """The only answers come too slowly to wait for them now. They are used when they are complete."""
 
 
-def read_launch(connector: SSHConnector, job_folder: str) -> tuple[str, str]:
-    """Return the ID of the newest launch in a job's folder on a machine, and which computer made it.
+def read_newer_launch(connector: SSHConnector, job_folder: str, own_id: str) -> tuple[str, str]:
+    """Return the ID of a launch other than the own one in a job's folder on a machine, and which computer made it.
 
-    Raises `ClusterError`.
+    Returns "" as ID when there is none. Raises `ClusterError`.
     """
     launch_id = connector.read_from(f"{job_folder}/launch", 0).decode(errors="replace")
     leader = untrusted.one_line(connector.read_from(f"{job_folder}/leader", 0)) or "another computer"
-    return (launch_id if LAUNCH_ID_PATTERN.fullmatch(launch_id) else ""), leader
+    is_newer = launch_id != own_id and LAUNCH_ID_PATTERN.fullmatch(launch_id)
+    return launch_id if is_newer else "", leader
 
 
 class Mirror:
@@ -172,17 +173,16 @@ class Mirror:
                 return False
 
     def newer_launch(self, is_over: bool) -> tuple[str, str]:
-        """Return the ID of the launch that another computer has made of the job since, and which one; "" without one.
+        """Return what `read_newer_launch` does. Raises `ClusterError`.
 
-        Nothing is asked unless agents write statuses of another launch, or this one `is_over`. Raises `ClusterError`.
+        Nothing is asked unless agents write statuses of another launch, or this one `is_over`.
         """
         own_id, long_ago = self.folders.launch_id, time.monotonic() - FOREIGN_STATUS_SECONDS
         statuses = [parse_status(text) for text, changed_at in self.last_status.values() if changed_at > long_ago]
         name = self.last_responder
         if not name or not (is_over or any(status and status.launch != own_id for status in statuses)):
             return "", ""
-        launch_id, leader = read_launch(self.connectors[name], self.job_folder(name))
-        return ("" if launch_id == own_id else launch_id), leader
+        return read_newer_launch(self.connectors[name], self.job_folder(name), own_id)
 
     # --- questions ------------------------------------------------------------------------------------------------
 

@@ -65,8 +65,8 @@ def undisturbed_parameters(tmp_path_factory: pytest.TempPathFactory, images: Pat
 @pytest.fixture(params=[pytest.param("--in-place", marks=pytest.mark.release), "--no-in-place"])
 def job(sandbox: Sandbox, request: pytest.FixtureRequest) -> Job:
     """A job of three machines that train. A parameter is options of the launch."""
-    options = ("--machines", "3", "--log-ids", "--lost-seconds", "5", *request.param.split())
-    result = sandbox.cli("launch", "--local", "-d", *options, *OPTIONS, write_recipe(sandbox, 3, EPOCHS, PACE))
+    options = ("--machines", "3", "--log-ids", "--lost-seconds", "5", *OPTIONS, *request.param.split())
+    result = sandbox.cli("launch", "--local", "-d", *options, write_recipe(sandbox, 3, EPOCHS, PACE))
     assert result.code == 0, result
     job = sandbox.job()
     # For 20 s after a launch the supervisor takes an agent that is missing for one that has not started yet.
@@ -131,6 +131,25 @@ def test_job_ends_undisturbed_after_a_kill_a_notice_and_a_freeze(
 
 IN_PLACE = pytest.param("--in-place --no-standby", marks=pytest.mark.release, id="in-place")
 ANEW = pytest.param("--no-in-place --no-standby", id="anew")
+
+
+@pytest.mark.parametrize("job", [
+    pytest.param(f"{kind.values[0]} --workers 1", marks=kind.marks, id=kind.id) for kind in (IN_PLACE, ANEW)
+], indirect=True)  # fmt: skip
+def test_machine_whose_processes_all_get_sigterm_leaves_without_a_lost_step(
+    sandbox: Sandbox, job: Job, undisturbed_parameters: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    """So Slurm preempts a node: its agent, its trainers and the workers of their loaders get the signal."""
+    agent = agent_pid(job, "2")
+    send_signal([agent, *descendant_pids(agent)], signal.SIGTERM)
+    wait_for_steps(job, 1, "0", "1", after_attempt=1)
+    sandbox.train_fast()
+    sandbox.wait_for(lambda: job.has_ended)
+    assert_ended_undisturbed(sandbox, job, undisturbed_parameters)
+    assert job.result
+    row = job.result.timeline[1]
+    assert (row.reason, row.steps_lost) == ("machine 2 left", 0), describe(job)
+    assert row.in_place == (request.node.callspec.id == IN_PLACE.id)
 
 
 REGROUPS = 16

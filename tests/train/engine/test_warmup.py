@@ -3,6 +3,7 @@
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,9 +17,11 @@ from train.data.order.batch_sampler import DistributedBatchSampler
 from train.data.order.work import BatchRequest
 from train.distributed import ddp
 from train.distributed.process_group import ProcessGroup
+from train.engine import run, warmup
 from train.engine import trainer as engine_trainer
-from train.engine import warmup
 from train.engine.inputs import IMAGENET_NORMALIZATION, BatchPreprocessor, normalization_of
+from train.engine.main import choose_recipe
+from train.engine.options import parse_run_options
 from train.models import registry
 from train.recipe import Comm, Model, Phase
 from train.recipe.schedule import Schedule
@@ -247,3 +250,13 @@ def test_normalization_of_timm_config_else_imagenet() -> None:
     for config in ({"mean": (0.5,), "std": (0.5,)}, {"mean": None, "std": None}, {}, "vit"):
         net.pretrained_cfg = config  # type: ignore[assignment]
         assert normalization_of(net) == IMAGENET_NORMALIZATION
+
+
+def test_standby_keeps_the_images_that_it_has_opened_when_its_network_cannot_be_built(
+    runs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(run, "Trainer", Mock(side_effect=RuntimeError("no memory")))
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    options = parse_run_options(runs.words(tmp_path / "out", ("--gpus", "1"), None))
+    dataset, trainer = run.prepare(options, choose_recipe(options))
+    assert len(dataset.train) > 0 and trainer is None and "RuntimeError: no memory" in capsys.readouterr().out

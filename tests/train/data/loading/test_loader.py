@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -308,9 +309,10 @@ def test_decode_batch_names_file_of_wrong_size(tiny_data: Path, tmp_path: Path) 
         assert str(caught.value).startswith(f"{index.location(5)}: ")
 
 
-def test_stream_batches_without_sigchld_raises_at_next_batch(
+def test_stream_whose_worker_is_killed_raises_at_the_next_batch_and_sigterm_kills_none(
     decoder: BatchDecoder, in_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Slurm sends SIGTERM to all processes of a node that it takes away. SIGCHLD may come late, or never."""
     patched = torch.utils.data.dataloader._MultiProcessingDataLoaderIter._try_get_data
     monkeypatch.setattr(patched, "__defaults__", (0.1,))  # seconds between checks of the workers
 
@@ -318,7 +320,10 @@ def test_stream_batches_without_sigchld_raises_at_next_batch(
         batches = BatchStream(decoder, itertools.cycle(mixed_requests()), 1, CPU, LARGEST_BATCH_BYTES)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         next(batches)
-        os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
+        (worker,) = multiprocessing.active_children()
+        subprocess.run(["kill", str(worker.pid)], check=True)
+        assert len(list(itertools.islice(batches, 200))) == 200
+        os.kill(worker.pid or 0, signal.SIGKILL)
         try:
             return f"{len(list(itertools.islice(batches, 200)))} batches"
         except WorkerLost as error:
