@@ -128,7 +128,10 @@ class Agent:
             self.gpu_check.start()
             self.write_status(MachineState.SETUP)
             self.set_up()
-            self.main_loop()
+            self.enter_phase(AgentPhase.WARMING)
+            while True:  # until a `JobFinished`, or the error that ends it
+                self.tick(time.monotonic())
+                time.sleep(TICK_SECONDS)
         except JobFinished as finished:
             end = finished
         except UnkillableProcess as error:
@@ -217,16 +220,6 @@ class Agent:
             self.traffic_meter.count_object_reads(count_fetch_requests(self.spec))
         elif self.traffic_meter:
             self.traffic_meter.count_internet()
-
-    def main_loop(self) -> None:
-        """Run the trainers, and decide on new attempts together with the other agents, until the job has ended.
-
-        Never returns: raises `JobFinished`, or the error that ended the loop.
-        """
-        self.enter_phase(AgentPhase.WARMING)
-        while True:
-            self.tick(time.monotonic())
-            time.sleep(TICK_SECONDS)
 
     def tick(self, now: float) -> None:
         """Look at the peers, the trainers and the requests once, and do what follows. Raises `JobFinished`."""

@@ -117,37 +117,30 @@ def read_newer_launch(connector: SSHConnector, job_folder: str, own_id: str) -> 
     return launch_id if is_newer else "", leader
 
 
+@dataclass
 class Mirror:
     """Keeps copies of one job's files. `connectors` may be replaced meanwhile; `job_folder(machine)` is their folder.
 
     `report_bad_answer` is called with the name of a machine whose answer broke a rule, and the line that says so.
     """
 
-    def __init__(
-        self,
-        folders: RunFolder,
-        connectors: Mapping[str, SSHConnector],
-        job_folder: Callable[[str], str],
-        usable_machines: Callable[[], Sequence[str]],
-        pool: ThreadPoolExecutor,
-        report_bad_answer: Callable[[str, str], None],
-    ) -> None:
-        self.folders = folders
-        self.connectors = connectors
-        self.job_folder = job_folder
-        self.usable_machines = usable_machines  # another one may not see the folder: it would have nothing new
-        self.pool = pool
-        self.report_bad_answer = report_bad_answer
-        self.shared_path = str(folders.shared.relative_to(folders.path))
-        self.arrivals = ArrivalFolder(folders.path)
+    folders: RunFolder
+    connectors: Mapping[str, SSHConnector]
+    job_folder: Callable[[str], str]
+    usable_machines: Callable[[], Sequence[str]]  # another one may not see the folder: it would have nothing new
+    pool: ThreadPoolExecutor
+    report_bad_answer: Callable[[str, str], None]
+    last_responder: str = ""  # the machine that answered last; it is asked first
+    last_failure: dict[str, float] = field(default_factory=dict)  # when each machine last failed to answer
+    questions: dict[str, tuple[Question, Future[tuple[NewBytes, bytes]]]] = field(default_factory=dict)
+    local_sizes: dict[str, int] | None = None  # sizes of the files that only grow; None: not known
+    refused_sizes: dict[str, int] = field(default_factory=dict)  # where files without a place here are asked for again
+    last_status: dict[str, tuple[bytes, float]] = field(default_factory=dict)  # of each file, and when it changed
+    last_status_asked_at: float = 0.0
 
-        self.last_responder = ""  # the machine that answered last; it is asked first
-        self.last_failure: dict[str, float] = {}  # when each machine last failed to answer
-        self.questions: dict[str, tuple[Question, Future[tuple[NewBytes, bytes]]]] = {}
-        self.local_sizes: dict[str, int] | None = None  # sizes of the files that only grow; None: not known
-        self.refused_sizes: dict[str, int] = {}  # up to where files that have no place here are not asked for again
-        self.last_status: dict[str, tuple[bytes, float]] = {}  # each status file's last content, and when it changed
-        self.last_status_asked_at = 0.0
+    def __post_init__(self) -> None:
+        self.shared_path = str(self.folders.shared.relative_to(self.folders.path))
+        self.arrivals = ArrivalFolder(self.folders.path)
 
     def pull(self) -> bool:
         """Copy what is new, as much as comes within a few seconds. Returns whether that is all there was at the call.
