@@ -192,3 +192,16 @@ def test_machines_that_were_added_to_the_job_are_asked_to_join(ticked: TickedAge
         return all("save and exit" in processes.calls for processes in ticked.processes)
 
     ticked.tick_until(are_asked)
+
+
+def test_a_spare_that_cannot_read_the_shared_folder_takes_nobody_for_silent(ticked: TickedAgents) -> None:
+    ticked.start()
+    spare, member = ticked.agents
+    spare.enter_phase(AgentPhase.SPARE)
+    folder, now = spare.peers.status_folder, time.monotonic()
+    folder.rename(folder.with_name("away"))
+    spare.peers.refresh(now + 90)
+    assert spare.cluster_view(now + 90).status_ages[member.id] < 60
+    folder.with_name("away").rename(folder)
+    spare.peers.refresh(now + 90)
+    assert spare.cluster_view(now + 90).status_ages[member.id] > 60
