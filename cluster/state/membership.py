@@ -344,9 +344,8 @@ def next_attempt(
     broken = [
         status for member in attempt.members if (status := view.statuses.get(member)) and status.fault == Fault.MACHINE
     ]
-    first_failure_reason = next(
-        (status.reason for status in statuses.values() if status.phase == AgentPhase.FAILED), ""
-    )
+    failed = [status for status in statuses.values() if status.phase == AgentPhase.FAILED]
+    first_failure_reason = failed[0].reason if failed else ""
     first_failures = own_failures if rules.has_progress else sorted(own_failures, key=lambda each: each.failed_at)[:1]
     failure_reason = _describe_failures([*broken, *first_failures], rules)
     failed_rank = next((status.failed_rank for status in [*first_failures, *statuses.values()]), None)
@@ -363,11 +362,9 @@ def next_attempt(
     step = max((status.finished_step for status in statuses.values()), default=-1)
     crash_count = 0 if rules.has_progress else attempt.crash_count
     # A checkpoint that cannot be read is tried once: the next attempt takes an earlier one.
-    if (
-        not has_unreadable_checkpoint
-        and len(responsive_ids) == len(attempt.members)
-        and any(_has_failed(status, rules) for status in statuses.values())
-    ):
+    # Of a command, processes that its agent has killed have not failed.
+    have_failed = any(rules.has_progress or status.failed_rank is not None for status in failed)
+    if not has_unreadable_checkpoint and len(responsive_ids) == len(attempt.members) and have_failed:
         # The failure of a machine that is left out for it is none of the others'.
         has_others = 0 < len(left_out_ids) < len(attempt.members)
         has_failed_before = attempt.crash_step == step or not rules.has_progress
@@ -430,11 +427,6 @@ def next_attempt(
         fault_counts=fault_counts,
         left_out=tuple(left_out_ids),
     )
-
-
-def _has_failed(status: MachineStatus, rules: MembershipRules) -> bool:
-    """Return whether a machine's processes failed; of a command, those that its agent has killed do not count."""
-    return status.phase == AgentPhase.FAILED and (rules.has_progress or status.failed_rank is not None)
 
 
 def _find_obstacle(attempt: Attempt, statuses: Mapping[str, MachineStatus]) -> str:
