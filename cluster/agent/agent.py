@@ -180,7 +180,7 @@ class Agent:
             limit_share=self.watchdog.limit_share,
             elapsed_seconds=self.watchdog.elapsed_seconds,
             fault=self.fault,
-            asks_exit=self.trainers.is_exit_requested and self.phase == AgentPhase.RUNNING,
+            asks_exit=self.trainers.exit_requested_at is not None and self.phase == AgentPhase.RUNNING,
         )
 
     def write_status(self, state: MachineState, reason: str = "") -> None:

@@ -117,12 +117,7 @@ class Trainers(AttemptProcesses):
     # --- an attempt ----------------------------------------------------------------------------------------------
 
     def start(self, attempt: Attempt, machine_rank: int, goes_on_in_place: bool = False) -> Path:
-        """Start the trainers of an attempt, and return the log of this machine's first rank.
-
-        `machine_rank` is this machine's index among the members. If the standby processes are ready, they become
-        the trainers; else new processes are started. With `goes_on_in_place` the trainers of the last attempt, which
-        have kept their state, take part in this one. Raises `UnkillableProcess`.
-        """
+        """Start the trainers of an attempt as `AttemptProcesses.start` says. Ready standby processes become them."""
         old_folder = self.attempt_folder
         for folder in self.work.glob("[0-9]*"):
             if not (goes_on_in_place and folder == old_folder):

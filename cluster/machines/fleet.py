@@ -228,10 +228,7 @@ class Fleet:
     # --- files ----------------------------------------------------------------------------------------------------
 
     def pull_files(self) -> None:
-        """Copy what is new in the shared folder to the run folder, as much as comes within a few seconds.
-
-        Raises `Unreachable` when no machine answers, `OSError` when the local disk is full.
-        """
+        """Copy what is new in the shared folder to the run folder. Raises as `Mirror.pull` does."""
         self.mirror.pull()
 
     def pull_last_files(self, patience_seconds: float = math.inf) -> bool:
