@@ -230,17 +230,14 @@ def _decide_while_training(view: ClusterView, rules: MembershipRules, attempt: A
 
 def _find_peer_failure(view: ClusterView, rules: MembershipRules, attempt: Attempt) -> Action | None:
     """Return an action FAIL when another member failed, was started again, or has saved and ended; else None."""
-    peers = {
-        member: view.statuses[member] for member in attempt.members if member in view.statuses and member != view.own_id
-    }
-    phases = {peer: status.phase for peer, status in peers.items() if status.attempt == attempt.number}
+    phases = {peer: status.phase for peer, status in _statuses_in(view, attempt).items() if peer != view.own_id}
     is_standing_still = view.seconds_without_progress > rules.loss_timeout
     failed_ids = [peer for peer, phase in phases.items() if phase in (AgentPhase.FAILED, AgentPhase.ENDED)]
     if failed_ids:
         reason = f"{_describe_machines(failed_ids)} failed"
         keeps_state = rules.goes_on_in_place and view.can_keep_state
         return Action(kind=ActionKind.FAIL, reason=reason, dump_stacks=is_standing_still and not keeps_state)
-    missing_ids = [member for member in attempt.members if member != view.own_id and member not in peers]
+    missing_ids = [member for member in attempt.members if member != view.own_id and member not in view.statuses]
     present_names = {_machine_name(machine_id) for machine_id in view.statuses}
     if any(_machine_name(missing) in present_names for missing in missing_ids):
         return Action(kind=ActionKind.FAIL, reason=f"{_describe_machines(missing_ids)} restarted")
@@ -270,13 +267,9 @@ def _find_stall(
 
 def _find_silence(view: ClusterView, rules: MembershipRules, attempt: Attempt) -> Action | None:
     """Return an action FAIL when a member whose part of the command is not done has been silent for too long."""
-    lost_ids = [
-        member
-        for member in attempt.members
-        if member != view.own_id
-        and view.status_ages.get(member, view.seconds_in_phase) > rules.heartbeat_timeout + rules.loss_timeout
-        and not _has_finished(view, attempt, member)
-    ]
+    not_done_ids = {*attempt.members} - {view.own_id, *_finished_members(view, attempt)}
+    timeout = rules.heartbeat_timeout + rules.loss_timeout
+    lost_ids = [member for member in not_done_ids if view.status_ages.get(member, view.seconds_in_phase) > timeout]
     return Action(kind=ActionKind.FAIL, reason=f"{_describe_machines(lost_ids)} silent") if lost_ids else None
 
 
@@ -287,23 +280,26 @@ def _members_that_exit(view: ClusterView, attempt: Attempt) -> list[str]:
     """
     return [
         member
-        for member in attempt.members
-        if member != view.own_id
-        and (status := view.statuses.get(member))
-        and status.attempt == attempt.number
-        and (status.asks_exit or status.phase == AgentPhase.SAVED)
+        for member, status in _statuses_in(view, attempt).items()
+        if member != view.own_id and (status.asks_exit or status.phase == AgentPhase.SAVED)
     ]
 
 
-def _has_finished(view: ClusterView, attempt: Attempt, member: str) -> bool:
-    """Return whether a member's part of a command is done, as far as its last status says."""
-    status = view.statuses.get(member)
-    return status is not None and status.attempt == attempt.number and status.phase == AgentPhase.FINISHED
+def _finished_members(view: ClusterView, attempt: Attempt) -> list[str]:
+    """Return the members whose part of a command is done, as far as their last statuses say."""
+    statuses = _statuses_in(view, attempt)
+    return [member for member, status in statuses.items() if status.phase == AgentPhase.FINISHED]
+
+
+def _statuses_in(view: ClusterView, attempt: Attempt) -> dict[str, MachineStatus]:
+    """Return the statuses that members of an attempt have written in it, in the order of the members."""
+    known = {member: view.statuses[member] for member in attempt.members if member in view.statuses}
+    return {member: status for member, status in known.items() if status.attempt == attempt.number}
 
 
 def _decide_when_finished(view: ClusterView, rules: MembershipRules, attempt: Attempt) -> Action:
     """The command has ended well on this machine: the job is done when it has on all; a loss starts it again."""
-    finished_ids = [member for member in attempt.members if _has_finished(view, attempt, member)]
+    finished_ids = _finished_members(view, attempt)
     if len(finished_ids) == len(attempt.members):
         responsive_ids = [member for member in finished_ids if is_responsive(view, rules, member)]
         reason = "; ".join(filter(None, (view.statuses[member].reason for member in finished_ids)))
