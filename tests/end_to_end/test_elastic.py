@@ -30,7 +30,6 @@ from support.ssh_machines import send_signal
 from cluster.jobs.job import Job
 from cluster.state import status
 from train.data.order import usage_log
-from train.tools import agent_protocol
 from train.tools.process import descendant_pids
 
 EPOCHS = 16
@@ -150,31 +149,6 @@ def test_machine_whose_processes_all_get_sigterm_leaves_without_a_lost_step(
     row = job.result.timeline[1]
     assert (row.reason, row.steps_lost) == ("machine 2 left", 0), describe(job)
     assert row.in_place == (request.node.callspec.id == IN_PLACE.id)
-
-
-REGROUPS = 16
-
-
-@pytest.mark.parametrize("job", [IN_PLACE], indirect=True)
-def test_trainers_that_regroup_again_and_again_stay_the_same_and_do_not_grow(
-    sandbox: Sandbox, job: Job, undisturbed_parameters: dict[str, Any]
-) -> None:
-    """The machines are asked to leave their group, one after the other."""
-    (sandbox.path / "pace").write_text("0 0.05")
-    used: list[dict[int, int]] = []  # of each trainer: descriptors and threads
-    for number in range(1, REGROUPS):
-        wait_for_steps(job, 1, "0", "1", "2", after_attempt=number - 1)
-        folders = {pid: Path("/proc", str(pid)) for pid in sandbox.program_pids("-m train ")}
-        used.append({pid: len([*folder.glob("fd/*"), *folder.glob("task/*")]) for pid, folder in folders.items()})
-        (job.run_folder.work_folder(str(number % 3)) / agent_protocol.attempt_name(number) / "abort").touch()
-    sandbox.train_fast()
-    sandbox.wait_for(lambda: job.has_ended)
-    assert_ended_undisturbed(sandbox, job, undisturbed_parameters)
-    assert job.result
-    assert all(row.in_place and not row.steps_lost for row in job.result.timeline[1:REGROUPS]), describe(job)
-    assert used[0].keys() == used[-1].keys(), describe(job)
-    # Each group has eight. Gloo keeps one whose operation it has forgotten until the timeout, a minute.
-    assert not {pid: count for pid, count in used[-1].items() if count > used[0][pid] + 4 * REGROUPS}
 
 
 @pytest.mark.parametrize("job", [IN_PLACE, ANEW], indirect=True)
