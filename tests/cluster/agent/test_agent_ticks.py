@@ -206,6 +206,7 @@ def test_a_spare_that_cannot_read_the_shared_folder_takes_nobody_for_silent(tick
     spare, member = ticked.agents
     spare.enter_phase(AgentPhase.SPARE)
     folder, now = spare.peers.status_folder, time.monotonic()
+    spare.peers.refresh(now)
     folder.rename(folder.with_name("away"))
     spare.peers.refresh(now + 90)
     assert spare.cluster_view(now + 90).status_ages[member.id] < 60
