@@ -54,7 +54,7 @@ def lose_at(place: str) -> None:
 
     trainer.Trainer.begin_phase = begin if place == "change of size" else begin_phase  # type: ignore[method-assign]
     trainer.run_validation = lose if place == "validation" else trainer.run_validation  # type: ignore[attr-defined]
-    trainer.Trainer.save = save if place == "saving" else begin_save  # type: ignore[method-assign]
+    trainer.Trainer.save = save if place == "saving" else begin_save  # type: ignore[assignment, method-assign]
     torch.distributed.all_reduce = count
 
 
