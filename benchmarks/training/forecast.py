@@ -17,9 +17,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from cluster.jobs import store, submit
+from cluster.jobs import submit
 from cluster.jobs.job import Job
 from cluster.planning.launch_options import make_launch_options
+from cluster.state.run_folder import RUNS_ENV_VAR
 from train.data.packing.synthetic import draw_sample_set
 from train.forecast import TermComparison, compare_with_run, forecast
 from train.recipe import SAMPLE, Model, Optim, Phase, Recipe
@@ -81,9 +82,9 @@ def measure_pair() -> tuple[TermComparison, ...]:
 
 def markdown_rows() -> Iterator[str]:
     """Measure, and yield the lines of the table."""
-    original_runs = os.environ.get(store.RUNS_ENV_VAR)
+    original_runs = os.environ.get(RUNS_ENV_VAR)
     with tempfile.TemporaryDirectory(prefix="forecast-") as folder:
-        os.environ[store.RUNS_ENV_VAR] = f"{folder}/runs"
+        os.environ[RUNS_ENV_VAR] = f"{folder}/runs"
         original_folder = Path.cwd()
         os.chdir(folder)
         try:
@@ -92,8 +93,8 @@ def markdown_rows() -> Iterator[str]:
             comparison = measure_pair()
         finally:
             os.chdir(original_folder)
-            os.environ.pop(store.RUNS_ENV_VAR)
-            os.environ.update({store.RUNS_ENV_VAR: original_runs} if original_runs else {})
+            os.environ.pop(RUNS_ENV_VAR)
+            os.environ.update({RUNS_ENV_VAR: original_runs} if original_runs else {})
     yield "| long run, seconds | forecast from the short run | actual | error |"
     yield "|---|---|---|---|"
     for row in comparison:

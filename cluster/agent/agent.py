@@ -128,7 +128,10 @@ class Agent:
             self.gpus.start_check()
             self.write_status(MachineState.SETUP)
             self.set_up()
-            self.main_loop()
+            self.enter_phase(AgentPhase.WARMING)
+            while True:  # until a `JobFinished`, or the error that ends it
+                self.tick(time.monotonic())
+                time.sleep(TICK_SECONDS)
         except JobFinished as finished:
             end = finished
         except UnkillableProcess as error:
@@ -176,7 +179,7 @@ class Agent:
             limit_share=self.watchdog.limit_share,
             elapsed_seconds=self.watchdog.elapsed_seconds,
             fault=self.fault,
-            asks_exit=self.trainers.is_exit_requested and self.phase == AgentPhase.RUNNING,
+            asks_exit=self.trainers.exit_requested_at is not None and self.phase == AgentPhase.RUNNING,
         )
 
     def write_status(self, state: MachineState, reason: str = "") -> None:
@@ -216,16 +219,6 @@ class Agent:
             self.traffic_meter.count_object_reads(count_fetch_requests(self.spec))
         elif self.traffic_meter:
             self.traffic_meter.count_internet()
-
-    def main_loop(self) -> None:
-        """Run the trainers, and decide on new attempts together with the other agents, until the job has ended.
-
-        Never returns: raises `JobFinished`, or the error that ended the loop.
-        """
-        self.enter_phase(AgentPhase.WARMING)
-        while True:
-            self.tick(time.monotonic())
-            time.sleep(TICK_SECONDS)
 
     def tick(self, now: float) -> None:
         """Look at the peers, the trainers and the requests once, and do what follows. Raises `JobFinished`."""

@@ -28,7 +28,7 @@ def prepare_data(spec: JobSpec, shared: Path, log_path: Path, on_progress: Calla
     preparation. Raises `DataPreparationError`.
     """
     if spec.generate_data:
-        generate_sample_set(spec, log_path, on_progress)
+        _generate_sample_set(spec, log_path, on_progress)
     elif spec.data_source:
         _run_command(f"fetching {spec.data_source}", log_path, on_progress, "data", "fetch-for-job", str(shared))
 
@@ -65,12 +65,8 @@ def cache_folder() -> Path:
     return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "imgnet-cluster"
 
 
-def generate_sample_set(spec: JobSpec, log_path: Path, on_progress: Callable[[str, str], None]) -> None:
-    """Generate the built-in set and the resized copies that the recipe's phases read.
-
-    Of several machines that share the folder only one does the work. `on_progress` is called as in `prepare_data`.
-    Raises `DataPreparationError`.
-    """
+def _generate_sample_set(spec: JobSpec, log_path: Path, on_progress: Callable[[str, str], None]) -> None:
+    """Generate the built-in set and its resized copies. Of several machines that share the folder one does the work."""
     data = spec.recipe.data
     counts = ("--train", str(data.train), "--val", str(data.val))
     verb = "checking" if Path(spec.train.data, "sample.json").exists() else "generating"

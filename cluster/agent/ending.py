@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.state.membership import IDLE_PHASES
@@ -34,18 +35,16 @@ def broken_machine_end(spec: JobSpec, problem: str) -> JobFinished:
     return JobFinished(MachineState.FAILED, f"{problem}; restart the machine", Fault.MACHINE)
 
 
+@dataclass
 class EndConditions:
     """The conditions under which this machine's part of the job ends. `stop_reason` is "" until the job has to stop."""
 
-    def __init__(
-        self, spec: JobSpec, shared: Path, watchdog: Watchdog, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.spec = spec
-        self.shared = shared
-        self.watchdog = watchdog
-        self.clock = clock
-        self.stop_reason = ""
-        self.stop_time = 0.0  # when the job was first seen to have to stop
+    spec: JobSpec
+    shared: Path
+    watchdog: Watchdog
+    clock: Callable[[], float] = time.monotonic
+    stop_reason: str = ""
+    stop_time: float = 0.0  # when the job was first seen to have to stop
 
     def check(self, phase: AgentPhase, has_made_steps: bool) -> bool:
         """Return whether the trainers have to save and exit, because the job has to stop.

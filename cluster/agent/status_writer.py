@@ -1,8 +1,4 @@
-"""Writes this machine's status file (the heartbeat) and its state-change log.
-
-SHARED/status/<machine>.json        `MachineStatus` of cluster/state/heartbeats.py
-SHARED/logs/agent-<machine>.jsonl   `StateChange` of cluster/state/heartbeats.py, without empty fields
-"""
+"""Writes the status file of this machine, its heartbeat, and its log of state changes (cluster/state/heartbeats.py)."""
 
 import contextlib
 import fcntl

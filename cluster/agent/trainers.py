@@ -43,7 +43,9 @@ from .processes.base import AttemptProcesses, ProcessesExit, kill_process_groups
 EXIT_WAIT_SECONDS = 10.0  # for the other trainers to follow the first one that ended well
 FAILURE_REPORT_SECONDS = 0.2  # for the trainer that failed first to write its reason
 STACK_DUMP_SECONDS = 0.3
-STANDBY_GB_PER_PROCESS = 0.6  # memory of a standby process
+# Memory of a standby process on a CPU, without what others share: ResNet-50 at 224 pixels 0.66 GB, quickstart's network
+# 0.26, ResNet-152 1.03 (torch 2.13).
+STANDBY_GB_PER_PROCESS = 0.7
 RESERVED_MEMORY_GB = 1.0  # memory that must stay free beside the standby
 MAX_FAILED_STANDBYS = 3  # that died while they loaded
 COMPILE_CACHE = Path("~/.imgnet/cache").expanduser()  # outlives jobs; what torch.compile has made
@@ -119,12 +121,7 @@ class Trainers(AttemptProcesses):
     # --- an attempt ----------------------------------------------------------------------------------------------
 
     def start(self, attempt: Attempt, machine_rank: int, goes_on_in_place: bool = False) -> Path:
-        """Start the trainers of an attempt, and return the log of this machine's first rank.
-
-        `machine_rank` is this machine's index among the members. If the standby processes are ready, they become
-        the trainers; else new processes are started. With `goes_on_in_place` the trainers of the last attempt, which
-        have kept their state, take part in this one. Raises `UnkillableProcess`.
-        """
+        """Start the trainers of an attempt as `AttemptProcesses.start` says. Ready standby processes become them."""
         old_folder = self.attempt_folder
         for folder in self.work.glob("[0-9]*"):
             if not (goes_on_in_place and folder == old_folder):

@@ -115,17 +115,13 @@ class Watchdog:
     def _watch_loop(self) -> None:
         while not self.is_stopped:
             if select.select([self._signal_pipe], [], [], WATCHDOG_POLL_SECONDS)[0]:
-                for signal_number in os.read(self._signal_pipe, 100):
-                    self._handle_signal(signal_number)
+                for number in os.read(self._signal_pipe, 100):
+                    # A Ctrl-C in `imgnet-cluster attach` must not end a rented machine.
+                    if number in STOP_SIGNALS and (number != signal.SIGINT or self.poweroff_grace is None):
+                        self._record_notice(f"the agent got {signal.Signals(number).name}", SAVE_GRACE_SECONDS)
             # Whatever a service or a file may contain, the next signal and the limit must still be noticed.
             with contextlib.suppress(Exception):
                 self.poll_once(time.monotonic())
-
-    def _handle_signal(self, signal_number: int) -> None:
-        if signal_number == signal.SIGINT and self.poweroff_grace is not None:
-            return  # a Ctrl-C in `imgnet-cluster attach` must not end a rented machine
-        if signal_number in STOP_SIGNALS:
-            self._record_notice(f"the agent got {signal.Signals(signal_number).name}", SAVE_GRACE_SECONDS)
 
     @property
     def limit(self) -> str:

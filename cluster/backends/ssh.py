@@ -15,7 +15,7 @@ from cluster.connectors.ssh_config import require_openssh
 from cluster.errors import BadInput, ClusterError
 from cluster.machines.fleet import Fleet
 from cluster.machines.host_check import HostCheck, HostReport
-from cluster.machines.mirror import read_launch
+from cluster.machines.mirror import read_newer_launch
 from cluster.machines.trained_files import has_final_files, run_in_time
 from cluster.state.spec import JobSpec
 from train.recipe.schedule import Schedule
@@ -160,8 +160,9 @@ class SshBackend(RemoteBackend):
         with contextlib.closing(Fleet(self.run.spec, self.run.folder, reconnect_seconds=LOOK_SECONDS)) as fleet:
             for name, connector in [*fleet.connectors.items()][:LOOK_MACHINES]:
                 with contextlib.suppress(ClusterError, KeyError):  # it does not answer, or was never set up
-                    launch_id, leader = read_launch(connector, fleet.provisioner.job_folder(name))
-                    if launch_id in ("", self.run.folder.launch_id):
+                    job_folder, own_id = fleet.provisioner.job_folder(name), self.run.folder.launch_id
+                    launch_id, leader = read_newer_launch(connector, job_folder, own_id)
+                    if not launch_id:
                         return ""
                     connector.launch = launch_id  # machines refuse commands of a launch that has ended
                     if fleet.has_agent(name):

@@ -213,17 +213,17 @@ def selftest(
     The price is shown first. Everything that is rented or created is removed at the end, also after Ctrl-C; after a
     kill, by `--clean`. The report names no account and can be sent to the project. Exit code: 0 when every step passed.
     """
-    from cluster.jobs import store
     from cluster.planning.launch_options import make_launch_options
     from cluster.selftest.session import SelftestSession
+    from cluster.state.run_folder import RUNS_ENV_VAR, runs_folder
     from train.tools.files import locked
 
     if not aws:
         raise BadInput("name the cloud: imgnet-cluster selftest --aws")
     make_launch_options("aws", tags=tags)  # raises for a tag that AWS would refuse, before anything is planned
     cloud = open_cloud()
-    folder = store.runs_folder() / "selftest"
-    os.environ[store.RUNS_ENV_VAR] = str(folder)  # its jobs are none of the user's folder
+    folder = runs_folder() / "selftest"
+    os.environ[RUNS_ENV_VAR] = str(folder)  # its jobs are none of the user's folder
     region = cloud.resolve_regions([region] if region else [])[0]
     session = SelftestSession(
         cloud,

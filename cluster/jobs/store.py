@@ -9,8 +9,7 @@ from pathlib import Path
 from cluster.connectors import tmux
 from cluster.connectors.hosts_file import Host
 from cluster.errors import BadInput, ClusterError, NoSuchJob
-from cluster.state.run_folder import RUNS_ENV_VAR as RUNS_ENV_VAR
-from cluster.state.run_folder import run_folders
+from cluster.state.run_folder import RUNS_ENV_VAR, run_folders
 from cluster.state.run_folder import runs_folder as runs_folder
 
 from .job import Job

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
+from functools import partial
 
 from cluster.connectors import tmux, untrusted
 from cluster.connectors.hosts_file import Host
@@ -41,7 +42,8 @@ from .setup_progress import SetupProgress, fold_by_machine
 logger = logging.getLogger(__name__)
 
 LIVENESS_QUERY_SECONDS = 2.0  # between two questions to a machine whose status does not change
-REACH_QUERY_SECONDS = 15.0  # and to another, which may train on out of reach of this computer
+REACH_QUERY_SECONDS = 15.0  # and to another, which may train on out of reach of this computer; at least
+REACH_QUERIES_PER_SECOND = 4.0  # to all such machines together: each costs milliseconds here
 FLEET_RECONNECT_SECONDS = 15.0  # how long to try to reach a machine
 STATUS_STALE_SECONDS = 3.0  # without a change of its status, a machine is asked whether its agent runs
 # From a stop request until the job counts as over although some machines do not answer.
@@ -99,6 +101,7 @@ class Fleet:
             spec, self.hosts, self.connectors, self.setup_progress, folders.stop_path, while_waiting
         )
         self.pool = ThreadPoolExecutor(max_workers=2 * len(self.hosts) + 4)
+        self.pack_code = partial(pack_code, project=folders.user_project)
 
         job_folder, usable = self.provisioner.job_folder, self._usable_machines
         self.mirror = Mirror(folders, self.connectors, job_folder, usable, self.pool, self._report_bad_answer)
@@ -163,7 +166,7 @@ class Fleet:
         self.setup_progress.start_launch(launch_id, {name: host.host for name, host in self.hosts.items()})
         # In the background, because it runs `ssh -G` for each machine.
         ssh_config = self.pool.submit(self.write_ssh_config)
-        code = self.pool.submit(self._pack_code)  # the machines log in meanwhile
+        code = self.pool.submit(self.pack_code)  # the machines log in meanwhile
         with_checks = not self.setup_progress.record.is_adopted
         checked_machines = self.provisioner.run_on_each(
             self._usable_machines(), lambda name: self._prepare_machine(name, code.result, with_checks)
@@ -186,9 +189,6 @@ class Fleet:
         )
         self._require_enough_machines()
         self.setup_progress.mark_ready()
-
-    def _pack_code(self) -> PackedCode:
-        return pack_code(project=self.folders.user_project)
 
     def _write_job_files(self) -> None:
         """Write the files of the job through the first machine that can do it. Raises `SetupFailed`."""
@@ -228,10 +228,7 @@ class Fleet:
     # --- files ----------------------------------------------------------------------------------------------------
 
     def pull_files(self) -> None:
-        """Copy what is new in the shared folder to the run folder, as much as comes within a few seconds.
-
-        Raises `Unreachable` when no machine answers, `OSError` when the local disk is full.
-        """
+        """Copy what is new in the shared folder to the run folder. Raises as `Mirror.pull` does."""
         self.mirror.pull()
 
     def pull_last_files(self, patience_seconds: float = math.inf) -> bool:
@@ -359,6 +356,7 @@ class Fleet:
     def _update_liveness(self) -> None:
         """Ask the machines whether their agent runs, often if their status does not change. Waits for no answer."""
         now = time.monotonic()
+        reach_seconds = max(REACH_QUERY_SECONDS, len(self.hosts) / REACH_QUERIES_PER_SECOND)
         for name in [name for name, restart in self.restarting.items() if restart.done()]:
             restart = self.restarting.pop(name)
             if restart.exception():
@@ -378,7 +376,7 @@ class Fleet:
             if now - changed_at < STATUS_STALE_SECONDS and not (status and status.ended):
                 self.agent_running[name] = True
                 self.fresh.add(name)
-            wait_seconds = REACH_QUERY_SECONDS if name in self.fresh else LIVENESS_QUERY_SECONDS
+            wait_seconds = reach_seconds if name in self.fresh else LIVENESS_QUERY_SECONDS
             if name not in self.liveness_queries and now - self.liveness_asked_at.get(name, 0.0) > wait_seconds:
                 self.liveness_asked_at[name] = now
                 self.liveness_queries[name] = self.pool.submit(self.has_agent, name)
@@ -404,7 +402,7 @@ class Fleet:
 
     def _restart(self, name: str) -> None:
         self.setup_progress.update(name, lambda row: replace(row, seconds={}, restarted=time.time()))
-        self._prepare_machine(name, self._pack_code, with_checks=False)
+        self._prepare_machine(name, self.pack_code, with_checks=False)
         self.provisioner.start_agent(name, self.elapsed_seconds)
 
     def join_machines(self) -> None:
@@ -428,7 +426,7 @@ class Fleet:
     def _take_in(self, name: str) -> None:
         """Set a machine up as a launch does, and start its agent if it fits the others. Raises `ClusterError`."""
         self.write_ssh_config()
-        machine = self._prepare_machine(name, self._pack_code, with_checks=True)
+        machine = self._prepare_machine(name, self.pack_code, with_checks=True)
         assert machine
         self.provisioner.check_machines({name: machine})
         row, *others = (self.setup_progress.rows[each] for each in (name, *self._usable_machines()))

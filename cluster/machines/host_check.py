@@ -88,18 +88,17 @@ class HostCheck(Provisioner):
                 self.check_shared_folder(usable)
         finally:
             self._clean_up()
-        return [self._report(name, checked_machines.get(name)) for name in self.hosts]
-
-    def _report(self, name: str, machine: CheckedMachine | None) -> HostReport:
-        row = self.setup_progress.rows[name]
-        return HostReport(
-            machine=name,
-            host=row.host,
-            errors=(row.reason,) if row.reason else (),
-            warnings=row.notes,
-            facts=machine.facts if machine else None,
-            torch=machine.torch if machine else "",
-        )
+        return [
+            HostReport(
+                machine=name,
+                host=row.host,
+                errors=(row.reason,) if row.reason else (),
+                warnings=row.notes,
+                facts=checked_machines[name].facts if name in checked_machines else None,
+                torch=checked_machines[name].torch if name in checked_machines else "",
+            )
+            for name, row in self.setup_progress.rows.items()
+        ]
 
     # --- what differs from the set-up of a job ------------------------------------------------------------------------
 

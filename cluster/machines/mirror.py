@@ -106,47 +106,41 @@ class AnswerUnderWay(Exception):
     """The only answers come too slowly to wait for them now. They are used when they are complete."""
 
 
-def read_launch(connector: SSHConnector, job_folder: str) -> tuple[str, str]:
-    """Return the ID of the newest launch in a job's folder on a machine, and which computer made it.
+def read_newer_launch(connector: SSHConnector, job_folder: str, own_id: str) -> tuple[str, str]:
+    """Return the ID of a launch other than the own one in a job's folder on a machine, and which computer made it.
 
-    Raises `ClusterError`.
+    Returns "" as ID when there is none. Raises `ClusterError`.
     """
     launch_id = connector.read_from(f"{job_folder}/launch", 0).decode(errors="replace")
     leader = untrusted.one_line(connector.read_from(f"{job_folder}/leader", 0)) or "another computer"
-    return (launch_id if LAUNCH_ID_PATTERN.fullmatch(launch_id) else ""), leader
+    is_newer = launch_id != own_id and LAUNCH_ID_PATTERN.fullmatch(launch_id)
+    return launch_id if is_newer else "", leader
 
 
+@dataclass
 class Mirror:
     """Keeps copies of one job's files. `connectors` may be replaced meanwhile; `job_folder(machine)` is their folder.
 
     `report_bad_answer` is called with the name of a machine whose answer broke a rule, and the line that says so.
     """
 
-    def __init__(
-        self,
-        folders: RunFolder,
-        connectors: Mapping[str, SSHConnector],
-        job_folder: Callable[[str], str],
-        usable_machines: Callable[[], Sequence[str]],
-        pool: ThreadPoolExecutor,
-        report_bad_answer: Callable[[str, str], None],
-    ) -> None:
-        self.folders = folders
-        self.connectors = connectors
-        self.job_folder = job_folder
-        self.usable_machines = usable_machines  # another one may not see the folder: it would have nothing new
-        self.pool = pool
-        self.report_bad_answer = report_bad_answer
-        self.shared_path = str(folders.shared.relative_to(folders.path))
-        self.arrivals = ArrivalFolder(folders.path)
+    folders: RunFolder
+    connectors: Mapping[str, SSHConnector]
+    job_folder: Callable[[str], str]
+    usable_machines: Callable[[], Sequence[str]]  # another one may not see the folder: it would have nothing new
+    pool: ThreadPoolExecutor
+    report_bad_answer: Callable[[str, str], None]
+    last_responder: str = ""  # the machine that answered last; it is asked first
+    last_failure: dict[str, float] = field(default_factory=dict)  # when each machine last failed to answer
+    questions: dict[str, tuple[Question, Future[tuple[NewBytes, bytes]]]] = field(default_factory=dict)
+    local_sizes: dict[str, int] | None = None  # sizes of the files that only grow; None: not known
+    refused_sizes: dict[str, int] = field(default_factory=dict)  # where files without a place here are asked for again
+    last_status: dict[str, tuple[bytes, float]] = field(default_factory=dict)  # of each file, and when it changed
+    last_status_asked_at: float = 0.0
 
-        self.last_responder = ""  # the machine that answered last; it is asked first
-        self.last_failure: dict[str, float] = {}  # when each machine last failed to answer
-        self.questions: dict[str, tuple[Question, Future[tuple[NewBytes, bytes]]]] = {}
-        self.local_sizes: dict[str, int] | None = None  # sizes of the files that only grow; None: not known
-        self.refused_sizes: dict[str, int] = {}  # up to where files that have no place here are not asked for again
-        self.last_status: dict[str, tuple[bytes, float]] = {}  # each status file's last content, and when it changed
-        self.last_status_asked_at = 0.0
+    def __post_init__(self) -> None:
+        self.shared_path = str(self.folders.shared.relative_to(self.folders.path))
+        self.arrivals = ArrivalFolder(self.folders.path)
 
     def pull(self) -> bool:
         """Copy what is new, as much as comes within a few seconds. Returns whether that is all there was at the call.
@@ -172,17 +166,16 @@ class Mirror:
                 return False
 
     def newer_launch(self, is_over: bool) -> tuple[str, str]:
-        """Return the ID of the launch that another computer has made of the job since, and which one; "" without one.
+        """Return what `read_newer_launch` does. Raises `ClusterError`.
 
-        Nothing is asked unless agents write statuses of another launch, or this one `is_over`. Raises `ClusterError`.
+        Nothing is asked unless agents write statuses of another launch, or this one `is_over`.
         """
         own_id, long_ago = self.folders.launch_id, time.monotonic() - FOREIGN_STATUS_SECONDS
         statuses = [parse_status(text) for text, changed_at in self.last_status.values() if changed_at > long_ago]
         name = self.last_responder
         if not name or not (is_over or any(status and status.launch != own_id for status in statuses)):
             return "", ""
-        launch_id, leader = read_launch(self.connectors[name], self.job_folder(name))
-        return ("" if launch_id == own_id else launch_id), leader
+        return read_newer_launch(self.connectors[name], self.job_folder(name), own_id)
 
     # --- questions ------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, TypeVar
@@ -77,27 +77,18 @@ class CheckedMachine:
     missing_packages: tuple[str, ...] = ()
 
 
+@dataclass
 class Provisioner:
     """Sets up the machines of one job. Works through their connectors and records progress and failures by machine."""
 
     environment_flags: ClassVar[tuple[str, ...]] = ()  # for `cluster.machines.python_env`
-
-    def __init__(
-        self,
-        spec: JobSpec,
-        hosts: Mapping[str, Host],
-        connectors: Mapping[str, SSHConnector],
-        setup_progress: SetupProgress,
-        stop_path: Path,
-        while_waiting: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.spec = spec
-        self.hosts = hosts
-        self.connectors = connectors
-        self.setup_progress = setup_progress
-        self.stop_path = stop_path  # this file exists when the job is to stop
-        self.while_waiting = while_waiting  # called now and then while machines are being set up
-        self.log_copies: dict[str, SetupLogCopy] = {}
+    spec: JobSpec
+    hosts: Mapping[str, Host]
+    connectors: Mapping[str, SSHConnector]
+    setup_progress: SetupProgress
+    stop_path: Path  # this file exists when the job is to stop
+    while_waiting: Callable[[], None] = lambda: None  # called now and then while machines are being set up
+    log_copies: dict[str, SetupLogCopy] = field(default_factory=dict)
 
     def kept_folder(self, folder: str) -> str:
         """Return the folder of a job's files on a machine, given the one that the hosts file names."""

@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from cluster.errors import SetupFailed
@@ -92,8 +91,12 @@ class SetupProgress:
 
     def update(self, name: str, change: Callable[[MachineSetup], MachineSetup]) -> None:
         """Replace a machine's row by what `change` makes of it."""
+        self._update_rows([name], lambda _, row: change(row))
+
+    def _update_rows(self, names: Iterable[str], change: Callable[[str, MachineSetup], MachineSetup]) -> None:
         with self.lock:
-            self.record = replace(self.record, machines={**self.rows, name: change(self.rows[name])})
+            changed = {name: change(name, self.rows[name]) for name in names}
+            self.record = replace(self.record, machines={**self.rows, **changed})
         with contextlib.suppress(OSError):  # the disk is full: `mark_ready` will raise that
             self._write()
 
@@ -108,10 +111,10 @@ class SetupProgress:
 
     def note_reach(self, unreachable: Collection[str]) -> None:
         """Record since when this computer cannot reach these machines, and that it reaches the others."""
-        for name, row in self.rows.items():
-            if (name in unreachable) != bool(row.unreachable_since):
-                since = time.time() if name in unreachable else 0.0
-                self.update(name, partial(replace, unreachable_since=since))
+        since = {name: time.time() if name in unreachable else 0.0 for name in self.rows}
+        changed = [name for name, row in self.rows.items() if bool(row.unreachable_since) != bool(since[name])]
+        if changed:
+            self._update_rows(changed, lambda name, row: replace(row, unreachable_since=since[name]))
 
     def follow_launch(self, launch_id: str, leader: str) -> None:
         """Record that another computer has launched the job again and leads it. Raises `OSError`."""

@@ -230,17 +230,14 @@ def _decide_while_training(view: ClusterView, rules: MembershipRules, attempt: A
 
 def _find_peer_failure(view: ClusterView, rules: MembershipRules, attempt: Attempt) -> Action | None:
     """Return an action FAIL when another member failed, was started again, or has saved and ended; else None."""
-    peers = {
-        member: view.statuses[member] for member in attempt.members if member in view.statuses and member != view.own_id
-    }
-    phases = {peer: status.phase for peer, status in peers.items() if status.attempt == attempt.number}
+    phases = {peer: status.phase for peer, status in _statuses_in(view, attempt).items() if peer != view.own_id}
     is_standing_still = view.seconds_without_progress > rules.loss_timeout
     failed_ids = [peer for peer, phase in phases.items() if phase in (AgentPhase.FAILED, AgentPhase.ENDED)]
     if failed_ids:
         reason = f"{_describe_machines(failed_ids)} failed"
         keeps_state = rules.goes_on_in_place and view.can_keep_state
         return Action(kind=ActionKind.FAIL, reason=reason, dump_stacks=is_standing_still and not keeps_state)
-    missing_ids = [member for member in attempt.members if member != view.own_id and member not in peers]
+    missing_ids = [member for member in attempt.members if member != view.own_id and member not in view.statuses]
     present_names = {_machine_name(machine_id) for machine_id in view.statuses}
     if any(_machine_name(missing) in present_names for missing in missing_ids):
         return Action(kind=ActionKind.FAIL, reason=f"{_describe_machines(missing_ids)} restarted")
@@ -270,13 +267,9 @@ def _find_stall(
 
 def _find_silence(view: ClusterView, rules: MembershipRules, attempt: Attempt) -> Action | None:
     """Return an action FAIL when a member whose part of the command is not done has been silent for too long."""
-    lost_ids = [
-        member
-        for member in attempt.members
-        if member != view.own_id
-        and view.status_ages.get(member, view.seconds_in_phase) > rules.heartbeat_timeout + rules.loss_timeout
-        and not _has_finished(view, attempt, member)
-    ]
+    not_done_ids = {*attempt.members} - {view.own_id, *_finished_members(view, attempt)}
+    timeout = rules.heartbeat_timeout + rules.loss_timeout
+    lost_ids = [member for member in not_done_ids if view.status_ages.get(member, view.seconds_in_phase) > timeout]
     return Action(kind=ActionKind.FAIL, reason=f"{_describe_machines(lost_ids)} silent") if lost_ids else None
 
 
@@ -287,23 +280,26 @@ def _members_that_exit(view: ClusterView, attempt: Attempt) -> list[str]:
     """
     return [
         member
-        for member in attempt.members
-        if member != view.own_id
-        and (status := view.statuses.get(member))
-        and status.attempt == attempt.number
-        and (status.asks_exit or status.phase == AgentPhase.SAVED)
+        for member, status in _statuses_in(view, attempt).items()
+        if member != view.own_id and (status.asks_exit or status.phase == AgentPhase.SAVED)
     ]
 
 
-def _has_finished(view: ClusterView, attempt: Attempt, member: str) -> bool:
-    """Return whether a member's part of a command is done, as far as its last status says."""
-    status = view.statuses.get(member)
-    return status is not None and status.attempt == attempt.number and status.phase == AgentPhase.FINISHED
+def _finished_members(view: ClusterView, attempt: Attempt) -> list[str]:
+    """Return the members whose part of a command is done, as far as their last statuses say."""
+    statuses = _statuses_in(view, attempt)
+    return [member for member, status in statuses.items() if status.phase == AgentPhase.FINISHED]
+
+
+def _statuses_in(view: ClusterView, attempt: Attempt) -> dict[str, MachineStatus]:
+    """Return the statuses that members of an attempt have written in it, in the order of the members."""
+    known = {member: view.statuses[member] for member in attempt.members if member in view.statuses}
+    return {member: status for member, status in known.items() if status.attempt == attempt.number}
 
 
 def _decide_when_finished(view: ClusterView, rules: MembershipRules, attempt: Attempt) -> Action:
     """The command has ended well on this machine: the job is done when it has on all; a loss starts it again."""
-    finished_ids = [member for member in attempt.members if _has_finished(view, attempt, member)]
+    finished_ids = _finished_members(view, attempt)
     if len(finished_ids) == len(attempt.members):
         responsive_ids = [member for member in finished_ids if is_responsive(view, rules, member)]
         reason = "; ".join(filter(None, (view.statuses[member].reason for member in finished_ids)))
@@ -344,9 +340,8 @@ def next_attempt(
     broken = [
         status for member in attempt.members if (status := view.statuses.get(member)) and status.fault == Fault.MACHINE
     ]
-    first_failure_reason = next(
-        (status.reason for status in statuses.values() if status.phase == AgentPhase.FAILED), ""
-    )
+    failed = [status for status in statuses.values() if status.phase == AgentPhase.FAILED]
+    first_failure_reason = failed[0].reason if failed else ""
     first_failures = own_failures if rules.has_progress else sorted(own_failures, key=lambda each: each.failed_at)[:1]
     failure_reason = _describe_failures([*broken, *first_failures], rules)
     failed_rank = next((status.failed_rank for status in [*first_failures, *statuses.values()]), None)
@@ -363,11 +358,9 @@ def next_attempt(
     step = max((status.finished_step for status in statuses.values()), default=-1)
     crash_count = 0 if rules.has_progress else attempt.crash_count
     # A checkpoint that cannot be read is tried once: the next attempt takes an earlier one.
-    if (
-        not has_unreadable_checkpoint
-        and len(responsive_ids) == len(attempt.members)
-        and any(_has_failed(status, rules) for status in statuses.values())
-    ):
+    # Of a command, processes that its agent has killed have not failed.
+    have_failed = any(rules.has_progress or status.failed_rank is not None for status in failed)
+    if not has_unreadable_checkpoint and len(responsive_ids) == len(attempt.members) and have_failed:
         # The failure of a machine that is left out for it is none of the others'.
         has_others = 0 < len(left_out_ids) < len(attempt.members)
         has_failed_before = attempt.crash_step == step or not rules.has_progress
@@ -430,11 +423,6 @@ def next_attempt(
         fault_counts=fault_counts,
         left_out=tuple(left_out_ids),
     )
-
-
-def _has_failed(status: MachineStatus, rules: MembershipRules) -> bool:
-    """Return whether a machine's processes failed; of a command, those that its agent has killed do not count."""
-    return status.phase == AgentPhase.FAILED and (rules.has_progress or status.failed_rank is not None)
 
 
 def _find_obstacle(attempt: Attempt, statuses: Mapping[str, MachineStatus]) -> str:

@@ -228,8 +228,9 @@ def job_status(run: Run, result: JobResult | None) -> JobStatus:
         run=str(run.folder.path),
     )
     if result is not None:
-        if status.step is None:  # the last launch ended before its first step
-            status = replace(status, step=_last_logged_step(run.folder))
+        if status.step is None:  # the last launch ended before its first step: it is the last one of any attempt
+            ends = map(first_and_last_step, reversed(metrics_files(run.folder.path)))
+            status = replace(status, step=next((found.last.step for found in ends if found), None))
         return _ended_job_status(status, result)
     if agent_status:
         status = _running_job_status(run.folder, status, agent_status, run.folder.attempts.newest())
@@ -241,12 +242,6 @@ def job_status(run: Run, result: JobResult | None) -> JobStatus:
     else:
         status = _starting_job_status(run, status)
     return replace(status, seconds=seconds_by_state(run)["total"])
-
-
-def _last_logged_step(run_folder: RunFolder) -> int | None:
-    """Return the last step that the newest attempt with steps has logged, None when no attempt has any."""
-    ends = map(first_and_last_step, reversed(metrics_files(run_folder.path)))
-    return next((found.last.step for found in ends if found), None)
 
 
 def _ended_job_status(status: JobStatus, result: JobResult) -> JobStatus:

@@ -53,6 +53,7 @@ class AgentChannel:
     def __init__(self) -> None:
         self.ticks = 0
         self.sigterm_received = False
+        self.steps_time: float | None = None  # when steps were last reported, perhaps in an earlier attempt
         self.begin_attempt()
 
     def begin_attempt(self) -> None:

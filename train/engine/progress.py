@@ -102,6 +102,8 @@ class ProgressReporter:
         self.time_breakdown = time_breakdown
         self.network = NetworkMeter()
         self.tracker: TrackerProcess | None = None
+        # In place: when the attempt before last reported steps. None once this one has.
+        self.pause_begin = None if options.live_step is None else agent_channel.steps_time
 
     def start_attempt(self, step: int, images_seen: int, begun: float, val_images: int, dtype: torch.dtype) -> None:
         """Open the logs at this position of the run, and write what the attempt runs on. It computes in `dtype`."""
@@ -164,7 +166,12 @@ class ProgressReporter:
             busy=busy,
             where=encode(self.time_breakdown.table()),
         )
+        pause_begin, self.pause_begin = self.pause_begin, None
+        self.agent_channel.steps_time = unix_time()
         if self.group.is_first:
+            if pause_begin is not None:
+                pause = self.agent_channel.steps_time - pause_begin
+                self.log.write_scalars(images_seen, {"recovery/pause": pause, "recovery/steps_lost": 0.0})
             scalars = interval_scalars(epoch, totals, lr, self.schedule.recipe.optim.momentum, self.group.world_size)
             scalars |= {"times/step_ms": 1000 * step_seconds, "times/data_ms": 1000 * wait_seconds}
             scalars |= {"memory/gb": process_group.peak_memory_gb(self.group.device), **self.network.rates()}

@@ -187,6 +187,15 @@ def prepare(options: RunOptions, recipe: Recipe) -> Prepared:
     if torch.cuda.device_count() or not (options.gpus or options.keep_batch):  # a trainer may use the GPU meanwhile
         torch.optim.SGD([torch.zeros(1)], lr=0.0)  # imports torch._dynamo
         return dataset, None
+    try:
+        return dataset, build_before_attempt(options, recipe, dataset)
+    except Exception as error:  # the trainer will fail in the same way, and report it
+        print(f"{type(error).__name__}: {error}", flush=True)
+        return dataset, None
+
+
+def build_before_attempt(options: RunOptions, recipe: Recipe, dataset: Dataset) -> Trainer:
+    """Return a trainer of no process group, which has run its network once."""
     torch.set_num_threads(1)
     no_group = process_group.ProcessGroup(1, 0, 2, 1, torch.device("cpu"))  # rank 1 of 2 prints and writes nothing
     schedule = schedule_of(options, dataset, 1)
@@ -194,7 +203,7 @@ def prepare(options: RunOptions, recipe: Recipe) -> Prepared:
     trainer = Trainer(options, schedule.recipe, no_group, sampler, dataset.train.classes, AgentChannel())
     shapes, _ = batch_shapes(sampler, schedule.epochs[:1])
     warm_up(trainer.model, trainer.model, shapes, [], trainer.preprocessor)
-    return dataset, trainer
+    return trainer
 
 
 def go_on_in_place(trainer: Trainer, handover: Handover) -> None:

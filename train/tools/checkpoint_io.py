@@ -29,7 +29,8 @@ def copy_to_cpu(value: Any) -> Any:  # Any: what torch.save takes
     """Return a copy of nested dicts and lists with the tensors on the CPU, so that training can go on.
 
     Tuples become lists, parameters become plain tensors. Other values are not copied. All tensors of a GPU are under
-    way at once, into pinned memory, which torch keeps for the next checkpoint; the host waits once.
+    way at once, into pinned memory, which torch keeps for the next checkpoint; the host waits once. Where memory cannot
+    be pinned, the host waits for each.
     """
     copied = _begin_copy(value)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -39,8 +40,12 @@ def copy_to_cpu(value: Any) -> Any:  # Any: what torch.save takes
 
 def _begin_copy(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        pinned = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda, requires_grad=False)
-        return pinned.copy_(value.detach(), non_blocking=value.is_cuda)
+        is_pinned = value.is_cuda
+        try:
+            target = torch.empty_like(value, device="cpu", pin_memory=is_pinned, requires_grad=False)
+        except RuntimeError:  # so much memory cannot be pinned
+            is_pinned, target = False, torch.empty_like(value, device="cpu", requires_grad=False)
+        return target.copy_(value.detach(), non_blocking=is_pinned)
     if isinstance(value, dict):
         return {key: _begin_copy(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -52,7 +52,7 @@ class AttemptProcesses(ABC):
         self.environment: dict[str, str] = {OWNER_VARIABLE: str(temp_folder), "TMPDIR": str(temp_folder)}
         self.attempt_number = 0
         self.first_rank = 0
-        self.is_exit_requested = False
+        self.exit_requested_at: float | None = None  # None: no signal has asked the processes to exit
         self.processes: list[subprocess.Popen[bytes]] = []
         self.standby_processes: list[subprocess.Popen[bytes]] = []
 
@@ -72,7 +72,7 @@ class AttemptProcesses(ABC):
         procs = self.spec.procs
         self.attempt_number = attempt.number
         self.first_rank = machine_rank * procs
-        self.is_exit_requested = False
+        self.exit_requested_at = None
         first_log = rank_log_file(self.work, attempt.number, self.first_rank)
         first_log.parent.mkdir(parents=True, exist_ok=True)
         of_network = network.interface_variables(attempt.master_address) | network.efa_variables()

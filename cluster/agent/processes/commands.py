@@ -77,7 +77,6 @@ class CommandProcesses(AttemptProcesses):
         self.is_copied = False
         self.guard: subprocess.Popen[bytes] | None = None
         self.start_problem = ""  # why the command could not be started, "" when it could
-        self.exit_requested_at: float | None = None
         self.ticks = 0
         self.processes_started = False
         self.has_nvidia_runtime = False
@@ -122,13 +121,11 @@ class CommandProcesses(AttemptProcesses):
         return variables | dict(self.command.env)
 
     def start(self, attempt: Attempt, machine_rank: int, goes_on_in_place: bool = False) -> Path:
-        """Start the command once for each rank of this machine, and return the log of the first of them.
+        """Start the command once for each rank as `AttemptProcesses.start` says; never in place.
 
-        A command never goes on in place; one that cannot be started is found by `collect_exit`. Raises
-        `UnkillableProcess`.
+        One that cannot be started is found by `collect_exit`.
         """
         first_log, rank_environments = self.begin_attempt(attempt, machine_rank)
-        self.exit_requested_at = None
         self.start_problem = ""
         shared_environment = {
             **self.environment,
@@ -310,9 +307,8 @@ class CommandProcesses(AttemptProcesses):
 
     def request_save_and_exit(self) -> None:
         """Send the command's signal to each of its processes, once in each attempt."""
-        if self.is_exit_requested:
+        if self.exit_requested_at is not None:
             return
-        self.is_exit_requested = True
         self.exit_requested_at = time.monotonic()
         self.pending_start = None
         for child in self.processes:

@@ -99,7 +99,7 @@ def _job_ids(incomplete: str = "") -> dict[str, str]:
 
     For the names each job.json is read, unless an ID is typed.
     """
-    from cluster.jobs.store import runs_folder
+    from cluster.state.run_folder import runs_folder
 
     numbers = [path.parent.name.removeprefix("job-") for path in runs_folder().glob("job-*/job.json")]
     ids = [f"job-{number}" for number in sorted((int(text) for text in numbers if text.isdecimal()), reverse=True)]
@@ -108,7 +108,7 @@ def _job_ids(incomplete: str = "") -> dict[str, str]:
 
 
 def _read_spec(job: str) -> dict[str, Any]:  # Any: JSON of any shape
-    from cluster.jobs.store import runs_folder
+    from cluster.state.run_folder import runs_folder
 
     with contextlib.suppress(OSError, ValueError):
         return dict(json.loads((runs_folder() / job / "job.json").read_text()))

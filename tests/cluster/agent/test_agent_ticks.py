@@ -18,7 +18,7 @@ from cluster.agent.processes.base import AttemptProcesses, ProcessesExit
 from cluster.state.attempts import Attempt
 from cluster.state.heartbeats import MachineStatus
 from cluster.state.states import AgentPhase, MachineState
-from train.tools.agent_protocol import Fault, TrainerProgress, TrainerState
+from train.tools.agent_protocol import Fault, KeptStateReport, TrainerProgress, TrainerState
 from train.tools.records import read_record
 
 OWN_FAILURE = ProcessesExit(AgentPhase.FAILED, "the trainer of rank 1 ended with code 9 and no result", Fault.OWN)
@@ -32,6 +32,7 @@ class NotedProcesses(AttemptProcesses):
         self.calls: list[str] = []
         self.progress: TrainerProgress | None = TrainerProgress(state=TrainerState.STARTING)
         self.exit: ProcessesExit | None = None
+        self.kept: list[KeptStateReport] = []
 
     def start(self, attempt: Attempt, machine_rank: int, goes_on_in_place: bool = False) -> Path:
         self.calls.append(f"start {attempt.number} as {machine_rank}")
@@ -46,6 +47,9 @@ class NotedProcesses(AttemptProcesses):
 
     def read_progress(self) -> TrainerProgress | None:
         return self.progress
+
+    def read_kept_states(self) -> list[KeptStateReport]:
+        return self.kept
 
     def exit_codes(self) -> list[int | None]:
         return [1 if self.exit else None]
@@ -133,13 +137,16 @@ def test_attempt_that_others_have_begun_ends_the_processes_of_the_one_before(tic
         assert processes.calls[-2:] == ["stop", f"start 2 as {rank}"]
 
 
-def test_stop_request_lets_all_save_and_ends_the_job_as_stopped(ticked: TickedAgents) -> None:
+@pytest.mark.parametrize("keeps_state", [False, True])
+def test_stop_request_lets_all_save_and_ends_the_job_as_stopped(ticked: TickedAgents, keeps_state: bool) -> None:
+    """Trainers that go on in place have saved too, and wait for the next attempt, of which there is none."""
     ticked.start()
     ticked.run.write_shared("stop", "stopped by the user")
     ticked.tick()
     assert [processes.calls[-1] for processes in ticked.processes] == ["save and exit"] * 2 and not ticked.ends
     for processes in ticked.processes:
-        processes.exit = ProcessesExit(AgentPhase.SAVED)
+        processes.exit = None if keeps_state else ProcessesExit(AgentPhase.SAVED)
+        processes.kept = [KeptStateReport(step=8, has_saved=True, reason="")] if keeps_state else []
     ticked.tick()
     assert {(end.state, str(end)) for end in ticked.ends.values()} == {(MachineState.STOPPED, "stopped by the user")}
 
@@ -192,3 +199,17 @@ def test_machines_that_were_added_to_the_job_are_asked_to_join(ticked: TickedAge
         return all("save and exit" in processes.calls for processes in ticked.processes)
 
     ticked.tick_until(are_asked)
+
+
+def test_a_spare_that_cannot_read_the_shared_folder_takes_nobody_for_silent(ticked: TickedAgents) -> None:
+    ticked.start()
+    spare, member = ticked.agents
+    spare.enter_phase(AgentPhase.SPARE)
+    folder, now = spare.peers.status_folder, time.monotonic()
+    spare.peers.refresh(now)
+    folder.rename(folder.with_name("away"))
+    spare.peers.refresh(now + 90)
+    assert spare.cluster_view(now + 90).status_ages[member.id] < 60
+    folder.with_name("away").rename(folder)
+    spare.peers.refresh(now + 90)
+    assert spare.cluster_view(now + 90).status_ages[member.id] > 60

@@ -1,19 +1,13 @@
 """What an agent knows of its current attempt, from made-up reports of its trainers and made-up statuses."""
 
-import json
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-from cluster.agent.agent import Agent
 from cluster.agent.processes.attempt_state import AttemptState
 from cluster.state.attempts import Attempt
-from cluster.state.heartbeats import MachineStatus, PeerStatuses
-from cluster.state.membership import MembershipRules, decide
-from cluster.state.states import AgentPhase, MachineState
+from cluster.state.heartbeats import MachineStatus
+from cluster.state.states import MachineState
 from train.tools.agent_protocol import TrainerProgress, TrainerState
-from train.tools.records import encode
 
 
 def report(state: TrainerState, step: int | None = None, ticks: int = 0) -> TrainerProgress:
@@ -95,35 +89,3 @@ def test_trainers_go_on_in_place_in_the_very_next_attempt_only() -> None:
     assert not current.can_go_on_in(following, "2.c")
     current.kept_step = None
     assert not current.can_go_on_in(following, "0.a")
-
-
-def test_a_spare_takes_nothing_over_because_it_could_not_read_the_shared_folder(tmp_path: Path) -> None:
-    folder, hidden = tmp_path / "status", tmp_path / "hidden"
-    folder.mkdir()
-    agent: Any = object.__new__(Agent)  # without its files and processes
-    agent.id, agent.phase, agent.phase_since = "1.b", AgentPhase.SPARE, 0.0
-    agent.current = AttemptState(attempt=Attempt(number=1, members=("0.a",)), last_progress_time=0.0)
-    agent.watchdog = SimpleNamespace(is_deadline_near=lambda: False)
-    agent.peers = PeerStatuses(tmp_path, ["0", "1"], "now")
-    own_status = MachineStatus(id="1.b", phase=AgentPhase.SPARE)
-
-    def write_status_of_member(time: float) -> None:
-        status = MachineStatus(id="0.a", phase=AgentPhase.RUNNING, attempt=1, launch="now", time=time)
-        (folder / "0.json").write_text(json.dumps(encode(status)))
-
-    def action(now: float) -> str:
-        agent.peers.statuses["1.b"], agent.peers.changed_at["1.b"] = own_status, now
-        return str(decide(agent.cluster_view(now), MembershipRules(machine_names=("0", "1"), target_size=1)).kind)
-
-    write_status_of_member(1.0)
-    agent.peers.refresh(1.0)
-    folder.rename(hidden)
-    agent.peers.refresh(90.0)
-    assert action(90.0) == "nothing"
-    hidden.rename(folder)
-    write_status_of_member(90.1)
-    assert action(90.1) == "nothing", "it has not read the statuses again"
-    agent.peers.refresh(90.5)
-    assert action(90.5) == "nothing"
-    agent.peers.refresh(151.0)
-    assert action(151.0) == "propose", "the member is silent"

@@ -15,8 +15,6 @@ import pytest
 from support.metadata_service import service
 
 from cluster.agent.watchdog import METADATA_POLL_SECONDS, SAVE_GRACE_SECONDS, SPOT_NOTICE_SECONDS, Watchdog
-from train.tools.files import write_atomic
-from train.tools.text_files import to_json_bytes
 
 __all__ = ["service"]  # fixture
 
@@ -98,27 +96,22 @@ def test_poll_once_service_that_answers_again_is_asked_again(service: Any, watch
     assert watchdog.leave_reason == "spot/instance-action: stop at now"
 
 
-def test_poll_once_notice_file_sets_reason_and_seconds(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("text", "reason", "seconds"), [
+    ('{"reason": "a rehearsal", "seconds": 300}', "a rehearsal", 300.0),
+    *((text, "this machine will be terminated", SAVE_GRACE_SECONDS)
+      for text in ("", "{", "{}", "[1]", '{"seconds": "soon"}', '{"reason": null, "seconds": null}')),
+])  # fmt: skip
+def test_poll_once_first_notice_file_sets_reason_and_seconds(
+    tmp_path: Path, text: str, reason: str, seconds: float
+) -> None:
     (tmp_path / "notice").write_text("{}")  # for an earlier agent
     watchdog = make_watchdog(tmp_path)
-    watchdog.poll_once(watchdog.start_time)
-    assert watchdog.leave_reason == "" and not (tmp_path / "notice").exists()
-    for reason, seconds in {"a rehearsal": 300, "another": 1}.items():
-        write_atomic(tmp_path / "notice", to_json_bytes({"reason": reason, "seconds": seconds}))
-        watchdog.poll_once(watchdog.start_time + 1)
-        assert watchdog.leave_reason == "a rehearsal", "the first notice counts"
-        assert 295 < watchdog.seconds_left() <= 300
-
-
-@pytest.mark.parametrize("text", ["", "{", "{}", "[1]", '{"seconds": "soon"}', '{"reason": null, "seconds": null}'])
-def test_poll_once_incomplete_notice_file_has_defaults(tmp_path: Path, text: str) -> None:
-    watchdog = make_watchdog(tmp_path)
-    (tmp_path / "notice").write_text(text)
     poll_like_thread(watchdog, watchdog.start_time)
-    assert (
-        watchdog.leave_reason == "this machine will be terminated"
-        and SAVE_GRACE_SECONDS - 5 < watchdog.seconds_left() <= SAVE_GRACE_SECONDS
-    )
+    assert watchdog.leave_reason == "" and not (tmp_path / "notice").exists()
+    for content in (text, '{"reason": "another", "seconds": 1}'):
+        (tmp_path / "notice").write_text(content)
+        poll_like_thread(watchdog, watchdog.start_time + 1)
+        assert watchdog.leave_reason == reason and seconds - 5 < watchdog.seconds_left() <= seconds
 
 
 def test_poll_once_limit_sets_reason_then_hard_exits_whatever_a_notice_contains(tmp_path: Path, service: Any) -> None:

@@ -80,11 +80,13 @@ def test_names_that_users_gave_their_jobs_are_shown(hand_made: Any, capsys: Any)
 def test_show_timeline_of_many_attempts_prints_the_last_with_their_day(capsys: Any) -> None:
     attempts = [
         AttemptRow(attempt=number, at=1e9 + 7200 * number, machines=("0",), first_step=number - 32, reason="lost")
-        for number in range(1, 51)
+        for number in range(1, 50)
     ]
+    attempts.append(replace(attempts[-1], attempt=50, pause=1.52, steps_lost=0, in_place=True))
     status.show_timeline(attempts)
     first_line, _, _, *rows = capsys.readouterr().out.splitlines()
     assert first_line == "the last 20 of 50 attempts; all: imgnet-cluster status JOB -o json"
     assert [int(row.split()[0]) for row in rows] == [*range(31, 51)]
     assert [row.split()[6] for row in rows[:3]] == ["0", "0", "1"], "no step -1"
+    assert rows[-1].split()[7:] == ["1.5", "s", "in", "place", "0", "lost"]
     assert time.strftime(" %m-%d %H:%M %Z ", time.localtime(1e9 + 7200 * 31)) in rows[0]

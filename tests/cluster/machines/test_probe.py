@@ -316,6 +316,15 @@ def test_start_launch_keeps_which_machines_the_job_has_reached(progress: SetupPr
     assert progress.rows["0"].was_reached, "by the computer that launched the job"
 
 
+def test_reach_is_written_once_for_all_machines_when_it_changes(progress: SetupProgress, monkeypatch: Any) -> None:
+    written: list[set[str]] = []
+    lost = lambda: {name for name, row in progress.rows.items() if row.unreachable_since}  # noqa: E731
+    monkeypatch.setattr(progress, "_write", lambda: written.append(lost()))
+    for unreachable in ({"0", "1"}, {"0", "1"}, {"1"}, set[str]()):
+        progress.note_reach(unreachable)
+    assert written == [{"0", "1"}, {"1"}, set()]
+
+
 def test_abandoned_set_up_goes_on_to_no_other_step(progress: SetupProgress) -> None:
     progress.is_abandoned = True
     with pytest.raises(SetupFailed, match="given up"), timed_step(progress, "1", SetupStep.CODE):

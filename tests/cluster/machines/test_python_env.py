@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from support.waiting import wait_for
@@ -178,30 +179,24 @@ def test_venv_key_depends_on_packages_python_and_torch(monkeypatch: pytest.Monke
     assert len(set(keys)) == 5
 
 
-@pytest.mark.parametrize("fault", ["no mark", "no python"])
-def test_ensure_environment_remakes_incomplete_venv(uv_only: Path, tmp_path: Path, fault: str) -> None:
+@pytest.mark.parametrize("fault", ["no mark", "no python", "no process"])
+def test_ensure_environment_remakes_incomplete_venv(
+    uv_only: Path, tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One whose Python cannot be started now, because this user may start no more processes, stays."""
     needs = ["imgnet-dummy>=1"]
     venv = Path(python_env.ensure_environment(tmp_path, needs).python).parents[1]
     (venv / "rest").write_text("of the old venv")
-    if fault == "no mark":
-        (venv / python_env.COMPLETE_MARKER).unlink()
+    if fault == "no process":
+        failing = Mock(side_effect=BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"))
+        with monkeypatch.context() as patch, pytest.raises(BlockingIOError):
+            patch.setattr(subprocess, "run", failing)
+            python_env.ensure_environment(tmp_path, needs)
+        assert (venv / "rest").exists()
     else:
-        (venv / "bin/python").unlink()
-    assert python_env.ensure_environment(tmp_path, needs).why == "made" and not (venv / "rest").exists()
+        (venv / {"no mark": python_env.COMPLETE_MARKER, "no python": "bin/python"}[fault]).unlink()
+        assert python_env.ensure_environment(tmp_path, needs).why == "made" and not (venv / "rest").exists()
     assert python_env.ensure_environment(tmp_path, needs).why == "made by an earlier job"
-
-
-def test_venv_whose_python_cannot_be_started_now_stays(
-    uv_only: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
-
-    venv = Path(python_env.ensure_environment(tmp_path, ["imgnet-dummy>=1"]).python).parents[1]
-    monkeypatch.setattr(subprocess, "run", fail)
-    with pytest.raises(BlockingIOError):
-        python_env.ensure_environment(tmp_path, ["imgnet-dummy>=1"])
-    assert (venv / python_env.COMPLETE_MARKER).exists()
 
 
 def test_main_killed_leaves_no_installer_lock_or_venv(uv: Path, tmp_path: Path) -> None:

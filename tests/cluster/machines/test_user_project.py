@@ -189,6 +189,9 @@ def test_copy_is_replaced_as_a_whole_and_kept_when_the_project_is_gone(place: Pa
     user_project.copy_project(project, copy)
     assert (copy / "nets.py").read_text() == "new" and not (copy / "removed.py").exists()
     assert [path.name for path in copy.parent.iterdir()] == ["user_project"]
+    place.mkdir()  # without files
+    user_project.copy_project(project, copy)
+    assert [*copy.iterdir()] == []
 
 
 @pytest.mark.parametrize("is_repository", [False, True])
@@ -358,31 +361,29 @@ def test_pack_code_has_packages_pyproject_and_the_copy_of_the_users_project(chec
     assert without[1] != with_project[1] and code_archive.pack_code(checkout, tmp_path / "nowhere") == without
 
 
-def test_pack_code_ignores_times_and_owners(tmp_path: Path) -> None:
-    first, second = make_tree(tmp_path / "one"), make_tree(tmp_path / "other")
-    for number, path in enumerate(second.rglob("*.py")):
-        os.utime(path, (number, number), follow_symlinks=False)
-        if not path.is_symlink():
-            path.chmod(0o600)
-    assert code_archive.pack_code(first) == code_archive.pack_code(second)
-    members = archive_members(code_archive.pack_code(first)[0]).values()
-    assert {(info.mtime, info.uid, info.gid, info.uname, info.gname) for info in members} == {(0, 0, 0, "", "")}
-
-
 @pytest.mark.parametrize("change", [
+    None,
     lambda path, link: path.write_text("changed"),
     lambda path, link: path.rename(path.with_name("other.py")),
     lambda path, link: path.chmod(0o755),
     lambda path, link: (link.unlink(), link.symlink_to("other.py")),
     lambda path, link: (link.unlink(), link.write_text("__init__.py")),
     lambda path, link: path.unlink(),
-], ids=["content", "name", "x-bit", "link", "kind", "gone"])  # fmt: skip
-def test_pack_code_changed_tree_changes_hash(tmp_path: Path, change: Callable[[Path, Path], object]) -> None:
-    root = make_tree(tmp_path / "tree")
-    before = code_archive.pack_code(root)[1]
-    assert len(before) == 16 and set(before) <= set("0123456789abcdef")
-    change(root / "cluster/__init__.py", root / "train/link.py")
-    assert code_archive.pack_code(root)[1] != before
+], ids=["times and owners", "content", "name", "x-bit", "link", "kind", "gone"])  # fmt: skip
+def test_pack_code_hash_is_of_names_kinds_x_bits_and_contents(
+    tmp_path: Path, change: Callable[[Path, Path], object] | None
+) -> None:
+    first, second = make_tree(tmp_path / "one"), make_tree(tmp_path / "other")
+    for number, path in enumerate(second.rglob("*.py")):
+        os.utime(path, (number, number), follow_symlinks=False)
+        if not path.is_symlink():
+            path.chmod(0o600)
+    if change:
+        change(second / "cluster/__init__.py", second / "train/link.py")
+    (archive, before), (_, after) = code_archive.pack_code(first), code_archive.pack_code(second)
+    assert len(before) == 16 and set(before) <= set("0123456789abcdef") and (after != before) == bool(change)
+    members = archive_members(archive).values()
+    assert {(info.mtime, info.uid, info.gid, info.uname, info.gname) for info in members} == {(0, 0, 0, "", "")}
 
 
 # --- the code on a machine ------------------------------------------------------------------------------------------
@@ -411,9 +412,3 @@ def test_upload_code_broken_archive_leaves_nothing(checkout: Path, tmp_path: Pat
     with pytest.raises(ClusterError, match=r"^box-1: the code cannot be unpacked into .*[^\n]$"):
         code_archive.upload_code(LocalConnector("box-1"), str(tmp_path), archive_bytes[: len(archive_bytes) // 2], name)
     assert list((tmp_path / "code").iterdir()) == []
-
-
-def test_empty_folder_is_copied(tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    user_project.copy_project(UserProject(folder=str(tmp_path / "mine")), tmp_path / "copy")
-    assert [*(tmp_path / "copy").iterdir()] == []

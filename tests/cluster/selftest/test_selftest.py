@@ -9,11 +9,12 @@ from unittest.mock import Mock
 import pytest
 
 from cluster.errors import ClusterError
-from cluster.jobs import billing, store
+from cluster.jobs import billing
 from cluster.selftest import steps as selftest
 from cluster.selftest.report import Observation, SelftestReport, StepState, remove_private
 from cluster.selftest.session import STATE_FILE, JobRequest, SelftestSession
 from cluster.selftest.steps import Step
+from cluster.state.run_folder import RUNS_ENV_VAR
 
 
 def make_session(cloud: Any, folder: Path) -> SelftestSession:
@@ -29,7 +30,7 @@ def make_cloud(has_stack: bool = False, leftovers: tuple[str, ...] = ()) -> Mock
 
 @pytest.fixture
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SelftestSession:
-    monkeypatch.setenv(store.RUNS_ENV_VAR, str(tmp_path / "runs"))
+    monkeypatch.setenv(RUNS_ENV_VAR, str(tmp_path / "runs"))
     return make_session(make_cloud(), tmp_path)
 
 

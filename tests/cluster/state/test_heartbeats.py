@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,32 +13,33 @@ from cluster.state.heartbeats import MachineLoad, MachineStatus, PeerStatuses
 from train.tools.records import encode
 
 
-class Folder:
-    """A shared folder with hand-made status files, and what a reader knows of the machines 0, 1 and 2."""
-
-    def __init__(self, shared: Path) -> None:
-        self.status = shared / "status"
-        self.status.mkdir()
-        self.peers = PeerStatuses(shared, ["0", "1", "2"], "now")
-
-    def write_status(self, machine_id: str, time: int = 0, launch: str = "now", **more: Any) -> None:
-        status = MachineStatus(id=machine_id, launch=launch, time=time, use=MachineLoad(cpu=1.0), **more)
-        (self.status / f"{machine_id[0]}.json").write_text(json.dumps(encode(status)))
+@pytest.fixture
+def peers(tmp_path: Path) -> PeerStatuses:
+    """What a reader knows of the machines 0, 1 and 2."""
+    (tmp_path / "status").mkdir()
+    return PeerStatuses(tmp_path, ["0", "1", "2"], "now")
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    return Folder(tmp_path)
+def write_status(peers: PeerStatuses) -> Callable[..., None]:
+    def write(machine_id: str, time: int = 0, launch: str = "now", **more: Any) -> None:
+        status = MachineStatus(id=machine_id, launch=launch, time=time, use=MachineLoad(cpu=1.0), **more)
+        (peers.status_folder / f"{machine_id[0]}.json").write_text(json.dumps(encode(status)))
+
+    return write
 
 
-def test_ages_use_readers_clock(folder: Folder) -> None:
-    peers = folder.peers
-    folder.write_status("0.a", 1_000_000)
-    folder.write_status("1.b", -7)
+def test_ages_use_readers_clock_and_count_this_launch_only(peers: PeerStatuses, write_status: Any) -> None:
+    write_status("0.old", launch="an earlier one")
+    write_status("3.d")  # no machine of the job
+    peers.refresh(99.0)
+    assert peers.statuses == {} and peers.ages(99.0) == {}
+    write_status("0.a", 1_000_000)
+    write_status("1.b", -7)
     peers.refresh(100.0)
     peers.refresh(103.0)
     assert peers.ages(103.0) == {"0.a": 3.0, "1.b": 3.0}
-    folder.write_status("1.b", -8)
+    write_status("1.b", -8)
     peers.refresh(104.0)
     assert peers.ages(104.5) == {"0.a": 4.5, "1.b": 0.5}
     peers.discount_pause(60.0)
@@ -45,14 +47,13 @@ def test_ages_use_readers_clock(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize("text", ["", '{"id": "1.', "[]", "{}", '{"launch": "now", "id": "1.b", "phase": "sleeping"}'])
-def test_refresh_damaged_file_keeps_last_status(folder: Folder, text: str) -> None:
-    peers = folder.peers
-    folder.write_status("1.b", last_step=5)
+def test_refresh_damaged_file_keeps_last_status(peers: PeerStatuses, write_status: Any, text: str) -> None:
+    write_status("1.b", last_step=5)
     peers.refresh(0.0)
-    (folder.status / "1.json").write_text(text)
+    (peers.status_folder / "1.json").write_text(text)
     peers.refresh(2.0)
     assert peers.statuses["1.b"].last_step == 5 and peers.ages(2.0) == {"1.b": 2.0}
-    folder.write_status("1.b", 1, last_step=6)
+    write_status("1.b", 1, last_step=6)
     peers.refresh(3.0)
     assert peers.statuses["1.b"].last_step == 6 and peers.ages(3.0) == {"1.b": 0.0}
 
@@ -78,19 +79,8 @@ def test_free_lock_of_a_dead_agent_counts_at_once(tmp_path: Path) -> None:
         writer.close()
 
 
-def test_lock_that_was_never_seen_proves_nothing(folder: Folder) -> None:
+def test_lock_that_was_never_seen_proves_nothing(peers: PeerStatuses, write_status: Any) -> None:
     for time in (0, 1):  # a file system that does not share locks
-        folder.write_status("1.b", time, holds_lock=True)
-        folder.peers.refresh(time)
-    assert folder.peers.ages(3.0) == {"1.b": 2.0}
-
-
-def test_refresh_other_launch_or_unknown_machine_is_ignored(folder: Folder) -> None:
-    peers = folder.peers
-    folder.write_status("0.a", launch="an earlier one")
-    folder.write_status("3.d")
-    peers.refresh(0.0)
-    assert peers.statuses == {} and peers.ages(0.0) == {}
-    folder.write_status("0.new")
-    peers.refresh(1.0)
-    assert set(peers.statuses) == {"0.new"}
+        write_status("1.b", time, holds_lock=True)
+        peers.refresh(time)
+    assert peers.ages(3.0) == {"1.b": 2.0}

@@ -26,69 +26,75 @@ def write_steps(run: Any, attempt: int, *pairs: tuple[int, float]) -> None:
     run.write_metrics(attempt, *(step_line(step, time, attempt=attempt) for step, time in pairs))
 
 
-def test_attempt_rows_have_machines_pause_and_lost_steps(hand_made: Any) -> None:
-    """Attempt 2 trains no step. Attempt 3 starts from an earlier checkpoint than attempt 2 did."""
-    run = hand_made(machines=2)
-    run.write_attempt(1, "0.a", "1.b", reason="start")
-    write_steps(run, 1, (1, 100.0), (10, 109.0), (20, 119.0))
-    run.write_attempt(2, "1.b", reason="machine 0 lost", resume_step=16)
-    run.write_attempt(3, "1.b", reason="killed", resume_step=8)
-    write_steps(run, 3, (9, 122.5), (40, 145.0))
-    run.write_attempt(4, "1.b", "0.c", reason="machine 0 joined", resume_step=40)
-    write_steps(run, 4, (41, 146.0))
-    run.write_status("failed", ended=True)
-    run.job.refresh()
-    rows = timeline.read_timeline(run.run_folder).rows
-    assert rows == run.job.result.timeline
-    assert [(row.machines, row.reason, row.first_step, row.last_step, row.pause, row.steps_lost) for row in rows] == [
+MOVED = str(AttemptReason.MOVED)
+
+
+@pytest.mark.parametrize(("attempts", "rows", "lost"), [
+    pytest.param([
+        ("0.a 1.b", "start", "", 0, [(1, 100.0), (10, 109.0), (20, 119.0)]),
+        ("1.b", "machine 0 lost", "", 16, []),
+        ("1.b", "killed", "", 8, [(9, 122.5), (40, 145.0)]),
+        ("1.b 0.c", "machine 0 joined", "", 40, [(41, 146.0)]),
+    ], [
         (("0", "1"), "start", 0, 20, None, None),
         (("1",), "machine 0 lost", 16, None, None, 4),
         (("1",), "killed", 8, 40, 3.5, 8),
         (("1", "0"), "machine 0 joined", 40, 41, 1.0, 0),
-    ]
-
-
-def test_clocks_that_contradict_and_the_time_between_launches_give_no_pause(hand_made: Any) -> None:
-    run = hand_made(machines=2)
-    run.write_attempt(1, "0.a", "1.b", reason="start")
-    write_steps(run, 1, (1, 10_000.0), (20, 10_019.0))
-    run.write_attempt(2, "1.b", reason="machine 0 lost", resume_step=16)
-    write_steps(run, 2, (17, 400.0), (30, 413.0))
-    for number, first_step in ((3, 24), (4, 30)):
-        run.write_attempt(number, "1.b", reason="killed", launch_id="morning", resume_step=first_step)
-    write_steps(run, 3, (25, 30_000.0), (30, 30_005.0))
-    write_steps(run, 4, (31, 30_008.0))
-    run.copy_logs()
-    assert [(row.pause, row.steps_lost, row.reason) for row in timeline.read_timeline(run.run_folder).rows] == [
-        (None, None, "start"),
-        (None, 4, "machine 0 lost; the clock jumped"),
-        (None, 6, "killed"),
-        (3.0, 0, "killed"),
-    ]
+    ], [(100.0, 122.5), (145.0, 146.0)], id="no step, then an earlier checkpoint"),
     # Steps 25 to 30 were done again; the last known time before them is that of step 17.
-    assert timeline.read_timeline(run.run_folder).lost == [(400.0, 413.0), (30_005.0, 30_008.0)]
-
-
-def test_time_between_a_stop_and_a_resume_that_moves_before_its_first_step_is_no_pause(hand_made: Any) -> None:
-    run = hand_made()
-    for number, launch_id, first_step, times in (
-        (1, "started", 0, ((1, 100.0), (20, 119.0))),
-        (2, "resumed", 20, ()),
-        (3, "moved", 20, ((21, 36_000.0), (30, 36_009.0))),
-        (4, "moved again", 30, ((31, 36_100.0),)),
-    ):
-        run.write_attempt(number, f"0.{number}", reason="start", launch_id=launch_id, resume_step=first_step)
-        write_steps(run, number, *times)
-    aws_journal.write_journal(
-        run.run_folder.path / "cloud.jsonl",
-        *(LaunchStarted(launch_id=launch_id) for launch_id in ("started", "resumed")),
-        *(LaunchMoved(launch_id=launch_id) for launch_id in ("moved", "moved again")),
-    )
-    run.copy_logs()
-    rows = timeline.read_timeline(run.run_folder).rows
-    assert [row.pause for row in rows] == [None, None, None, 91.0]
-    assert [row.reason for row in rows] == ["start", "resume", *[AttemptReason.MOVED] * 2]
-    assert timeline.read_timeline(run.run_folder).lost_seconds == 91.0
+    pytest.param([
+        ("0.a", "start", "", 0, [(1, 10_000.0), (20, 10_019.0)]),
+        ("1.b", "machine 0 lost", "", 16, [(17, 400.0), (30, 413.0)]),
+        ("1.b", "killed", "morning", 24, [(25, 30_000.0), (30, 30_005.0)]),
+        ("1.b", "killed", "morning", 30, [(31, 30_008.0)]),
+    ], [
+        (("0",), "start", 0, 20, None, None),
+        (("1",), "machine 0 lost; the clock jumped", 16, 30, None, 4),
+        (("1",), "killed", 24, 30, None, 6),
+        (("1",), "killed", 30, 31, 3.0, 0),
+    ], [(400.0, 413.0), (30_005.0, 30_008.0)], id="clocks that contradict, a night between two launches"),
+    pytest.param([
+        ("0.a", "start", "started", 0, [(1, 100.0), (20, 119.0)]),
+        ("0.b", "start", "resumed", 20, []),
+        ("0.c", "start", "moved", 20, [(21, 36_000.0), (30, 36_009.0)]),
+        ("0.d", "start", "moved again", 30, [(31, 36_100.0)]),
+    ], [
+        (("0",), "start", 0, 20, None, None),
+        (("0",), "resume", 20, None, None, 0),
+        (("0",), MOVED, 20, 30, None, 0),
+        (("0",), MOVED, 30, 31, 91.0, 0),
+    ], [(36_009.0, 36_100.0)], id="a resume that moves before its first step"),
+    pytest.param([
+        ("0.a", "killed", "", 0, [(1, 100.0), (8, 107.0), (16, 115.0), (20, 119.0)]),
+        ("0.b", "killed", "", 16, [(17, 130.0), (24, 137.0)]),
+        ("0.c", "killed", "", 8, [(9, 150.0), (12, 153.0)]),
+        ("0.d", "killed", "", 8, [(9, 170.0)]),
+    ], [
+        (("0",), "killed", 0, 20, None, None),
+        (("0",), "killed", 16, 24, 11.0, 4),
+        (("0",), "killed", 8, 12, 13.0, 16),
+        (("0",), "killed", 8, 9, 17.0, 4),
+    ], [(107.0, 115.0), (115.0, 130.0), (130.0, 150.0), (150.0, 170.0)], id="steps of the last attempt but one"),
+])  # fmt: skip
+def test_attempt_rows_have_machines_pause_and_lost_steps(
+    attempts: list[tuple[str, str, str, int, list[tuple[int, float]]]], rows: Any, lost: Any, hand_made: Any
+) -> None:
+    """Attempts are given as members, reason, launch, first step and (step, time) pairs."""
+    run = hand_made(machines=2)
+    for number, (members, reason, launch_id, first_step, steps) in enumerate(attempts, 1):
+        run.write_attempt(number, *members.split(), reason=reason, launch_id=launch_id, resume_step=first_step)
+        write_steps(run, number, *steps)
+    if attempts[-1][2] == "moved again":
+        launches = [LaunchStarted(launch_id="started"), LaunchStarted(launch_id="resumed")]
+        moves = [LaunchMoved(launch_id="moved"), LaunchMoved(launch_id="moved again")]
+        aws_journal.write_journal(run.run_folder.path / "cloud.jsonl", *launches, *moves)
+    run.write_status("failed", ended=True)
+    run.job.refresh()
+    found = timeline.read_timeline(run.run_folder)
+    assert found.rows == run.job.result.timeline and sorted(found.lost) == lost
+    assert [
+        (row.machines, row.reason, row.first_step, row.last_step, row.pause, row.steps_lost) for row in found.rows
+    ] == rows
 
 
 def test_rows_and_goodput_of_a_command_follow_from_the_steps_that_it_tells(hand_made: Any) -> None:
@@ -112,22 +118,6 @@ def test_rows_and_goodput_of_a_command_follow_from_the_steps_that_it_tells(hand_
     ]
     assert timeline.read_timeline(run.run_folder, is_command=True).lost == [(109.0, 125.0), (148.0, 151.0)]
     assert run.job.result.goodput == pytest.approx((9 + 23 + 9) / (60.0))
-
-
-def test_steps_before_the_last_attempt_but_one_are_lost_once_when_its_checkpoint_cannot_be_read(hand_made: Any) -> None:
-    run = hand_made()
-    for number, first_step, times in (
-        (1, 0, ((1, 100.0), (8, 107.0), (16, 115.0), (20, 119.0))),
-        (2, 16, ((17, 130.0), (24, 137.0))),
-        (3, 8, ((9, 150.0), (12, 153.0))),
-        (4, 8, ((9, 170.0),)),
-    ):
-        run.write_attempt(number, f"0.{number}", reason="killed", resume_step=first_step)
-        write_steps(run, number, *times)
-    run.copy_logs()
-    assert sorted(timeline.read_timeline(run.run_folder).lost) == [
-        (107.0, 115.0), (115.0, 130.0), (130.0, 150.0), (150.0, 170.0)
-    ]  # fmt: skip
 
 
 # --- a long history: each file is read once ------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.forked_ranks import run_ranks
 from support.run_outputs import final_state
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from train.distributed import process_group, regroup
 from train.engine import run, trainer
@@ -18,12 +19,13 @@ from train.engine.main import choose_recipe
 from train.engine.options import parse_run_options
 from train.recipe import Phase
 from train.tools import process
-from train.tools.agent_protocol import KeptStateReport, StandbyRequest, attempt_name, kept_state_file
+from train.tools.agent_protocol import EVENTS_FOLDER, KeptStateReport, StandbyRequest, attempt_name, kept_state_file
 from train.tools.records import read_record
 
 pytestmark = [pytest.mark.process, pytest.mark.filterwarnings("ignore:Grad strides")]
 RANKS = 3
 REGROUPS = 20
+RECOVERY_SCALARS = ("attempt", "in_place", "steps_lost", "pause")
 OPTIONS = ("--gpus", "2", "--exact", "--workers", "0", "--keep", "last")
 
 
@@ -33,11 +35,16 @@ class Lost(BaseException):
 
 def lose_at(place: str) -> None:
     """Make this process end at a place, or at the collective of this number."""
-    begin_phase, all_reduce, calls = trainer.Trainer.begin_phase, torch.distributed.all_reduce, itertools.count(1)
+    begin_phase, begin_save = trainer.Trainer.begin_phase, trainer.Trainer.save
+    all_reduce, calls = torch.distributed.all_reduce, itertools.count(1)
 
     def lose(*_: Any, **__: Any) -> Any:
         regroup.shut_down_connections()
         raise Lost
+
+    def save(self: Any, **options: Any) -> None:
+        begin_save(self, **options)
+        lose()
 
     def begin(self: Any, epoch: Any, is_first: bool = False) -> None:
         begin_phase(self, epoch, is_first) if epoch.number < 3 else lose()
@@ -47,6 +54,7 @@ def lose_at(place: str) -> None:
 
     trainer.Trainer.begin_phase = begin if place == "change of size" else begin_phase  # type: ignore[method-assign]
     trainer.run_validation = lose if place == "validation" else trainer.run_validation  # type: ignore[attr-defined]
+    trainer.Trainer.save = save if place == "saving" else begin_save  # type: ignore[assignment, method-assign]
     torch.distributed.all_reduce = count
 
 
@@ -128,7 +136,7 @@ def undisturbed(runs: Any) -> dict[str, Any]:
 
 # The 23rd to the 26th collective sum in one step: statistics, two buckets of gradients, metrics.
 @pytest.mark.parametrize(("place", "victim"), [
-    ("validation", 0), ("validation", 1), ("change of size", 0), ("change of size", 2),
+    ("validation", 0), ("validation", 1), ("saving", 0), ("change of size", 0), ("change of size", 2),
     *((str(number), number % 3) for number in range(23, 27)),
 ])  # fmt: skip
 def test_a_loss_in_place_changes_no_bit(
@@ -139,6 +147,10 @@ def test_a_loss_in_place_changes_no_bit(
     outcomes = run_ranks(RANKS, lambda rank, _: train_on(rank, victim, place, words, tmp_path, ports))
     assert [code for code, _ in outcomes] == [-1 if rank == victim else 0 for rank in range(RANKS)]
     check_equal(final_state(tmp_path / "out", 2), undisturbed)
+    events = EventAccumulator(str(tmp_path / f"work-{int(victim == 0)}" / EVENTS_FOLDER))
+    events.Reload()
+    shown = {name: [event.value for event in events.Scalars(f"recovery/{name}")] for name in RECOVERY_SCALARS}
+    assert [*shown.values()][:3] == [[2.0], [1.0], [0.0]] and shown["pause"][0] > 0
 
 
 def check_equal(state: dict[str, Any], undisturbed: dict[str, Any]) -> None:

@@ -1,22 +1,31 @@
 """The warm-up: every shape once, the model unchanged; compiled networks share weights and checkpoints."""
 
+import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-from support.trainer_in_process import RandomImages, make_phase, make_recipe, make_trainer
+from support.known import known
+from support.trainer_in_process import RandomImages, make_phase, make_recipe, make_trainer, open_trainer
 from torch import nn
 
 from train.data.loading.loader import Batch
 from train.data.order.batch_sampler import DistributedBatchSampler
 from train.data.order.work import BatchRequest
-from train.engine import warmup
+from train.distributed import ddp
+from train.distributed.process_group import ProcessGroup
+from train.engine import run, warmup
+from train.engine import trainer as engine_trainer
 from train.engine.inputs import IMAGENET_NORMALIZATION, BatchPreprocessor, normalization_of
+from train.engine.main import choose_recipe
+from train.engine.options import parse_run_options
 from train.models import registry
-from train.recipe import Model, Phase
+from train.recipe import Comm, Model, Phase
 from train.recipe.schedule import Schedule
+from train.tools import checkpoint_io
 from train.tools.errors import MachineTrouble, TrainingError
 
 CPU = torch.device("cpu")
@@ -39,6 +48,19 @@ def compiled_shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     monkeypatch.setattr(warmup, "COMPILE_BACKEND", backend)
     torch._dynamo.reset()
     return shapes
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.float16, 1e-3), (torch.bfloat16, 8e-3)])
+def test_normalize_in_one_pass_equals_three_operations(dtype: torch.dtype, tolerance: float) -> None:
+    """On a GPU; the tolerance is that of rounding to the type."""
+    preprocessor = BatchPreprocessor(CPU)
+    preprocessor.compute_dtype = dtype
+    pixels = torch.randint(256, (2, 5, 4, 3), dtype=torch.uint8)
+    labels = np.arange(2)
+    expected, _ = preprocessor.prepare(Batch(pixels, labels, BatchRequest("train", None, labels, (5, 4))))
+    normalized = preprocessor.normalize_in_one_pass(pixels.permute(0, 3, 1, 2))
+    assert normalized.dtype == dtype and normalized.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(normalized.float(), expected, rtol=tolerance, atol=tolerance)
 
 
 def test_rank_without_images_of_the_last_validation_goes_on_from_the_checkpoint_before_it(tmp_path: Path) -> None:
@@ -70,6 +92,21 @@ def test_warm_up_compiles_each_training_shape_once(compiled_shapes: Any) -> None
     assert len(compiled_shapes) == len(shapes)
 
 
+def test_later_shapes_are_warmed_up_by_each_process_alone(in_group: Any) -> None:
+    """A sum of gradients that are all 0 would spend the error memory of PowerSGD, and searches take unequal times."""
+
+    def work(group: ProcessGroup) -> Any:
+        net, bare_model, preprocessor = nn.Conv2d(3, 2, 3), nn.Identity(), BatchPreprocessor(CPU)
+        wrapped = ddp.wrap_ddp(net, Comm())
+        for shapes in [[(2, 8, 8)], [(2, 8, 8), (4, 8, 8)]][: 2 - group.rank]:
+            warmup.warm_up(wrapped, bare_model, shapes, [], preprocessor)  # its model is another: as a compiled one
+        wrapped(torch.full((2, 3, 8, 8), group.rank + 1.0)).sum().backward()
+        return known(net.weight.grad).sum().item()
+
+    own_sums = [value * 2 * 6 * 6 * 54 for value in (1.0, 2.0)]  # images, places and weights
+    assert in_group(2, work) == [sum(own_sums) / 2] * 2
+
+
 def test_compile_failure_is_one_line(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> Any:
         raise RuntimeError("no Python.h\nand much more")
@@ -81,6 +118,26 @@ def test_compile_failure_is_one_line(model: Any, monkeypatch: pytest.MonkeyPatch
     torch._dynamo.reset()
     with pytest.raises(TrainingError, match=r"torch\.compile failed: .*set compile=False to train without it$"):
         warmup.warm_up(warmup.compile_per_shape(model), model, [(2, 32, 32)], [], BatchPreprocessor(CPU))
+
+
+def test_restore_between_compiled_and_plain_trainers(
+    tiny: Any, tiny_data: Any, tmp_path: Any, compiled_shapes: Any
+) -> None:
+    """A compiled trainer trains two steps, a plain one restores its state."""
+    phases = [Phase(epochs=(0, 1), size=32, batch=8, lr=0.01)]
+
+    def trainer(use_compile: bool) -> Any:
+        recipe = tiny(phases=phases, model=Model(name="resnet10_tiny", compile=use_compile))
+        return open_trainer(recipe, tiny_data, tmp_path / str(use_compile), max_steps=2)
+
+    first_trainer, decoder = trainer(True)
+    first_trainer.train(decoder, 0)
+    assert compiled_shapes
+    state = checkpoint_io.copy_to_cpu(first_trainer.state())
+    second_trainer, _ = trainer(False)
+    second_trainer.restore(state)
+    assert second_trainer.state()["model"].keys() == state["model"].keys()
+    assert all(torch.equal(value, state["model"][name]) for name, value in second_trainer.state()["model"].items())
 
 
 class HalfTallIndex:
@@ -114,6 +171,54 @@ def test_batch_shapes_of_all_epochs_same_on_all_ranks(tiny: Any) -> None:
     assert warmup.image_sizes(sampler(0, 2), schedule.epochs) == {(32, 32), (64, 64), (96, 64)}
 
 
+@pytest.mark.parametrize(("kernel_search", "is_exact"), [(False, False), (True, False), (True, True)])
+def test_kernels_are_searched_only_on_request_for_warmed_shapes_and_never_in_an_exact_run(
+    kernel_search: bool, is_exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which kernels are fastest differs from process to process, and their sums differ in the last bits."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", is_exact)
+    preprocessor = BatchPreprocessor(CPU, kernel_search=kernel_search)
+    preprocessor.warmed_shapes = {(2, 8, 8)}
+    for number in (2, 1, 2):
+        request = BatchRequest("val", None, np.arange(number), (8, 8))
+        batch = Batch(torch.zeros(request.batch_shape, dtype=torch.uint8), np.zeros(number, np.int64), request)
+        preprocessor.prepare(batch)
+        assert torch.backends.cudnn.benchmark == (kernel_search and number == 2 and not is_exact)
+
+
+def test_shapes_of_a_later_phase_are_warmed_up_when_it_begins(
+    tiny: Any, tiny_data: Any, tmp_path: Any, compiled_shapes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That takes no part of its first step: it is a switch of its first epoch. A phase without new shapes has none.
+
+    Only the largest shape is tried before the first step of all: a GPU may have too little memory for it.
+    """
+    sizes = (32, 48, 48)
+    phases = [Phase(epochs=(n, n + 1), size=size, batch=8, lr=0.01) for n, size in enumerate(sizes)]
+    recipe = tiny(phases=phases, model=Model(name="resnet10_tiny", compile=True))
+    trainer, decoder = open_trainer(recipe, tiny_data, tmp_path)
+    compiled_at = list[tuple[int, int]]()
+    warm_up, added_seconds, clock = warmup.warm_up, [0.0], time.perf_counter
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + sum(added_seconds))
+
+    def slow_warm_up(*arguments: Any) -> None:
+        count = len(compiled_shapes)
+        warm_up(*arguments)
+        if len(compiled_shapes) > count:
+            compiled_at.append((trainer.steps_done, len(compiled_shapes)))
+            added_seconds.append(1000.0)
+
+    monkeypatch.setattr(engine_trainer, "warm_up", slow_warm_up)
+    trainer.train(decoder, 0)
+    assert compiled_at == [(0, 2), (0, 3), (4, 4)]
+    assert [shape[0::2] for shape in compiled_shapes] == [(8, 32), (2, 32), (8, 48), (2, 48)]
+    first, second, third = (epoch.where for epoch in trainer.history)
+    assert second["switches"] > 1000 > max(first["switches"], third["switches"])
+    assert max(second["other"], second["steps"], second["waits"]) < 1000
+    assert known(trainer.history[1].gap_steps) > 10 and trainer.goodput < 0.5
+
+
 def test_warm_up_says_what_to_change_when_the_memory_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     class Large(nn.Linear):
         def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -145,3 +250,13 @@ def test_normalization_of_timm_config_else_imagenet() -> None:
     for config in ({"mean": (0.5,), "std": (0.5,)}, {"mean": None, "std": None}, {}, "vit"):
         net.pretrained_cfg = config  # type: ignore[assignment]
         assert normalization_of(net) == IMAGENET_NORMALIZATION
+
+
+def test_standby_keeps_the_images_that_it_has_opened_when_its_network_cannot_be_built(
+    runs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(run, "Trainer", Mock(side_effect=RuntimeError("no memory")))
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    options = parse_run_options(runs.words(tmp_path / "out", ("--gpus", "1"), None))
+    dataset, trainer = run.prepare(options, choose_recipe(options))
+    assert len(dataset.train) > 0 and trainer is None and "RuntimeError: no memory" in capsys.readouterr().out

@@ -286,6 +286,16 @@ def _init_worker(parent_pid: int, niceness: int, _worker_id: int) -> None:
     os.nice(niceness)
     torch.set_num_threads(1)
     disable_malloc_trim()
+    # Slurm sends SIGTERM to all processes of a node that it takes away: the trainer needs images until it has saved.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(target=_obey_parent, args=(parent_pid,), daemon=True).start()
+
+
+def _obey_parent(parent_pid: int) -> None:
+    """End this process when its trainer, and nobody else, sends SIGTERM."""
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent_pid:
+        pass
+    os._exit(0)
 
 
 class _Tasks:

@@ -189,17 +189,17 @@ def test_failure_is_told_with_code_and_last_line(
     assert start_and_end(make(script)) == ProcessesExit(AgentPhase.FAILED, f"rank 1 {reason}", fault, rank=1)
 
 
-def test_program_that_is_not_there_is_wrong_input(make: Any) -> None:
-    processes = make("", argv=("no-such-program", "x"))
-    reason = "the command cannot be started: no-such-program: No such file or directory"
+@pytest.mark.parametrize(("argv", "copy", "problem"), [
+    (("no-such-program", "x"), shutil.copy, "no-such-program: No such file or directory"),
+    ((), Mock(side_effect=OSError(28, "No space left", "project/data.txt")), "project/data.txt: No space left"),
+])  # fmt: skip
+def test_command_that_cannot_be_started_is_wrong_input(
+    make: Any, argv: tuple[str, ...], copy: Any, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "copy", copy)
+    processes, reason = make("exit 0", argv=argv), f"the command cannot be started: {problem}"
     assert start_and_end(processes) == ProcessesExit(AgentPhase.FAILED, reason, Fault.INPUT)
     assert reason in log(processes)
-
-
-def test_file_of_the_project_that_cannot_be_copied_is_named(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "copy", Mock(side_effect=OSError(28, "No space left on device", "project/data.txt")))
-    reason = "the command cannot be started: project/data.txt: No space left on device"
-    assert start_and_end(make("exit 0")).reason == reason
 
 
 def test_container_gets_the_variables_of_the_user_the_gpus_and_the_region(make: Any, tmp_path: Path) -> None:

@@ -3,12 +3,15 @@
 import errno
 import io
 import itertools
+import json
 import multiprocessing
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +19,18 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.waiting import wait_for
+from torch.utils.data import DataLoader
+from train.data.loading.batch_buffers import BatchBuffers
 
 from train.data.index.open import DataError, load_index
-from train.data.loading.loader import Batch, BatchDecoder, BatchStream
-from train.data.order.rng import random_boxes, random_position_boxes
+from train.data.loading.augment import trivial_augment
+from train.data.loading.loader import PREFETCH_BYTES_PER_WORKER, Batch, BatchDecoder, BatchStream, WorkerBatch
+from train.data.order.rng import image_generator, random_boxes, random_position_boxes
 from train.data.order.work import BatchRequest
 from train.data.packing.pack import pack_set
+from train.recipe import Phase
+from train.tools import process
 from train.tools.errors import MachineTrouble, WorkerLost
 
 CPU = torch.device("cpu")
@@ -89,6 +98,31 @@ def test_decode_batch_of_train_matches_pil(decoder: BatchDecoder) -> None:
             expected = np.asarray(part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flips[row] else part, int)
             assert np.abs(batch.images[row].numpy().astype(int) - expected).max() <= 2
     assert seen_flips == {True, False}
+
+
+def test_each_image_is_augmented_by_draws_of_seed_epoch_and_its_id_alone(decoder: BatchDecoder) -> None:
+    ids = np.arange(24)
+    batches = {
+        (epoch, kind): decoder.decode_batch(BatchRequest("train", None, ids, (48, 64), epoch, 0.2, augment=kind)).images
+        for epoch in (0, 1)
+        for kind in (True, "trivial")
+    }
+    for epoch in (0, 1):
+        for number in ids.tolist():
+            plain = batches[epoch, True][number].numpy()
+            expected = trivial_augment(plain, image_generator(SEED, epoch, number))
+            assert np.array_equal(batches[epoch, "trivial"][number].numpy(), expected)
+    requests = [
+        BatchRequest("train", None, part, (48, 64), 1, 0.2, augment="trivial") for part in (ids[::-2], ids[::2])
+    ]
+    backwards, evens = make_batches(decoder, requests, 2)
+    assert torch.equal(backwards.images.flip(0), batches[1, "trivial"][1::2])
+    assert torch.equal(evens.images, batches[1, "trivial"][::2])
+    # An operation that depends on the epoch, and not on the image's crop alone: the draws of two epochs differ.
+    draws = [[int(image_generator(SEED, epoch, number).integers(14)) for number in range(50)] for epoch in (0, 1)]
+    assert draws[0] != draws[1] and len({*draws[0]}) > 10
+    val = BatchRequest("val", None, ids[:8], (32, 32))
+    assert torch.equal(decoder.decode_batch(val).images, decoder.decode_batch(replace(val, augment="trivial")).images)
 
 
 def single_image_decoder(folder: Path, pixels: Any) -> BatchDecoder:
@@ -159,6 +193,40 @@ def test_a_stream_goes_on_with_other_requests(
     assert not stream.tasks or len(stream.tasks.buffers.free_slots) == 16 * workers + 2, "all memory is free again"
 
 
+def test_pin_memory_frees_buffer_slot(decoder: BatchDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)  # pinning itself needs a GPU
+    request = BatchRequest("val", None, np.arange(3), (32, 32))
+    buffers = BatchBuffers(1, LARGEST_BATCH_BYTES)
+    slot = buffers.acquire(request.batch_shape)
+    assert slot is not None
+    decoded = decoder.decode_batch(request, torch.from_numpy(buffers.slot_array(slot, request.batch_shape)))
+    batch = WorkerBatch(buffers.buffers_id, slot, decoded.labels, request).pin_memory()
+    assert torch.equal(batch.images, decoded.images) and np.array_equal(batch.labels, decoded.labels)
+    assert buffers.acquire(request.batch_shape) == slot
+
+
+@pytest.mark.parametrize(("largest_batch_bytes", "prefetch"), [(1000, 16), (20e6, 6), (60e6, 2), (1e9, 2)])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_stream_batches_prefetches_within_memory_limit(
+    largest_batch_bytes: float, prefetch: int, workers: int, decoder: BatchDecoder
+) -> None:
+    """This holds across epochs, sizes and validation, which are one stream to the loader."""
+    taken: list[int] = []
+
+    def requests() -> Iterator[BatchRequest]:
+        for number in range(100):
+            taken.append(number)
+            yield BatchRequest("train", None, np.array([number % 50]), (32, 32), 0, 0.2)
+
+    batches = BatchStream(decoder, requests(), workers, CPU, int(largest_batch_bytes))
+    assert len(taken) == prefetch * workers
+    for number in range(1, 20):
+        next(batches)
+        assert len(taken) == prefetch * workers + number
+    assert prefetch == 2 or prefetch * largest_batch_bytes <= PREFETCH_BYTES_PER_WORKER
+    del batches
+
+
 def test_stream_batches_needs_no_dev_shm_and_no_short_tempdir(
     decoder: BatchDecoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_group: Any
 ) -> None:
@@ -172,6 +240,15 @@ def test_stream_batches_needs_no_dev_shm_and_no_short_tempdir(
         return len(list(BatchStream(decoder, mixed_requests(), 1, CPU, LARGEST_BATCH_BYTES)))
 
     assert in_group(1, count_batches) == [len(mixed_requests())]
+
+
+def test_dev_shm_that_cannot_be_used_is_named(decoder: BatchDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make_semaphore(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(DataLoader, "__iter__", make_semaphore)
+    with pytest.raises(DataError, match=r"^/dev/shm: Read-only file system; .* or pass --workers 0$"):
+        BatchStream(decoder, mixed_requests(), 1, CPU, LARGEST_BATCH_BYTES)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -218,9 +295,24 @@ def test_an_error_of_a_disk_or_a_file_server_is_none_of_the_images(
     assert in_group(1, read) == [f"{index.location(2)}: Input/output error"]
 
 
-def test_stream_batches_without_sigchld_raises_at_next_batch(
+def test_decode_batch_names_file_of_wrong_size(tiny_data: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_data / "train", tmp_path / "train")
+    index = load_index(tmp_path, "train")
+    Image.new("RGB", (33, 44)).save(index.location(5), "JPEG")
+    changed = BatchDecoder({("train", None): index}, 0)
+    for min_scale, squares in ((None, 1), (None, 5), (0.5, 1)):
+        request = BatchRequest("train", None, np.array([0, 5]), (32, 32), 0, min_scale, squares=squares)
+        with pytest.raises(
+            DataError, match=r"has 33x44 pixels, expected .*since it was indexed, run .* again$"
+        ) as caught:
+            changed.decode_batch(request)
+        assert str(caught.value).startswith(f"{index.location(5)}: ")
+
+
+def test_stream_whose_worker_is_killed_raises_at_the_next_batch_and_sigterm_kills_none(
     decoder: BatchDecoder, in_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Slurm sends SIGTERM to all processes of a node that it takes away. SIGCHLD may come late, or never."""
     patched = torch.utils.data.dataloader._MultiProcessingDataLoaderIter._try_get_data
     monkeypatch.setattr(patched, "__defaults__", (0.1,))  # seconds between checks of the workers
 
@@ -228,7 +320,10 @@ def test_stream_batches_without_sigchld_raises_at_next_batch(
         batches = BatchStream(decoder, itertools.cycle(mixed_requests()), 1, CPU, LARGEST_BATCH_BYTES)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         next(batches)
-        os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
+        (worker,) = multiprocessing.active_children()
+        subprocess.run(["kill", str(worker.pid)], check=True)
+        assert len(list(itertools.islice(batches, 200))) == 200
+        os.kill(worker.pid or 0, signal.SIGKILL)
         try:
             return f"{len(list(itertools.islice(batches, 200)))} batches"
         except WorkerLost as error:
@@ -236,3 +331,25 @@ def test_stream_batches_without_sigchld_raises_at_next_batch(
 
     (message,) = in_group(1, kill_worker)
     assert message.startswith("a data-loading worker ended (worker (pid(s) ") and "\n" not in message
+
+
+def test_run_with_killed_worker_ends_with_one_line(runs: Any, tiny: Any, tmp_path: Path) -> None:
+    """It counts as a crash, which is retried, and not as an error that would occur again."""
+    phases = [Phase(epochs=(0, 1000), size=32, batch=8, lr=0.01, min_scale=0.35)]
+    out = runs.folder / "worker-killed"
+    work_folder = tmp_path / "work"
+    work_folder.mkdir()
+    recipe = runs.recipe(tiny(name="long", phases=phases))
+    trainer = runs.start(out, "--workers", "2", recipe=recipe, environment={"IMGNET_WORK": str(work_folder)})
+
+    def is_training() -> bool:
+        path = work_folder / "progress.json"
+        return path.exists() and json.loads(path.read_text())["state"] == "training"
+
+    wait_for(is_training)
+    os.kill(process.descendant_pids(trainer.pid)[-1], signal.SIGKILL)
+    output = runs.end(out, trainer, code=1)
+    (line,) = (line for line in output.splitlines() if "error" in line.lower())
+    assert line.startswith("error: a data-loading worker ended (worker (pid") and "Traceback" not in output
+    assert json.loads((work_folder / "failed-0.json").read_text())["fault"] == "own"
+    runs.gone(out)
