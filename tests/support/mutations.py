@@ -180,9 +180,9 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "test_batchnorm.py::test_statistics_of_norms_that_are_not_torchs_are_averaged_before_validation": [
         ("batch norm: norms that are not torch's are not averaged", BATCHNORM,
-         "for buffer in self.foreign_buffers if self.group.world_size > 1 else ():", "for buffer in ():"),
+         "for buffer, total in zip(self.foreign_buffers, sums, strict=True):", "for buffer, total in ():"),
         ("batch norm: statistics of other norms summed", BATCHNORM,
-         "buffer.clone()) / self.group.world_size", "buffer.clone())"),
+         "total / self.group.world_size", "total"),
     ],
     "test_batchnorm.py::test_norm_sees_one_workers_images_and_its_statistics_move_once_a_step": [
         ("batch norm: two workers' images at once", SCHEDULE,

@@ -114,7 +114,9 @@ def count_steps(monkeypatch: pytest.MonkeyPatch, trials: int, freezes: bool, poi
         ring.run(freezes, poisons)
         for results in ring.results:
             totals = iter([total for _, total in results])
-            monkeypatch.setattr(guard.dist, "all_reduce", lambda values, totals=totals: values.fill_(next(totals)))
+            monkeypatch.setattr(
+                "torch.distributed.all_reduce", lambda values, totals=totals: values.fill_(next(totals))
+            )
             own = StepGuard(RANKS, CPU, ring.token)
             state, expected = torch.zeros(CHUNKS, dtype=torch.int64), torch.zeros(CHUNKS, dtype=torch.int64)
             try:
@@ -155,7 +157,7 @@ def test_nonces_differ_and_fit_into_the_sum() -> None:
 
 @pytest.mark.parametrize("poisoned", [False, True])
 def test_host_acts_only_on_sums_that_no_abort_has_met(poisoned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard.dist, "all_reduce", lambda _: None)
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda _: None)
     own = StepGuard(1, CPU, "token")
     if poisoned:
         own.poison()

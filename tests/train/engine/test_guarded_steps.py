@@ -184,7 +184,8 @@ def test_a_second_loss_before_the_first_step_on_a_gpu_keeps_no_state(
 ) -> None:
     monkeypatch.setenv("IMGNET_WORK", str(tmp_path))
     monkeypatch.setenv("IMGNET_IN_PLACE", "on")
-    own: Any = Handover(AgentChannel(), SimpleNamespace(group=SimpleNamespace(device=torch.device("cuda"))))
+    own: Any = Handover(AgentChannel())
+    own.prepared = SimpleNamespace(group=SimpleNamespace(device=torch.device("cuda")))
     own.kept = SimpleNamespace(step=5)
     own.begin_attempt()
     assert own.channel.not_in_place == NOT_TRAINING_YET and not own.keep(RuntimeError("NCCL: remote error"))
