@@ -11,15 +11,18 @@ from typing import Any
 import pytest
 import torch
 from support.trainer_in_process import open_trainer
+from torch import nn
 
 from train.data.loading.loader import Batch
 from train.distributed.process_group import ProcessGroup
 from train.engine import trainer as engine_trainer
+from train.models import external, freezing
 from train.models.registry import build_model
 from train.recipe import Model, Optim, Phase
 from train.recipe.schedule import Epoch
 from train.tools import process
 
+STEPS_PER_EPOCH = 4  # 50 images in global batches of 16
 LAST_NORM = "layer4.0.bn2"  # of resnet10_tiny
 
 
@@ -77,6 +80,26 @@ def test_frozen_phase_moves_only_the_last_layers(
             else:
                 assert len(names) > 0.9 * tensor_count
         assert head == answers[0][3]  # equal on all processes
+
+
+def test_freezer_frozen_layers_get_no_gradient_and_eval_mode() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Dropout(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    net.append(nn.Linear(4, 2))
+    untrained = net[0].bias  # by the user's own choice
+    assert untrained is not None
+    untrained.requires_grad_(False)
+    external.check_scores_and_find_classifier(net, "net", 2, 4)  # records its classifier, as `build_model` does
+    freezer = freezing.Freezer(net)
+    net(torch.ones(2, 3, 4, 4)).sum().backward()
+    freezer.set_frozen(True)
+    freezer.set_train_mode()
+    assert [item.training for item in net] == [False] * 5 + [True]
+    net(torch.ones(2, 3, 4, 4)).sum().backward()
+    assert [item.grad is not None for item in net.parameters()] == [False] * 4 + [True] * 2
+    freezer.set_frozen(False)
+    freezer.set_train_mode()
+    assert all(item.training for item in net)
+    assert [item.requires_grad for item in net.parameters()] == [True, False, True, True, True, True]
 
 
 def test_run_refuses_weights_that_differ_between_processes(runs: Any, tiny: Any, tmp_path: Path) -> None:

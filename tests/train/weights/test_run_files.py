@@ -11,6 +11,7 @@ from support.train_records import make_epoch
 
 from train.data.order.center_crop import resized_size
 from train.data.order.rect_val import rect_crop_shape
+from train.engine.options import parse_keep, parse_run_options
 from train.metrics.confusion import Confusion
 from train.recipe import Phase
 from train.recipe.history import best_epoch
@@ -23,6 +24,15 @@ from train.weights.safetensors_file import read_metadata, read_safetensors
 
 CLASSES = ("airplane", "ship")
 CONFUSION = Confusion.from_counts(CLASSES, np.array([[3, 1], [0, 2]]))
+
+
+def test_parse_keep() -> None:
+    assert parse_keep("last, best") == parse_keep("best,last") == "best,last" and parse_keep("last") == "last"
+    for text in ("best", "", "first", "best;last"):
+        with pytest.raises(ValueError, match="is not one of best,last and last; the last network is always kept"):
+            parse_keep(text)
+    assert parse_run_options(["x", "--out", "y"]).keeps_best
+    assert not parse_run_options(["x", "--out", "y", "--keep", "last"]).keeps_best
 
 
 def test_best_epoch_is_the_latest_of_equals() -> None:
@@ -105,6 +115,20 @@ def test_publish_network_leaves_out_damaged_best_weights(run: FinishedRun) -> No
     path = checkpoint_folder(run.out, 1) / "best-00000008.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     assert not (run.publish() / "model-best.safetensors").exists()
+
+
+@pytest.mark.parametrize(("tensor", "kind"), [
+    (torch.zeros(1, dtype=torch.complex128), "complex128"), (torch.eye(2).to_sparse(), "sparse"),
+])  # fmt: skip
+@pytest.mark.filterwarnings("ignore")  # deprecation warnings of torch
+def test_write_weights_that_the_format_cannot_hold_is_one_line(
+    tensor: torch.Tensor, kind: str, run: FinishedRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run itself is not harmed: its checkpoints can hold such tensors."""
+    weights = {"fine": torch.zeros(1), "odd": tensor}
+    assert not run_files.write_weights(run.out / "w.safetensors", weights, run.describe(1), run.recipe)
+    assert capsys.readouterr().out.startswith("w.safetensors is not written: ")
+    assert not list(run.out.iterdir())
 
 
 KNOWN: Any = {"epoch": 3, "step": 40, "mean": (0.5, 0.4, 0.3), "std": (0.2, 0.2, 0.2), "classes": ["airplane", "ship"]}

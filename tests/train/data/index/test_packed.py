@@ -1,5 +1,6 @@
 """Tests of packed sets: equal to their folder of files, and damage is named."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -15,7 +16,7 @@ from support.error_lines import error_line
 
 from train.data.index import shards
 from train.data.index.open import DataError, Index, check_same_images, class_names, load_index
-from train.data.manifest import INDEX_FILE, MANIFEST_FILE
+from train.data.manifest import INDEX_FILE, MANIFEST_FILE, NAMES_FILE
 from train.data.packing.pack import copy_targets, pack_set
 from train.tools.files import write_atomic
 
@@ -146,6 +147,40 @@ def test_read_manifest_damaged_or_other_version_raises(change: Any, reason: str,
     for call in (load_index, class_names):
         message = data_error_of(call, full, "train")
         assert message.startswith(f"{full}/train") and reason in message
+
+
+def test_names_with_damaged_file_raises(full: Path, sets: Path) -> None:
+    path = full / "train" / NAMES_FILE
+    path.write_text("x\n" * 3)
+    index = load_index(full, "train")
+    assert data_error_of(index.names).startswith(f"{path}: is damaged")
+    check_same_images(load_index(sets / "data", "train"), index)  # compares digests, which needs no names
+    assert "(id 20, ?)" in index.location(20)
+    path.unlink()
+    assert "(id 20, ?)" in index.location(20) and "No such file" in data_error_of(index.names)
+
+
+def count_open_files(folder: Path) -> int:
+    """Return the number of files below a folder that this process has open."""
+    count = 0
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            count += str(descriptor.readlink()).startswith(str(folder))
+    return count
+
+
+def test_shard_reader_bounds_and_closes_open_files(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = len(list((full / "train").glob("*.bin")))
+    index = load_index(full, "train")
+    before = count_open_files(full)
+    read_all(index)
+    assert count > 3 and count_open_files(full) == before + count
+    del index
+    assert count_open_files(full) == 0
+    monkeypatch.setattr(shards, "MAX_OPEN_SHARDS", 2)
+    index = load_index(full, "train")
+    read_all(index)
+    assert count_open_files(full) - before <= 2
 
 
 def test_read_is_safe_in_threads(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:

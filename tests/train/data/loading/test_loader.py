@@ -21,11 +21,17 @@ import torch
 from PIL import Image
 from support.waiting import wait_for
 from torch.utils.data import DataLoader
-from train.data.loading.batch_buffers import BatchBuffers
 
 from train.data.index.open import DataError, load_index
 from train.data.loading.augment import trivial_augment
-from train.data.loading.loader import PREFETCH_BYTES_PER_WORKER, Batch, BatchDecoder, BatchStream, WorkerBatch
+from train.data.loading.loader import (
+    PREFETCH_BYTES_PER_WORKER,
+    Batch,
+    BatchBuffers,
+    BatchDecoder,
+    BatchStream,
+    WorkerBatch,
+)
 from train.data.order.rng import image_generator, random_boxes, random_position_boxes
 from train.data.order.work import BatchRequest
 from train.data.packing.pack import pack_set

@@ -25,6 +25,17 @@ def test_subset_has_expected_count_and_is_sorted(images: int, scale: float, coun
     assert count in (1, images) or (ids != subset(4, images, scale)).any()
 
 
+@pytest.mark.parametrize("draw_boxes", [random_boxes, random_position_boxes])
+@pytest.mark.parametrize("scale_or_aspect", [0.001, 0.08, 0.5, 2 / 3, 1.0])
+def test_boxes_lie_inside_image(draw_boxes: Any, scale_or_aspect: float) -> None:
+    for seed in range(5):
+        widths, heights = np.random.default_rng(seed).choice([1, 2, 3, 31, 200, 375, 500, 3000], (2, 400))
+        boxes, _ = draw_boxes(seed, 1, IDS, widths, heights, scale_or_aspect)
+        top, left, height, width = boxes.T
+        assert (top >= 0).all() and (left >= 0).all() and (height >= 1).all() and (width >= 1).all()
+        assert (top + height <= heights).all() and (left + width <= widths).all()
+
+
 @pytest.mark.parametrize(("min_scale", "aspect"), [(0.08, 1.0), (0.087, 1.0), (0.35, 1.0), (0.1, 0.75), (0.1, 4 / 3)])
 def test_random_boxes_have_expected_scale_ratio_and_position_and_half_are_mirrored(
     min_scale: float, aspect: float

@@ -69,3 +69,13 @@ def test_find_usage_errors_reports_damage(tmp_path: Path, damage: Callable[[Path
     assert find_errors(tmp_path, {1: 0, 2: 3}) == []
     damage(tmp_path / USAGE_FOLDER)
     assert find_errors(tmp_path, {1: 0, 2: 3}) == errors
+
+
+def test_find_usage_errors_finds_wrong_resume_step(tmp_path: Path) -> None:
+    write_logs(tmp_path, 1, range(4))
+    write_logs(tmp_path, 2, range(3, 6))
+    assert find_errors(tmp_path, {1: 0, 2: 3}) == []
+    assert find_errors(tmp_path, {1: 0, 2: 4}) == ["epoch 2: 4 images used more than once, 0 not used"]
+    assert find_errors(tmp_path, {1: 0, 2: 2}) == [
+        "epoch 1: 2 of 3 steps are in the logs", "epoch 1: 0 images used more than once, 4 not used",
+    ]  # fmt: skip

@@ -1,9 +1,12 @@
 """Tests of packing: what is stored, what a repeated call keeps, and what happens on errors."""
 
 import errno
+import json
 import multiprocessing
+import os
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -221,6 +224,14 @@ def test_pack_set_does_not_resume_behind_damage_or_changed_images(damaged: str, 
     assert read_images(target / "32") == read_images(tmp_path / "fresh/32")
 
 
+def test_pack_set_twice_at_once_packs_once(tmp_path: Path) -> None:
+    source = write_small_images(tmp_path / "data")
+    with ThreadPoolExecutor(2) as pool:
+        calls = [pool.submit(resize, source, tmp_path / "copies", [32, 36]) for _ in range(2)]
+        results = [call.result(60) for call in calls]
+    assert sorted((result.written, result.kept) for result in results) == [(0, 124), (124, 0)]
+
+
 def test_pack_set_on_full_disk_keeps_finished_shards(small_disk: Path, tmp_path: Path) -> None:
     source = write_small_images(tmp_path / "data", 400)
     with pytest.raises(OSError, match="No space left on device") as caught:
@@ -253,6 +264,31 @@ def test_pack_set_with_bad_file_raises_or_skips(source: Path, tmp_path: Path) ->
     check_same_images(load_index(source, "train", skip_bad=True), load_index(target / "64", "train"))
 
 
+def test_pack_set_over_other_set_raises(source: Path, tmp_path: Path) -> None:
+    pack_set(source, {None: tmp_path / "full"})
+    before, other = contents(tmp_path / "full"), tmp_path / "other"
+    for split in ("train", "val"):
+        write(other / split / "c" / "0.JPEG", draw_image(0, "train", 30))
+        write(other / split / "d" / "0.JPEG", b"no image")
+    with pytest.raises(DataError, match="a packed set of other images"):
+        pack_set(other, {None: tmp_path / "full"})
+    assert contents(tmp_path / "full") == before
+    manifest = tmp_path / "full/val/manifest.json"
+    manifest.write_text(manifest.read_text().replace('"version": 2', '"version": 99'))
+    before = contents(tmp_path / "full")
+    with pytest.raises(DataError, match=r"format version 99.*--overwrite"):
+        pack_set(source, {None: tmp_path / "full"})
+    assert contents(tmp_path / "full") == before
+
+
+def test_pack_set_from_index_only_source_raises(source: Path, tmp_path: Path) -> None:
+    pack_set(source, {None: tmp_path / "full"})
+    manifest = tmp_path / "full/train/manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "fetched": "index"}))
+    with pytest.raises(DataError, match="full/train: has the index and no images; fetch them too"):
+        resize(tmp_path / "full", tmp_path / "small", [64])
+
+
 @pytest.mark.parametrize(("target", "message"), [
     *((target, "among the images; give a folder beside") for target in ("data", "data/train", "data/val/a")),
     ("mine", "mine/val/c: a folder of images is there"),
@@ -263,3 +299,13 @@ def test_pack_set_among_images_raises(target: str, message: str, source: Path, t
     with pytest.raises(DataError, match=message):
         pack_set(source, {None: tmp_path / target}, overwrite=True)
     assert read_tree(tmp_path) == before
+
+
+def test_pack_set_keeps_non_utf8_names_and_refuses_line_breaks(source: Path, tmp_path: Path) -> None:
+    non_utf8_name = os.fsdecode(b"gr\xfc\xdf.JPEG")
+    write(source / "train/a" / non_utf8_name, draw_image(0, "train", 9))
+    pack_set(source, {None: tmp_path / "full"})
+    index = load_index(tmp_path / "full", "train")
+    assert index.names() == load_index(source, "train").names() and index.name(2) == f"a/{non_utf8_name}"
+    write(source / "train/a/two\nlines.JPEG", draw_image(0, "train", 9))
+    error_line(DataError, pack_set, source, {None: tmp_path / "other"}, match="a name with a line break")

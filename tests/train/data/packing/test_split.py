@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.packed_sets import content
+from support.small_disk import enlarge, fill
 
 from train.data.index.open import DataError, load_index
 from train.data.packing import split
@@ -88,3 +89,14 @@ def test_killed_split_leaves_no_data_set_and_is_repeated(tmp_path: Path) -> None
     split_folder(tmp_path / "photos", tmp_path / "new")
     assert len(content(tmp_path / "new")) == len(content(tmp_path / "photos")) == len(names)
     assert {path.name for path in tmp_path.iterdir()} == {"photos", "new"}
+
+
+def test_split_on_a_full_disk_leaves_nothing(tmp_path: Path, small_disk: Path) -> None:
+    draw(tmp_path / "photos")
+    filling = fill(small_disk)
+    os.truncate(filling, filling.stat().st_size - 40_000)  # room for a part of the images
+    with pytest.raises(OSError, match="No space left"):
+        split_folder(tmp_path / "photos", small_disk / "new")
+    assert [*small_disk.iterdir()] == [filling]
+    enlarge(small_disk, 8)
+    assert split_folder(tmp_path / "photos", small_disk / "new")[:2] == (13, 3)

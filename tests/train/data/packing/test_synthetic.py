@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,9 @@ def test_draw_sample_set_after_kill_resumes(tmp_path: Path, sample: Path) -> Non
     (tmp_path / "val" / "disc" / ".disc_00000003.JPEG.tmp").write_bytes(b"cut short")
     assert synthetic.draw_sample_set(tmp_path, train=130, val=20) > 0
     assert content(tmp_path) == content(sample)
+
+
+def test_draw_sample_set_twice_at_once_draws_once(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        calls = [pool.submit(synthetic.draw_sample_set, tmp_path, train=20, val=10) for _ in range(2)]
+        assert sorted(call.result(60) for call in calls) == [0, 30]

@@ -104,12 +104,28 @@ def test_index_with_an_impossible_number_is_damaged(column: str, value: int, ful
         load_index(full, "train")
 
 
+@pytest.mark.parametrize("data", [b"", b"PK\3\4", b"\x93NUMPY\1\0\x10\0" + b"(" * 16])
+def test_index_that_numpy_cannot_read_is_damaged(data: bytes, full: Path) -> None:
+    replace_index(full, data)
+    (fault,) = find_faults(full)
+    assert f"{full}/train/index.npy: is damaged" in fault
+
+
 def test_verify_reports_damaged_manifest_and_unfinished_split(full: Path) -> None:
     flip_bit(full / "val" / MANIFEST_FILE, 0)
     (full / "train" / MANIFEST_FILE).unlink()
     faults = find_faults(full)
     assert len(faults) == 2
     assert "train: is not finished" in faults[0] and "manifest.json: is damaged" in faults[1]
+
+
+def test_verify_of_index_only_split_needs_no_shards(full: Path) -> None:
+    path = full / "train" / MANIFEST_FILE
+    path.write_text(json.dumps({**json.loads(path.read_text()), "fetched": "index"}))
+    for shard in (full / "train").glob("*.bin"):
+        shard.unlink()
+    result = verify_packed_sets(full)
+    assert not result.faults and result.images == 4
 
 
 def test_list_sets_summarizes_every_split(sets: Path, full: Path) -> None:
