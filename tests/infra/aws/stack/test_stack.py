@@ -216,7 +216,7 @@ def test_foreign_resource_of_our_name_is_refused_and_stays(
 
 def test_ensure_at_the_vpc_limit_names_the_command(account: RecordingAccount) -> None:
     account.denied = {"CreateVpc": "VpcLimitExceeded"}
-    with pytest.raises(CloudError, match=r"as many networks.*aws service-quotas .*L-F678F1CE.*--region us-west-1"):
+    with pytest.raises(CloudError, match=r"as many networks.*--region us-west-1 .* vpc --quota-code L-F678F1CE"):
         stack.ensure(account, OWN_CIDR)
 
 
