@@ -328,10 +328,11 @@ def test_stream_whose_worker_is_killed_raises_at_the_next_batch_and_sigterm_kill
         next(batches)
         (worker,) = multiprocessing.active_children()
         subprocess.run(["kill", str(worker.pid)], check=True)
-        assert len(list(itertools.islice(batches, 200))) == 200
+        # No batch is held: it is then in shared memory, and the message about it is too short to be cut by the kill.
+        assert sum(1 for _ in itertools.islice(batches, 200)) == 200
         os.kill(worker.pid or 0, signal.SIGKILL)
         try:
-            return f"{len(list(itertools.islice(batches, 200)))} batches"
+            return f"{sum(1 for _ in itertools.islice(batches, 200))} batches"
         except WorkerLost as error:
             return str(error)
 
