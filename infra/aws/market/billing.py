@@ -59,7 +59,10 @@ def machine_costs(journal: Journal, now: float) -> list[MachineCost]:
             case RequestGranted() | RequestRefused() if event.number in requests:
                 machines |= {machine.id: (requests[event.number], machine) for machine in event.machines}
             case InstanceEnded():
-                ends[event.id] = replace(event, reason=release_reasons.get(event.id, event.reason))
+                # EC2 may interrupt a machine that we have released in the same moment, and then does not bill it.
+                is_interrupted = event.reason.startswith(INTERRUPTED_CODE)
+                reason = event.reason if is_interrupted else release_reasons.get(event.id, event.reason)
+                ends[event.id] = replace(event, reason=reason)
             case InstancesReleased():
                 release_reasons |= dict.fromkeys(event.ids, event.reason)
             case PublicAddressRequested():

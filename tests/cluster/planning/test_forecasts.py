@@ -41,7 +41,7 @@ def test_candidate_has_the_forecast_and_the_price_of_its_builtin_type() -> None:
     builtin = BUILTIN_TYPES[A100.name]
     planned = plan(LARGE, make_launch_options(backend="plan", machines=4, procs=8))
     row = forecasts.make_candidate(planned, A100, DEFAULT_CONSTANTS)
-    machine = {"gpu": builtin.gpu, "gbit": builtin.network_gbps, "vcpus": builtin.vcpus}
+    machine: dict[str, Any] = {"gpu": builtin.gpu, "gbit": builtin.network_gbps, "vcpus": builtin.vcpus}
     expected = forecast(planned.recipe_schedule, gpus=8, machines=4, **machine)
     assert expected and row.forecast == expected and row.machines == 4
     assert row.dollars == pytest.approx(ON_DEMAND_PRICES[A100.name] * 4 * expected.minutes / 60)
