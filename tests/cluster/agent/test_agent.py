@@ -239,7 +239,7 @@ def test_attempt_in_place_that_fails_before_its_first_step_is_followed_by_a_rest
     agents: Any, hand_made: Any
 ) -> None:
     """No machine was lost in it, so it would fail again."""
-    run = hand_made(machines=2, lost_seconds=2.0, heartbeat_seconds=0.2, in_place=True)
+    run = hand_made(machines=2, lost_seconds=2.0, heartbeat_seconds=0.2, in_place="on")
     restart = "if sys.orig_argv[sys.orig_argv.index('--attempt') + 1] == '3':\n    if rank == 0: " + PUBLISH
     restart += "    until((out / 'result.json').exists); os._exit(0)\n"
     keep = "    report.report_kept_state(8, has_saved=False, reason='Connection closed by peer')\n"

@@ -31,7 +31,7 @@ def test_plan_has_a_row_per_type_and_machine_count(sandbox: Any) -> None:
     lines = ran.out.splitlines()
     assert len([line for line in lines if line.startswith("p4d.24xlarge ")]) == 2, ran
     assert all("unknown price" in line for line in lines if line.startswith("p5e.48xlarge "))
-    assert "constants: presets" in ran.out and lines[1].split()[-1] == "compute"
+    assert "constants: presets" in ran.out and lines[2].split()[-1] == "compute"
     assert "AWS stopped listing p3.16xlarge in 2026; for comparison only" in ran.out
 
 
