@@ -3,7 +3,9 @@
     ids/000002-rank-3.jsonl     one line for each step of attempt 2: {"step": 17, "epoch": 1, "ids": [...]}
 
 A rank writes its line before it takes part in the step's all-reduce. So a step that completes on any rank is in the
-logs of all ranks. Imports no torch.
+logs of all ranks. But a lost machine may take the last lines of its ranks with it. Where the others go on without
+repeating these steps, they add what all ranks had to use, by the order of the run, each in a line with the "rank". It
+counts where that rank's own line is missing, and its step is in the log of another rank. Imports no torch.
 """
 
 import contextlib
@@ -11,24 +13,31 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from train.tools.agent_protocol import USAGE_FOLDER, attempt_name
-from train.tools.records import DamagedRecord, decode_line
+from train.tools.records import DamagedRecord, decode_line, encode
 from train.tools.text_files import read_lines
 
+from .batch_sampler import DistributedBatchSampler
+
 _NO_LATER_ATTEMPT = 1 << 62  # a step that no run reaches
-_FILE_NAME = re.compile(r"([0-9]{6,9})-rank-[0-9]+\.jsonl")
+_FILE_NAME = re.compile(r"([0-9]{6,9})-rank-([0-9]+)\.jsonl")
+PLANNED_STEPS = 200  # more than a machine does while its lines are on their way
 
 
 @dataclass(frozen=True, kw_only=True)
 class UsageRow:
-    """A line of the log: the IDs of the images of a step. Steps and epochs count from 0."""
+    """A line of the log: the IDs of the images of a step. Steps and epochs count from 0.
+
+    `rank` is None for what the writer itself has used, else the rank that had to use these images.
+    """
 
     step: int
     epoch: int
     ids: tuple[int, ...]
+    rank: int | None = None
 
 
 class UsageLog:
@@ -40,7 +49,24 @@ class UsageLog:
 
     def record_step(self, step: int, epoch: int, ids: Iterable[int]) -> None:
         """Append the image IDs of a step. Steps and epochs count from 0."""
-        self.file.write(json.dumps({"step": step, "epoch": epoch, "ids": sorted(ids)}) + "\n")
+        self._write(UsageRow(step=step, epoch=epoch, ids=tuple(sorted(ids))))
+
+    def record_plan(self, sampler: DistributedBatchSampler, epoch_index: int, step: int) -> None:
+        """Append what all ranks had to use in the last steps before a position, of its epoch and of the one before."""
+        epochs = sampler.schedule.epochs
+        for index in range(max(0, epoch_index - 1), min(epoch_index + 1, len(epochs))):
+            epoch = epochs[index]
+            end = step if index == epoch_index else epoch.steps
+            order, _ = sampler.epoch_order(epoch)
+            for rank in range(sampler.world_size):
+                plan = replace(sampler, rank=rank)
+                for number in range(max(0, end - PLANNED_STEPS), end):
+                    ids = {int(each) for chunk, weight in plan.chunks(epoch, number, order) if weight for each in chunk}
+                    row = UsageRow(step=epoch.first_step + number, epoch=epoch.number, ids=tuple(ids), rank=rank)
+                    self._write(row)
+
+    def _write(self, row: UsageRow) -> None:
+        self.file.write(json.dumps(encode(row)) + "\n")
 
 
 def find_usage_errors(
@@ -62,16 +88,25 @@ def find_usage_errors(
         attempt: min((first_steps[later] for later in attempts if later > attempt), default=_NO_LATER_ATTEMPT)
         for attempt in attempts
     }
+    own_lines: dict[tuple[int, int], set[int]] = defaultdict(set)  # the ranks by attempt and step
+    planned: dict[tuple[int, int, int], UsageRow] = {}  # by attempt, step and rank
     for path in sorted(folder.glob("*.jsonl")):
         name = _FILE_NAME.fullmatch(path.name)
         end_step = end_steps.get(int(name[1])) if name else None
-        if end_step is None:
+        if name is None or end_step is None:
             continue
+        attempt = int(name[1])
         for line in read_lines(path):
             with contextlib.suppress(DamagedRecord):
                 row = decode_line(UsageRow, line)
-                if row.step < end_step:
+                if row.step < end_step and row.rank is None:
+                    own_lines[attempt, row.step].add(int(name[2]))
                     ids_by_step[row.epoch][row.step] += row.ids
+                elif row.step < end_step and row.rank is not None:
+                    planned[attempt, row.step, row.rank] = row
+    for (attempt, step, rank), row in planned.items():
+        if rank not in own_lines.get((attempt, step), {rank}):
+            ids_by_step[row.epoch][step] += row.ids
     errors = []
     for epoch, steps in steps_per_epoch.items():
         logged_steps = ids_by_step[epoch]
