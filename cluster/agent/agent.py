@@ -252,7 +252,7 @@ class Agent:
             if attempts.has_newer_launch(self.shared, self.launch_id):
                 raise JobFinished(MachineState.LEFT, "a later launch of the job has begun")
             self.read_machines()
-            self.peers.refresh(now, tests_all_locks=self.phase != AgentPhase.RUNNING)
+            self.peers.refresh(now, tests_all_locks=self.phase in IDLE_PHASES)
             self.addresses = network.source_addresses(self.reached_at)
             self.current.note_peers(self.peers.statuses, self.id, now)
 

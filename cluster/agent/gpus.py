@@ -6,6 +6,7 @@ they do for many other reasons.
 """
 
 import contextlib
+import os
 import re
 import shutil
 import subprocess
@@ -123,7 +124,8 @@ class Gpus:
         if self.process is None or self.process.poll() is None:
             return
         assert self.process.stdout
-        lines = self.process.stdout.read().decode(errors="replace").splitlines()
+        os.set_blocking(self.process.stdout.fileno(), False)  # a process that it left behind may keep the pipe open
+        lines = (self.process.stdout.read() or b"").decode(errors="replace").splitlines()
         self._stop()
         rows = [cells for cells in map(host.gpu_query_cells, lines) if _is_gpu(cells)]
         self.complaint = " ".join(line.strip() for line in lines if host.gpu_query_cells(line) not in rows)

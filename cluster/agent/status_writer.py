@@ -13,7 +13,7 @@ from cluster.state.heartbeats import MachineStatus, StateChange, read_status
 from cluster.state.run_folder import agent_log_path
 from cluster.state.states import MachineState
 from train.tools import host
-from train.tools.files import make_folder_below, open_below, overwrite_below
+from train.tools.files import is_locked, make_folder_below, open_below, overwrite_below
 from train.tools.records import DamagedRecord, encode
 from train.tools.text_files import to_json_bytes
 
@@ -85,6 +85,9 @@ class StatusWriter:
         self.last_status: MachineStatus | None = None
         self.lock = contextlib.ExitStack()
         self.holds_lock = False
+        # A lock of SMB keeps others from reading the file, and one of NFS 3 may wait for ever for a server.
+        mount = host.mount_of(shared.resolve())
+        self.shares_locks = not mount.network or mount.type in ("nfs4", "lustre")
         self.sampler = HostSampler()
         self.boot_id = host.boot_id()
         previous = read_previous_status(shared, machine)
@@ -116,7 +119,7 @@ class StatusWriter:
             boot_id=self.boot_id,
             clock_offset=host.steady_clock.offset,
             clock_jump=host.steady_clock.jump(),
-            holds_lock=self.holds_lock or self._lock_file(),
+            holds_lock=self._lock_file(),
         )
         # A full or unreachable folder is no error here: it may recover, and trainers that cannot save report it.
         with contextlib.suppress(OSError):
@@ -130,8 +133,15 @@ class StatusWriter:
             print(time.strftime("%H:%M:%S"), status.state, status.reason, flush=True)
 
     def _lock_file(self) -> bool:
-        """Lock the status file, so that peers see the death of this process at once. Return whether that succeeded."""
+        """Keep the status file locked, so that peers see the death of this process. Return whether that succeeded.
+
+        A server that starts again, or was away for long, has forgotten the lock: it is taken anew.
+        """
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            if not self.shares_locks or (self.holds_lock and is_locked(self.shared / self.status_file)):
+                return self.holds_lock
+            self.holds_lock = False
+            self.lock.close()
             file = stack.enter_context(open_below(self.shared, self.status_file, os.O_RDWR))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.lock, self.holds_lock = stack.pop_all(), True

@@ -101,7 +101,7 @@ class SshBackend(RemoteBackend):
     def check(cls, spec: JobSpec, runs_folder: Path) -> None:
         """Check that tmux and ssh are installed here (`ClusterError`) and the hosts suffice (`BadInput`)."""
         tmux.require_tmux()
-        require_openssh("ssh")
+        require_openssh("ssh", "ssh-keygen")
         host_count = len(spec.host_list)
         needed = len(spec.machine_names)
         if host_count < needed:

@@ -49,7 +49,7 @@ def _read_known_hosts(route: Route, name: str) -> list[KnownHostKey]:
         lines = completed.stdout.decode(errors="replace").splitlines()
         for found, line in zip(lines[::2], lines[1::2], strict=False):  # "# Host gpu1 found: line 3", and that line
             columns = line.split()
-            marker = columns.pop(0) if line.startswith("@") else ""
+            marker = columns.pop(0) if columns[0].startswith("@") else ""
             place = found.rpartition(" found: ")[2].split()
             keys.append(KnownHostKey(columns[1], columns[2], f"{path} {' '.join(place[:2])}", marker))
     return keys

@@ -141,7 +141,7 @@ def _openssh_options(host: Host) -> dict[str, list[str]]:
     argv = ["ssh", "-G", *_user_config_argv()]
     argv += ["-p", str(host.port)] if host.port else []
     argv += ["-l", host.user] if host.user else []
-    require_openssh("ssh")
+    require_openssh("ssh", "ssh-keygen")
     try:
         completed = subprocess.run(
             [*argv, "--", host.host],

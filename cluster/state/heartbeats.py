@@ -250,8 +250,8 @@ class PeerStatuses:
         if is_locked(self.status_folder / f"{name}.json"):
             self.locked_ids.add(machine_id)
         elif machine_id in self.locked_ids:
-            self._read(name, now)  # its last words
-            self.dead_ids.add(machine_id)
+            self._read(name, now)  # its last words, or a sign of life after it was taken for dead
+            self.dead_ids |= {machine_id} & self.locked_ids
 
     def take(self, name: str, text: bytes, now: float) -> None:
         """Take over the status of a machine from the text of its file, if that has changed and is of this launch."""
@@ -265,7 +265,7 @@ class PeerStatuses:
             self.seen_changing.add(status.id)
         if status.id in self.dead_ids:  # it lives: its lock proves nothing
             self.dead_ids.remove(status.id)
-            self.locked_ids.remove(status.id)
+            self.locked_ids.discard(status.id)
         # An agent that was started again has a new id: the machine with the old id is lost.
         for replaced_id in [old for old in self.statuses if old.partition(".")[0] == name and old != status.id]:
             del self.statuses[replaced_id], self.changed_at[replaced_id]

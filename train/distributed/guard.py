@@ -68,6 +68,7 @@ class StateCopy:
         known, self.tensors, self.values = self.tensors, {}, []
         self._collect(roots)
         if known.keys() != self.tensors.keys():
+            self.pairs = []  # before others are made: two copies may not fit
             by_kind: dict[object, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
             for tensor in self.tensors.values():
                 copies, tensors = by_kind.setdefault((tensor.device, tensor.dtype), ([], []))
@@ -139,6 +140,7 @@ class StepGuard:
             self._judge()
         if self.ledger.is_ahead:
             self.copy.restore()
+        self.copy = StateCopy()  # the memory is needed in the next group
         return self.ledger.is_ahead
 
     def _send(self) -> None:

@@ -109,6 +109,7 @@ def join_process_group(is_cancelled: Callable[[], bool] = lambda: False) -> Proc
             if regroup.goes_on_in_place(device):
                 os.environ |= IN_PLACE_NCCL_VARIABLES
                 guard = StepGuard(world_size, device, os.environ.get(agent_protocol.TOKEN_VARIABLE, ""))
+                regroup.before_abort(guard.poison)
             for name, value in NCCL_WATCHDOG_VARIABLES.items():  # read when the group is made
                 os.environ.setdefault(name, value)
             if rank == 0:
@@ -121,8 +122,6 @@ def join_process_group(is_cancelled: Callable[[], bool] = lambda: False) -> Proc
             timeout=FIRST_STEP_TIMEOUT,
         )
         peer_filter.guard_ports()
-        if guard:
-            regroup.before_abort(guard.poison)
     return ProcessGroup(rank, local_rank, world_size, local_world_size, device, nccl_log_path, guard)
 
 

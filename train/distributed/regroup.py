@@ -85,8 +85,11 @@ def nccl_groups() -> list[dist.ProcessGroup]:
 
 
 def has_failed() -> bool:
-    """Return whether NCCL has met an error or a timeout. With `IN_PLACE_NCCL_VARIABLES` nobody else is told."""
-    for group in nccl_groups():
+    """Return whether NCCL has met an error or a timeout, where a guard finds what an abort spoils: nobody else is told.
+
+    Elsewhere NCCL's own watchdog ends the process.
+    """
+    for group in nccl_groups() if goes_on_in_place(torch.device("cuda")) else ():
         with contextlib.suppress(RuntimeError):  # the group is being made or ended
             if group._get_backend(torch.device("cuda")).get_error().name != "SUCCESS":
                 return True

@@ -184,7 +184,10 @@ def locked(path: Path, timeout_seconds: float = math.inf, permissions: int = 0o6
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether a process of this computer holds a lock file. A missing file is not locked."""
+    """Return whether a process holds a lock file; one of another computer, where the file system shares locks.
+
+    A missing file is not locked.
+    """
     with contextlib.suppress(FileNotFoundError), open_regular(path) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,10 +1,12 @@
 """The backend of the user's own machines: a machine that answers too slowly, too few machines, machines in use."""
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.log_lines import log_lines
 
 from cluster.backends import ssh
 from cluster.connectors.hosts_file import Host, Hosts
@@ -50,3 +52,16 @@ def test_plan_names_the_users_other_jobs_on_the_machines(
     monkeypatch.setenv("IMGNET_RUNS", str(tmp_path))
     monkeypatch.setattr(store, "busy_runs_folders", lambda: [at_work.run_folder.path.parent])
     assert note(replace(at_work.spec, uid="")).endswith("imgnet-cluster stop runs/job-1")
+
+
+def test_final_network_that_never_comes_is_given_up(hand_made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = hand_made(machines=1, backend="ssh", hosts=Hosts(None, (Host(host="127.0.0.1"),)))
+    run.write_shared("result.json", "{}")
+    never = threading.Event()
+    backend = ssh.SshBackend(Run(run.spec, run.run_folder))
+    monkeypatch.setattr(ssh, "FINAL_NETWORK_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(backend, "fetch_network", lambda: never.wait(60))
+    with log_lines("cluster.backends") as lines:
+        backend._fetch_final_network()
+    never.set()
+    assert lines == ["what was trained stays on the machines: not complete after 0 s"]

@@ -4,6 +4,7 @@ import os
 import random
 import shutil
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import pytest
 from support.packed_sets import content as copied_files
 from support.small_disk import enlarge
 
-from cluster.connectors import untrusted
+from cluster.connectors import log_sync, untrusted
 from cluster.connectors.log_sync import LogShipper, pull_logs
 
 
@@ -151,3 +152,19 @@ def test_log_shipper_replaced_by_another_ships_each_byte_of_synced_folders_once(
         shipper.ship_new_bytes()
         assert copied_files(shared) == {name: (work_folder / name).read_bytes() for name in synced_names}
     assert not (shared / "logs/.temp").exists()
+
+
+def test_copy_holds_a_part_in_memory_and_ends_at_the_largest_size(
+    work_folder: Path, shared: Path, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content, path = os.urandom(1 << 22), "logs/000001/rank-0.log"
+    append(work_folder / path, content)
+    monkeypatch.setattr(log_sync, "PART_BYTES", 1 << 16)
+    monkeypatch.setattr(log_sync, "MAX_FILE_BYTES", 1 << 21)
+    tracemalloc.start()
+    LogShipper(work_folder, shared).ship_new_bytes()
+    pull_logs(shared, run_folder)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 1 << 20
+    assert (shared / path).read_bytes() == content and (run_folder / path).read_bytes() == content[: 1 << 21]

@@ -19,7 +19,7 @@ import pytest
 from support.ssh_machines import Testbed, command_line, testbed
 from support.waiting import wait_for
 
-from cluster.connectors import ssh, ssh_channel, ssh_connection, untrusted
+from cluster.connectors import ssh, ssh_channel, ssh_config, ssh_connection, untrusted
 from cluster.connectors import ssh_scripts as sh
 from cluster.connectors.hosts_file import Host, Hosts, read_hosts
 from cluster.connectors.ssh import CommandFailed, SSHConnector, SSHRefused, Unreachable
@@ -469,7 +469,7 @@ def test_connect_accepts_host_key_of_known_hosts_unless_it_is_revoked(shared_bed
     path = shared_bed.known_hosts(home / ".ssh/known_hosts")
     subprocess.run(["ssh-keygen", "-H", "-f", str(path)], check=True, capture_output=True)  # hashes the names
     assert can_connect(host(shared_bed, host_key=None))
-    path.write_text(path.read_text() + f"@revoked * {shared_bed.machines[0].host_key}\n")
+    path.write_text(path.read_text() + f"  @revoked * {shared_bed.machines[0].host_key}\n")
     assert "is marked as revoked" in refusal_line(host(shared_bed, host_key=None))
 
 
@@ -724,3 +724,33 @@ def test_write_ssh_config_gives_openssh_the_same_route(shared_bed: Testbed, home
     assert output("echo hello; echo 'two words' | wc -w").split() == ["hello", "2"], "one argument is a line for sh"
     assert gate.log.count("Accepted") - before == 2
     assert openssh_argv(config, 2) == ["ssh", "-F", str(config), "-t", "machine-2"]
+
+
+def test_run_sweeps_command_folders_older_than_a_day(shared_bed: Testbed) -> None:
+    folder = shared_bed.machines[0].home / ".imgnet/commands"
+    for name in ("old", "new"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "code").write_text("0\n")
+    os.utime(folder / "old", (0, 0))
+    with SSHConnector(host(shared_bed)) as connector:
+        connector.run(["true"])
+        wait_for(lambda: not (folder / "old").exists())
+    (folder / "new" / "code").unlink()
+    (folder / "new").rmdir()
+
+
+def test_run_script_whose_input_does_not_fit_on_the_disk_says_so(tmp_path: Path) -> None:
+    full_disk = b'head() { command head "$@" >/dev/full; }\n'
+    script = sh.run_script("a-task", str(tmp_path), ["touch", f"{tmp_path}/ran"], input_bytes=2)
+    ran = subprocess.run(["sh", "-c", full_disk + script], input=b"in", capture_output=True, timeout=120)
+    assert (ran.returncode, ran.stdout) == (sh.EXIT_NO_FOLDER, b"") and b"No space left on device" in ran.stderr
+    assert not [*(tmp_path / "commands").iterdir()] and not (tmp_path / "ran").exists()
+
+
+def test_ssh_configuration_that_hangs_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ssh").write_text("#!/bin/sh\nexec sleep 600\n")
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(ssh_config, "SSH_CONFIG_SECONDS", 0.1)
+    with pytest.raises(ClusterError, match=r"^ssh has not read its configuration for gpu in 0 s; .*try: ssh -G gpu$"):
+        resolve_route(Host(host="gpu"))

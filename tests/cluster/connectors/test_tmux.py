@@ -113,3 +113,13 @@ def test_failing_tmux_is_not_read_as_no_session(sandbox: Any, tmp_path: Path, mo
     for ask in (tmux.session_names, lambda: tmux.window_names("job-1"), lambda: tmux.is_owned_by("job-1", tmp_path)):
         with pytest.raises(ClusterError, match="tmux -L imgnet: error connecting"):
             ask()
+
+
+def test_tmux_that_is_too_old_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = "echo 'unknown option -- e' >&2; echo 'usage: new-session [-AdDEP] [command]' >&2"  # of tmux 2.7
+    script = f"case $* in *new-session*) {usage};; *) echo 'no server running on /tmp/x' >&2;; esac; exit 1"
+    (tmp_path / "tmux").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "tmux").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(ClusterError, match=r"^tmux -L imgnet: unknown option -- e .*; tmux 3\.2 or newer is needed"):
+        tmux.start_session("job-1", tmp_path, "first", ["true"])

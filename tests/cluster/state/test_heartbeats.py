@@ -71,10 +71,13 @@ def test_free_lock_of_a_dead_agent_counts_at_once(tmp_path: Path) -> None:
     assert peers.ages(2.0) == {"0.a": 2.0, "1.a": 1.0}
     peers.refresh(1.0)
     assert peers.ages(2.0) == {"0.a": 2.0, "1.a": math.inf} and peers.statuses["1.a"].last_step == 2
-    writers[1].write(MachineStatus(id="1.a", last_step=3))  # it lives: the file system has lost its lock
+    writers[1].write(MachineStatus(id="1.a", last_step=3))  # it lives: the server had lost its lock, it has a new one
     peers.refresh(3.0)
     peers.refresh(4.0)
     assert peers.ages(4.0)["1.a"] == 1.0
+    writers[1].lock.close()
+    peers.refresh(5.0)
+    assert peers.ages(5.0)["1.a"] == math.inf
     for writer in writers:
         writer.close()
 

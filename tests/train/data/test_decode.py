@@ -1,6 +1,8 @@
 """Tests of decoding: pixels equal PIL's, whatever the file is called, and bad files raise BadImage."""
 
 import io
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -125,3 +127,16 @@ def test_decode_matches_pil_and_a_region_is_a_slice(name: str) -> None:
     for top, left, height, width in ((0, 0, 120, 180), (37, 51, 64, 99), (119, 179, 1, 1)):
         part = decode_region(data, (120, 180), (top, left, height, width))
         assert (part == whole[top : top + height, left : left + width]).all()
+
+
+def test_decode_image_of_a_transparent_palette_keeps_its_colors_without_a_warning() -> None:
+    image = drawn_image().convert("P")
+    transparent = encode(image, "PNG", transparency=bytes(256))
+    assert (decode_image(transparent) == decode_image(encode(image, "PNG"))).all()
+
+
+def test_large_image_is_read_without_a_warning_of_pil() -> None:
+    script = "import io; from PIL import Image; from train.data.decode import decode_image; file = io.BytesIO()\n"
+    script += "Image.new('1', (9000, 10000)).save(file, 'BMP'); print(decode_image(file.getvalue()).shape)"
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (ran.stdout, ran.stderr) == ("(10000, 9000, 3)\n", "")

@@ -37,3 +37,20 @@ def test_options_file_and_command_line_give_the_same_options(tmp_path: Path) -> 
     assert from_file == parse_run_options([*per_process, *typed, "--max-steps", "7", "--gpus", "8"])
     overridden = parse_run_options([*per_process, "--options", str(file), "--max-steps", "9"])
     assert (overridden.max_steps, overridden.scale, overridden.attempt) == (9, 0.5, 3)
+
+
+@pytest.mark.parametrize(("content", "message"), [
+    (None, "options.json: there is no such file"),
+    ('{"scale": 0.', "options.json: Expecting ',' delimiter: line 1 column 12"),
+    ('{"scale": "half"}', "Expected `float`, got `str`"),
+    ('{"scale": 2}', "Invalid value for '--scale': 2.0 is not in the range 0<x<=1."),
+])  # fmt: skip
+def test_damaged_options_file_is_a_usage_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, message: str
+) -> None:
+    file = tmp_path / "options.json"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(SystemExit) as caught:
+        parse_run_options(["r.json", "--out", "o", "--options", str(file)])
+    assert caught.value.code == 2 and message in capsys.readouterr().err.splitlines()[-1]

@@ -239,3 +239,33 @@ def test_measured_batch_seconds_interpolate_sizes_and_batches() -> None:
     assert {shape: constants.measured_batch_seconds(*shape) for shape in expected} == pytest.approx(expected)
     falling = Constants(source="x", batch_timings=((64, 10, 0.2), (64, 20, 0.1)))
     assert falling.measured_batch_seconds(64, 40) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(("gbit", "machines", "gpu", "hook"), [
+    (25.0, 2, "V100", "bf16"), (25.0, 1, "V100", "none"), (400.0, 2, "V100", "none"), (25.0, 2, "CPU", "none"),
+])  # fmt: skip
+def test_gpus_of_machines_without_rdma_are_charged_two_bytes(gbit: float, machines: int, gpu: str, hook: str) -> None:
+    first, other = (
+        forecast_of(one_phase(64, 8 * machines, comm=name), machines=machines, gbit=gbit, gpu=gpu).terms["all-reduce"]
+        for name in ("auto", hook)
+    )
+    assert first == other > 0
+
+
+@pytest.mark.parametrize(
+    ("batch", "size", "measured"), [(256, 224, 3939), (256, 128, 10602), (128, 96, 4611), (64, 128, 2191)]
+)
+def test_presets_give_the_measured_speed_of_an_h100(batch: int, size: int, measured: float) -> None:
+    """The smaller batches wait for the host. The speeds are those of steps in bfloat16 (LOG.md, 2026-11-26)."""
+    schedule = one_phase(batch, 1, size=size)
+    terms = forecast_of(schedule, gpus=1, gpu="H100", constants=DEFAULT_CONSTANTS).terms
+    assert schedule.images / (terms["compute"] + terms["optimizer"]) == pytest.approx(measured, rel=0.2)
+    on_cpu = forecast_of(schedule, gpus=1, gpu="CPU", constants=DEFAULT_CONSTANTS).terms["compute"]
+    assert on_cpu == pytest.approx(forecast_of(schedule, gpus=1, gpu="CPU").terms["compute"])
+
+
+def test_calibrate_refuses_a_run_without_steps() -> None:
+    with pytest.raises(ValueError, match="no training step was measured"):
+        calibrate(replace(make_run(), epochs=()), "job-3", START)
+    with pytest.raises(ValueError, match="epoch 1 is in no row"):
+        calibrate(replace(make_run(), schedule=()), "job-3", START)

@@ -222,3 +222,14 @@ def test_file_that_lies_about_its_classes_fills_no_memory(
     with pytest.raises(TrainingError, match=r"weight is 1x128, not 200000x128"):
         trained.build()
     assert devices == ["meta"]
+
+
+def test_export_onnx_without_its_packages_is_one_line(
+    tiny: Any, write_trained: Any, run_main: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_trained(tiny())
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (tmp_path / "out.classes.json").write_text("of another network, which must not hide the reason")
+    code, (message,) = run_main("export", source, tmp_path / "out.onnx", format="onnx")
+    assert code == 1 and "not installed here; install: pip install onnx onnxscript" in message["error"]
+    assert not (tmp_path / "out.onnx").exists()

@@ -130,3 +130,39 @@ def test_time_after_the_last_step_is_not_counted_when_a_failure_has_met_what_fol
     state = times.state()
     assert state.wall_seconds == pytest.approx(2.0) == sum(state.part_seconds_by_epoch[1].values())
     assert state.seconds_by_shape == {"train 8 32": [1.0, 1.0]}
+
+
+def test_flush_on_a_gpu_reads_events_with_one_synchronization(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fake GPU has its own clock, and still works on its steps when the host has gone on."""
+    synchronized: list[float] = []
+    gpu = type(clock)(now=clock.now)
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            gpu.now = self.at = max(gpu.now, clock.now)
+
+        def synchronize(self) -> None:
+            synchronized.append(self.at)
+
+        def elapsed_time(self, end: "Event") -> float:
+            assert synchronized and synchronized[-1] >= end.at, "read before the GPU had passed the event"
+            return 1000 * (end.at - self.at)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    times = TimeBreakdown(torch.device("cuda"))
+    times.begin_epoch(1)
+    for wait in (0.0, 0.5, 5.0):  # the 2 s of work of a step hide a wait of 0.5 s, and 3.3 s of the wait of 5 s
+        times.begin_step("train")
+        clock.now += 0.05
+        with times.measure(TimePart.WAITS):
+            clock.now += wait
+        gpu.now = max(gpu.now, clock.now) + 2.0
+        clock.now += 0.05
+        times.end_step("train", (8, 32))
+    assert not synchronized
+    row = times.end_epoch().where
+    assert len(synchronized) == 1
+    assert row == pytest.approx({**dict.fromkeys(TimePart, 0.0), "steps": 2.05 + 2.0 + 2.0, "waits": 1.7})

@@ -152,3 +152,11 @@ def test_read_lines_leaves_out_endless_ones(tmp_path: Path, monkeypatch: pytest.
 def test_lock_is_held_by_no_other_user(tmp_path: Path) -> None:
     with files.locked(tmp_path / "own"), files.locked(tmp_path / "shared", permissions=files.SHARED_LOCK):
         assert (tmp_path / "own").stat().st_mode & 0o077 == 0 != (tmp_path / "shared").stat().st_mode & 0o077
+
+
+def test_read_file_too_large_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    with path.open("wb") as file:
+        file.truncate(10**12)  # takes no space
+    with pytest.raises(OSError, match="more than 64 MB"):
+        files.read_file(path)

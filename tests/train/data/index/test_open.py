@@ -4,6 +4,8 @@ import errno
 import io
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,7 +18,7 @@ from support.error_lines import error_line
 from support.run_outputs import damage_pixels
 
 from train.data.index import folder as folder_module
-from train.data.index.base import IntColumn
+from train.data.index.base import IntColumn, names_crc32
 from train.data.index.folder import FolderIndex
 from train.data.index.open import DataError, check_layout, load_index
 from train.data.packing.synthetic import draw_image
@@ -227,3 +229,39 @@ def test_load_index_reports_misplaced_entries(root: Path, tmp_path: Path) -> Non
         ("dog/pipe.JPEG", "a pipe, socket or device"),
         ("dog/z.JPEG", "a broken symbolic link"),
     )
+
+
+def test_file_that_could_not_be_read_is_tried_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for error, reason in (
+        (OSError(errno.EIO, "Input/output error"), "Input/output error"),
+        (MemoryError(), "this computer has too little memory to decode it"),
+    ):
+
+        def fail(path: Path, error: Exception = error) -> bytes:
+            if path.name == "b.JPEG":
+                raise error
+            return path.read_bytes()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(folder_module, "read_image_file", fail)
+            index = load_folder_index(root, "train", skip_bad=True)
+            assert index.skipped_files == (("cat/b.JPEG", reason),)
+            assert index.names() == ["cat/a.JPEG", "dog/c.JPEG"]
+    index, was_decoded = load_and_watch(root)
+    assert was_decoded and len(index) == 3 and index.skipped_files == () and not load_and_watch(root)[1]
+    assert (numbers(index.widths), index.names_checksum) == ([50, 40, 60], names_crc32(index.names()))
+
+
+def test_cache_of_one_locale_serves_another_with_the_bytes_of_the_names(root: Path) -> None:
+    for name in (b"cat/gr\xfc\xdf.JPEG", "dog/gr\u00f6\u00dfer.JPEG".encode()):
+        write(root / "train" / os.fsdecode(name), jpeg(1))
+    write(root / "train/cat" / os.fsdecode(b"b\xe4d.JPEG"), b"no image")
+    index = load_folder_index(root, "train", skip_bad=True)
+    script = (
+        "import os, sys; from pathlib import Path; from train.data.index.open import load_index\n"
+        "index = load_index(Path(sys.argv[1]), 'train', skip_bad=True, progress=None)\n"  # decoding would call it
+        "print([os.fsencode(name) for name in (*index.names(), *index.skipped_files[0])])"
+    )
+    ascii_locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    shown = subprocess.check_output([sys.executable, "-c", script, root], text=True, env={**os.environ, **ascii_locale})
+    assert shown == f"{[os.fsencode(name) for name in (*index.names(), *index.skipped_files[0])]}\n" and len(index) == 5

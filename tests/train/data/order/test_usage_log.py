@@ -2,11 +2,16 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.specs import TINY
 
+from train.data.order.batch_sampler import DistributedBatchSampler
 from train.data.order.usage_log import UsageLog, find_usage_errors
+from train.recipe import Phase
+from train.recipe.schedule import Schedule
 from train.tools.agent_protocol import USAGE_FOLDER
 
 EPOCHS, STEPS, BATCH = 2, 3, 4  # 12 images in steps of 4, on two ranks
@@ -79,3 +84,24 @@ def test_find_usage_errors_finds_wrong_resume_step(tmp_path: Path) -> None:
     assert find_errors(tmp_path, {1: 0, 2: 2}) == [
         "epoch 1: 2 of 3 steps are in the logs", "epoch 1: 0 images used more than once, 4 not used",
     ]  # fmt: skip
+
+
+def test_find_usage_errors_takes_lines_that_were_lost_with_a_machine_from_the_plan(tmp_path: Path) -> None:
+    phase = Phase(epochs=(0, EPOCHS), size=32, batch=2, lr=0.1)
+    schedule = Schedule(replace(TINY, phases=[phase]), STEPS * BATCH, 2)
+    logs = []
+    for attempt, world, steps in ((1, 2, range(5)), (2, 1, range(5, 6))):
+        for rank in range(world):
+            sampler = DistributedBatchSampler(schedule, {}, 0, rank, world)
+            logs.append((UsageLog(tmp_path, attempt, rank), sampler))
+            for step in steps:
+                epoch, number = schedule.epochs[step // STEPS], step % STEPS
+                chunks = sampler.chunks(epoch, number, sampler.epoch_order(epoch)[0])
+                logs[-1][0].record_step(step, epoch.number, [int(image) for ids, _ in chunks for image in ids])
+    assert find_errors(tmp_path, {1: 0, 2: 5}) == []
+    path = tmp_path / USAGE_FOLDER / "000001-rank-1.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
+    assert len(find_errors(tmp_path, {1: 0, 2: 5})) == EPOCHS, "one step of the first epoch, two of the second"
+    first_log, sampler = logs[0]
+    first_log.record_plan(sampler, 1, 2)
+    assert find_errors(tmp_path, {1: 0, 2: 5}) == []
