@@ -95,6 +95,13 @@ class GroupedOption(click.Option):
         is_given = click.types.BoolParamType.str_to_bool(value) if value is not None and self.is_bool_flag else None
         return value if is_given is None else is_given == (self.flag_value is not False)
 
+    def get_help_extra(self, ctx: click.Context) -> Any:  # Any: as click has it
+        """Return the default and the like for `--help`; a configured default is shown by `text`: it may be a secret."""
+        extra = super().get_help_extra(ctx)
+        if self.config_name and self.configured(ctx):
+            extra.pop("default", None)
+        return extra
+
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Return names and text for `--help`. The text names the configured value, if there is one."""
         record = super().get_help_record(ctx)

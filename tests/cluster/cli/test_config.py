@@ -107,7 +107,7 @@ def test_wrong_line_is_named_with_its_file(write_config: WriteConfig, text: str,
 
 
 def test_config_and_help_show_value_and_source(sandbox: Any, write_config: WriteConfig) -> None:
-    path = write_config('region = "eu-west-1"\non-demand = true')
+    path = write_config('region = "eu-west-1"\non-demand = true\nnotify = "http://127.0.0.1:1/T000/s3cr3t"')
     env = {"XDG_CONFIG_HOME": str(path.parents[1]), "IMGNET_MAX_HOURS": "5"}
     shown = json.loads(sandbox.cli("config", "-o", "json", env=env).out)
     rows = {row["option"]: (row["value"], row["source"]) for row in shown["options"]}
@@ -119,7 +119,8 @@ def test_config_and_help_show_value_and_source(sandbox: Any, write_config: Write
     table = sandbox.cli("config", env=env)
     assert table.code == 0 and "IMGNET_MAX_HOURS" in table.out and f"configuration file: {path}" in table.out
     text = "".join(sandbox.cli("launch", "--help", env=env).out.split())
-    assert "[IMGNET_MAX_HOURS:5]" in text and f"[{path}:eu-west-1]" in text and text.count(f"[{path}:") == 2
+    assert "[IMGNET_MAX_HOURS:5]" in text and f"[{path}:eu-west-1]" in text and text.count(f"[{path}:") == 3
+    assert f"[{path}:http://127.0.0.1:1/...]" in text and "s3cr3t" not in text + table.out
 
 
 def test_wrong_line_refuses_only_commands_that_start_or_create(sandbox: Any, write_config: WriteConfig) -> None:
