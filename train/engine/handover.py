@@ -140,7 +140,7 @@ class Handover:
             self.kept = keep_state(self.trainer)
             self.prepared = self.trainer
             if self.trainer.usage_log:
-                self.trainer.usage_log.record_plan(self.trainer.sampler, *self.kept.position)
+                self.trainer.usage_log.record_plan(self.trainer.sampler.planned_usage(*self.kept.position))
             self.trainer.leave_attempt()
             if error is not None:
                 close(self.trainer)

@@ -6,7 +6,7 @@ then repeats the first chunk with weight 0, because the other ranks wait for it 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 
@@ -21,8 +21,10 @@ from train.recipe.validation_policy import should_validate
 from . import rect_train
 from .rect_val import CropShape, plan_rect_validation, plan_square_validation
 from .rng import permutation
+from .usage_log import UsageRow
 from .work import BatchRequest, IndexKey
 
+PLANNED_STEPS = 200  # more than a machine does while the lines of its log are on their way
 BatchPlan = list[tuple[CropShape, NDArray[np.int64]]]  # (shape, image IDs) of each batch
 
 
@@ -75,6 +77,19 @@ class DistributedBatchSampler:
                 self.seed, epoch.number, self._aspect_codes, epoch.scheduled_phase.global_batch, size
             )
         return permutation(self.seed, epoch.number, self.schedule.images), [(size, size)] * epoch.steps
+
+    def planned_usage(self, epoch_index: int, step: int) -> Iterator[UsageRow]:
+        """Yield what each rank had to use in the last steps before a position, of its epoch and of the one before."""
+        for index in range(max(0, epoch_index - 1), min(epoch_index + 1, len(self.schedule.epochs))):
+            epoch = self.schedule.epochs[index]
+            end = step if index == epoch_index else epoch.steps
+            order, _ = self.epoch_order(epoch)
+            for rank in range(self.world_size):
+                sampler = replace(self, rank=rank)
+                for number in range(max(0, end - PLANNED_STEPS), end):
+                    chunks = sampler.chunks(epoch, number, order)
+                    ids = {int(image_id) for chunk, weight in chunks if weight for image_id in chunk}
+                    yield UsageRow(step=epoch.first_step + number, epoch=epoch.number, ids=tuple(ids), rank=rank)
 
     def step_shapes(self, epoch: Epoch, step: int) -> Sequence[CropShape]:
         """Return all image shapes that step number `step` can have in the epochs of the same scheduled phase."""

@@ -13,18 +13,15 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from train.tools.agent_protocol import USAGE_FOLDER, attempt_name
 from train.tools.records import DamagedRecord, decode_line, encode
 from train.tools.text_files import read_lines
 
-from .batch_sampler import DistributedBatchSampler
-
 _NO_LATER_ATTEMPT = 1 << 62  # a step that no run reaches
 _FILE_NAME = re.compile(r"([0-9]{6,9})-rank-([0-9]+)\.jsonl")
-PLANNED_STEPS = 200  # more than a machine does while its lines are on their way
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,19 +48,10 @@ class UsageLog:
         """Append the image IDs of a step. Steps and epochs count from 0."""
         self._write(UsageRow(step=step, epoch=epoch, ids=tuple(sorted(ids))))
 
-    def record_plan(self, sampler: DistributedBatchSampler, epoch_index: int, step: int) -> None:
-        """Append what all ranks had to use in the last steps before a position, of its epoch and of the one before."""
-        epochs = sampler.schedule.epochs
-        for index in range(max(0, epoch_index - 1), min(epoch_index + 1, len(epochs))):
-            epoch = epochs[index]
-            end = step if index == epoch_index else epoch.steps
-            order, _ = sampler.epoch_order(epoch)
-            for rank in range(sampler.world_size):
-                plan = replace(sampler, rank=rank)
-                for number in range(max(0, end - PLANNED_STEPS), end):
-                    ids = {int(each) for chunk, weight in plan.chunks(epoch, number, order) if weight for each in chunk}
-                    row = UsageRow(step=epoch.first_step + number, epoch=epoch.number, ids=tuple(ids), rank=rank)
-                    self._write(row)
+    def record_plan(self, rows: Iterable[UsageRow]) -> None:
+        """Append what all ranks had to use, as `DistributedBatchSampler.planned_usage` says."""
+        for row in rows:
+            self._write(row)
 
     def _write(self, row: UsageRow) -> None:
         self.file.write(json.dumps(encode(row)) + "\n")

@@ -103,5 +103,5 @@ def test_find_usage_errors_takes_lines_that_were_lost_with_a_machine_from_the_pl
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
     assert len(find_errors(tmp_path, {1: 0, 2: 5})) == EPOCHS, "one step of the first epoch, two of the second"
     first_log, sampler = logs[0]
-    first_log.record_plan(sampler, 1, 2)
+    first_log.record_plan(sampler.planned_usage(1, 2))
     assert find_errors(tmp_path, {1: 0, 2: 5}) == []
