@@ -1,4 +1,4 @@
-"""A run as benchmark records: DAWNBench's TSV and JSON, and MLPerf's log. Reads the run folder, and asks no machine.
+"""Benchmark records of a run: DAWNBench's TSV and JSON, and MLPerf's log. Reads the run folder, contacts no machine.
 
 Nothing is typed by hand except who the author is, and what is not known is null.
 """

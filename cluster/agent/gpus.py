@@ -127,8 +127,11 @@ class Gpus:
         os.set_blocking(self.process.stdout.fileno(), False)  # a process that it left behind may keep the pipe open
         lines = (self.process.stdout.read() or b"").decode(errors="replace").splitlines()
         self._stop()
-        rows = [cells for cells in map(host.gpu_query_cells, lines) if _is_gpu(cells)]
-        self.complaint = " ".join(line.strip() for line in lines if host.gpu_query_cells(line) not in rows)
+        cells_of_lines = [host.gpu_query_cells(line) for line in lines]
+        rows = [cells for cells in cells_of_lines if _is_gpu(cells)]
+        self.complaint = " ".join(
+            line.strip() for line, cells in zip(lines, cells_of_lines, strict=True) if not _is_gpu(cells)
+        )
         self.count, self.answer_time = len(rows), self.clock()
         self.expected = max(self.expected, self.count)
         self.loads = tuple(_parse_load(cells) for _, _, *cells in sorted(rows, key=lambda cells: int(cells[0])))

@@ -40,7 +40,7 @@ def known_host_keys(route: Route) -> list[KnownHostKey]:
 
 
 def _read_known_hosts(route: Route, name: str) -> list[KnownHostKey]:
-    """Return the keys of a host in its known_hosts files, as ssh-keygen finds them: hashed names and patterns too."""
+    """Return the keys of a host from its known_hosts files. ssh-keygen also finds hashed names and patterns."""
     keys = []
     for path in route.known_hosts_files:
         if not os.access(path, os.R_OK):

@@ -65,7 +65,7 @@ def get_machine_type(name: str) -> MachineType:
 
 
 def default_machine_type(recipe: Recipe) -> MachineType:
-    """Return the first type of a recipe that can be rented, else machines of which nothing is known."""
+    """Return the first machine type of a recipe that can still be rented, else a type of unknown speed and price."""
     for machine_type in filter(None, map(find_machine_type, recipe.types)):
         if not machine_type.retired_reason:
             return machine_type
@@ -79,7 +79,7 @@ def this_computer() -> MachineType:
 
 
 def make_candidate(plan: Plan, machine_type: MachineType, constants: Constants) -> Candidate:
-    """Return a plan on machines of a type as a candidate, with its forecast."""
+    """Return the forecast and the price of a plan on one machine type."""
     run_forecast = forecast(
         plan.recipe_schedule,
         gpus=plan.spec.procs,

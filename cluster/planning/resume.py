@@ -167,7 +167,7 @@ def _value_text(value: object, option: Option) -> str:
 
 
 def _with_added_epochs(run: Run, options: MoreEpochs) -> JobSpec:
-    """Return the specification of a job with the epochs that a resume adds; that of the job when it adds none.
+    """Return a job's specification, with the epochs that `resume --epochs +N` adds to it, if any.
 
     Raises `BadInput` when the job cannot get them.
     """

@@ -2,16 +2,7 @@
 
 from dataclasses import dataclass
 
-from train.tools.option_fields import OptionSet, option_field
-
-WAYS_IN_PLACE = ("on", "off", "auto")
-
-
-def parse_in_place(text: str) -> str:
-    """Return when trainers go on in place. Raises `ValueError` for another text than on, off and auto."""
-    if text not in WAYS_IN_PLACE:
-        raise ValueError(f"{text!r} is not one of {', '.join(WAYS_IN_PLACE)}")
-    return text
+from train.tools.option_fields import OptionSet, one_of, option_field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +33,7 @@ class RecoveryOptions(OptionSet):
     in_place: str = option_field(
         "off",
         metavar="on|off|auto",
-        parse=parse_in_place,
+        parse=one_of(("on", "off", "auto")),
         group="Recovery",
         help="After a loss, let the trainers of the other machines keep their state and go on with the next step. Else "
         "they start again from the newest checkpoint. 'auto' is on where they train on CPUs. On GPUs it has never run "

@@ -139,8 +139,6 @@ class Handover:
                 return False
             self.kept = keep_state(self.trainer)
             self.prepared = self.trainer
-            if self.trainer.usage_log:
-                self.trainer.usage_log.record_plan(self.trainer.sampler.planned_usage(*self.kept.position))
             self.trainer.leave_attempt()
             if error is not None:
                 close(self.trainer)
@@ -161,8 +159,10 @@ class Handover:
         """Return the agent's request to join the next attempt. An agent that does not want this process kills it."""
         gc.collect()  # ends what refers to the group of the last attempt
         regroup.destroy_left_groups()
-        if self.kept:
-            _ = self.kept.mark  # while the agents agree
+        if self.kept:  # while the agents agree
+            _ = self.kept.mark
+            if self.prepared and self.prepared.usage_log:
+                self.prepared.usage_log.record_plan(self.prepared.sampler.planned_usage(*self.kept.position))
         while (request := self.channel.read_next_request()) is None:
             time.sleep(POLL_SECONDS / 2)
         return request

@@ -5,7 +5,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from train.tools.option_fields import OptionError, OptionSet, add_arguments, option_field
+from train.tools.option_fields import OptionError, OptionSet, add_arguments, one_of, option_field
 
 if TYPE_CHECKING:
     from train.recipe.schema import Recipe
@@ -34,9 +34,7 @@ def parse_precision(text: str) -> str:
     """Return the name of a precision, "" for the recipe's. Raises `ValueError` for any other text."""
     from train.recipe.components import PRECISIONS  # here, because `imgnet-cluster --help` needs only the declarations
 
-    if text and text not in PRECISIONS:
-        raise ValueError(f"{text!r} is not one of {', '.join(PRECISIONS)}")
-    return text
+    return text and one_of(PRECISIONS)(text)
 
 
 def parse_setting(text: str) -> str:

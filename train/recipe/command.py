@@ -82,7 +82,7 @@ class Command(OptionSet):
         "",
         metavar="FILE",
         group="Command",
-        help="File in the project whose requirements are installed.",
+        help="Requirements file of the project; its packages are installed before the command starts.",
         default_text="on other machines uv.lock, requirements.txt or pyproject.toml; on this computer the active "
         "environment is used",
     )

@@ -7,7 +7,7 @@ cluster/cli/options.py.
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
@@ -114,6 +114,17 @@ class Option:
             return tuple(self.convert(item) for item in values)
         except ValueError as error:
             raise OptionError(f"Invalid value for {' / '.join(map(repr, self.all_flags))}: {error}") from error
+
+
+def one_of(choices: Collection[str]) -> Callable[[str], str]:
+    """Return a parser of options that accepts these texts only, and raises `ValueError` for any other."""
+
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"{text!r} is not one of {', '.join(choices)}")
+        return text
+
+    return parse
 
 
 class OptionError(ValueError):

@@ -33,7 +33,7 @@ RUN_ID_TAG = "imgnet.run_id"  # of MLflow
 
 
 class TrackedRun(Protocol):
-    """A run of a tracker. Its methods may block, and raise whatever the library raises."""
+    """A run in a tracker such as MLflow. Its methods may block, and raise any exception of the tracker's library."""
 
     def log(self, images: int, time: float, values: dict[str, float]) -> None:
         """Log scalars at x = `images`, measured at `time` (seconds since 1970)."""

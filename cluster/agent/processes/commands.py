@@ -121,9 +121,9 @@ class CommandProcesses(AttemptProcesses):
         return variables | dict(self.command.env)
 
     def start(self, attempt: Attempt, machine_rank: int, goes_on_in_place: bool = False) -> Path:
-        """Start the command once for each rank as `AttemptProcesses.start` says; never in place.
+        """Start the command once for each rank (see `AttemptProcesses.start`). A command never goes on in place.
 
-        One that cannot be started is found by `collect_exit`.
+        `collect_exit` reports a command that cannot be started.
         """
         first_log, rank_environments = self.begin_attempt(attempt, machine_rank)
         self.start_problem = ""

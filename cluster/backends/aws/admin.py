@@ -268,11 +268,11 @@ class AwsAdministration:
 def _check_images(account: Account, data: str) -> list[LaunchFinding]:
     """Check that this computer can read the images of a launch, or that its machines may find their folder."""
     try:
-        if "://" in data and not data.startswith(s3.S3_SCHEME):
-            raise ClusterError(f"{data}: not an address of S3 (s3://bucket/set), and no folder")
         if data.startswith(s3.S3_SCHEME):
             for split in SPLITS:
                 fetch_manifest(S3Source(data), split)
+        elif "://" in data:
+            raise ClusterError(f"{data}: not an address of S3 (s3://bucket/set), and no folder")
         else:
             data = str(data_folder(Path(data)))
         notes, obstacles = find_images(data, UPLOAD_HINT, AwsOptions(), account)

@@ -21,7 +21,7 @@ SLOTS, SPINS = 8, 12  # of a connection; before a kernel looks at the abort flag
 
 
 class Ring:
-    """The GPUs of a ring of ranks, which run their kernels in order: the sums of each step, then the sentinel's.
+    """A model of GPUs in a ring, one for each rank. Each runs its kernels in order: a step's sums, then its sentinel.
 
     A kernel that has waited in vain and sees its rank's abort flag waits no more: it takes what lies in the slot, which
     is an old value, and goes on to send, with valid flags. The next kernel begins afresh.

@@ -79,7 +79,10 @@ class DistributedBatchSampler:
         return permutation(self.seed, epoch.number, self.schedule.images), [(size, size)] * epoch.steps
 
     def planned_usage(self, epoch_index: int, step: int) -> Iterator[UsageRow]:
-        """Yield what each rank had to use in the last steps before a position, of its epoch and of the one before."""
+        """Yield the images of each rank in the last `PLANNED_STEPS` steps of this epoch and of the one before it.
+
+        `step` is the number of finished steps of the epoch with this index.
+        """
         for index in range(max(0, epoch_index - 1), min(epoch_index + 1, len(self.schedule.epochs))):
             epoch = self.schedule.epochs[index]
             end = step if index == epoch_index else epoch.steps

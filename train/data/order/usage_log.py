@@ -3,9 +3,10 @@
     ids/000002-rank-3.jsonl     one line for each step of attempt 2: {"step": 17, "epoch": 1, "ids": [...]}
 
 A rank writes its line before it takes part in the step's all-reduce. So a step that completes on any rank is in the
-logs of all ranks. But a lost machine may take the last lines of its ranks with it. Where the others go on without
-repeating these steps, they add what all ranks had to use, by the order of the run, each in a line with the "rank". It
-counts where that rank's own line is missing, and its step is in the log of another rank. Imports no torch.
+logs of all ranks. But the last lines of a machine that is lost may be lost with it. If the other machines go on without
+repeating these steps, their ranks compute from the run's order which images each rank used, and log them in lines with
+a field "rank". Such a line counts only if that rank's own line is missing and another rank has logged the step.
+Imports no torch.
 """
 
 import contextlib
@@ -76,7 +77,7 @@ def find_usage_errors(
         attempt: min((first_steps[later] for later in attempts if later > attempt), default=_NO_LATER_ATTEMPT)
         for attempt in attempts
     }
-    own_lines: dict[tuple[int, int], set[int]] = defaultdict(set)  # the ranks by attempt and step
+    logging_ranks: dict[tuple[int, int], set[int]] = defaultdict(set)  # by attempt and step
     planned: dict[tuple[int, int, int], UsageRow] = {}  # by attempt, step and rank
     for path in sorted(folder.glob("*.jsonl")):
         name = _FILE_NAME.fullmatch(path.name)
@@ -87,13 +88,16 @@ def find_usage_errors(
         for line in read_lines(path):
             with contextlib.suppress(DamagedRecord):
                 row = decode_line(UsageRow, line)
-                if row.step < end_step and row.rank is None:
-                    own_lines[attempt, row.step].add(int(name[2]))
-                    ids_by_step[row.epoch][row.step] += row.ids
-                elif row.step < end_step and row.rank is not None:
+                if row.step >= end_step:
+                    continue
+                if row.rank is not None:
                     planned[attempt, row.step, row.rank] = row
+                    continue
+                logging_ranks[attempt, row.step].add(int(name[2]))
+                ids_by_step[row.epoch][row.step] += row.ids
     for (attempt, step, rank), row in planned.items():
-        if rank not in own_lines.get((attempt, step), {rank}):
+        ranks = logging_ranks[attempt, step]
+        if ranks and rank not in ranks:
             ids_by_step[row.epoch][step] += row.ids
     errors = []
     for epoch, steps in steps_per_epoch.items():
