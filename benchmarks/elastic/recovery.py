@@ -101,11 +101,15 @@ class Measurements:
 def measure_ours(
     measurements: Measurements, way: str, work_folder: Path, data: Path, cases: Sequence[str], rounds: int
 ) -> None:
-    """Measure the rounds that are missing of each case. The pause of each join is measured too."""
-    with LocalJob(work_folder / way, data, process_environment(work_folder), way == "in-place") as local_job:
-        for case in cases:
-            # A machine whose trainers crash a second time is left out, and the job would not be whole again.
-            while measurements.lacks(way, case, min(rounds, MACHINES) if case == "crash" else rounds):
+    """Measure the rounds that are missing of each case, each on a new job. The pause of each join is measured too."""
+    environment = process_environment(work_folder)
+    for case in cases:
+        # A machine whose trainers crash a second time is left out, and the job would not be whole again.
+        case_rounds = min(rounds, MACHINES) if case == "crash" else rounds
+        if not measurements.lacks(way, case, case_rounds):
+            continue
+        with LocalJob(work_folder / f"{way}-{case}", data, environment, way == "in-place") as local_job:
+            while measurements.lacks(way, case, case_rounds):
                 seconds = measure_case(local_job, "worker" if case == "join" else case)
                 if case != "join":
                     measurements.add(way, case, seconds)

@@ -45,6 +45,8 @@ from .trainers import Trainers
 from .watchdog import Watchdog
 
 TICK_SECONDS = 0.1
+REGROUP_TICK_SECONDS = 0.02  # while survivors wait for the next attempt: all GPUs are idle
+REGROUP_SECONDS = 3.0  # after which they wait for something slow, and look at the shared folder less often
 LOG_SYNC_SECONDS = 0.5
 SUSPENDED_GAP_SECONDS = 1.0  # a longer time between two ticks means that this process was suspended
 SHARED_FOLDER_TIMEOUT_SECONDS = 20.0  # how long a shared folder that is not full may refuse writes
@@ -131,7 +133,8 @@ class Agent:
             self.enter_phase(AgentPhase.WARMING)
             while True:  # until a `JobFinished`, or the error that ends it
                 self.tick(time.monotonic())
-                time.sleep(TICK_SECONDS)
+                is_regrouping = self.phase in IDLE_PHASES and time.monotonic() - self.phase_since < REGROUP_SECONDS
+                time.sleep(REGROUP_TICK_SECONDS if is_regrouping else TICK_SECONDS)
         except JobFinished as finished:
             end = finished
         except UnkillableProcess as error:

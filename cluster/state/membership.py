@@ -408,7 +408,7 @@ def next_attempt(
     told = [status for status in statuses.values() if status.phase == AgentPhase.SAVED and status.reason]
     reasons += [_describe_failures(told[:1], rules)] if told else []
     reasons = reasons or [first_failure_reason]
-    if rules.goes_on_in_place and not keeping_ids:
+    if rules.goes_on_in_place and not keeping_ids and len(attempt.members) > 1:
         causes = (status.not_in_place for status in statuses.values() if status.kept_step is None)
         reasons.append(
             f"not in place: {obstacle or next(filter(None, causes), 'no machine that stays kept its state')}"

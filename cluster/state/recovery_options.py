@@ -31,14 +31,14 @@ class RecoveryOptions(OptionSet):
         default_text="on with several machines",
     )
     in_place: str = option_field(
-        "off",
+        "auto",
         metavar="on|off|auto",
         parse=one_of(("on", "off", "auto")),
         group="Recovery",
         help="After a loss, let the trainers of the other machines keep their state and go on with the next step. Else "
-        "they start again from the newest checkpoint. 'auto' is on where they train on CPUs. On GPUs it has never run "
-        "with more than one.",
-        default_text="off",
+        "they start again from the newest checkpoint. 'auto' is on where they train on CPUs. It has never run with "
+        "more than one GPU.",
+        default_text="auto",
     )
     lost_seconds: float = option_field(
         5.0,

@@ -203,7 +203,7 @@ class JobSpec:
             target_size=self.machines,
             min_size=self.recovery.min_machines if is_elastic else self.machines,
             heartbeat_timeout=self.heartbeat_timeout_seconds,
-            goes_on_in_place=self.recovery.goes_on_in_place,
+            goes_on_in_place=self.own_command is None and self.recovery.goes_on_in_place,
             loss_timeout=self.recovery.lost_seconds,
             startup_loss_timeout=max(self.recovery.lost_seconds, MembershipRules.startup_loss_timeout),
             stall_timeout=self.recovery.stall_seconds,

@@ -61,7 +61,7 @@ def undisturbed_parameters(tmp_path_factory: pytest.TempPathFactory, images: Pat
         assert not leftovers
 
 
-@pytest.fixture(params=[pytest.param("--in-place on", marks=pytest.mark.release), "--in-place off"])
+@pytest.fixture(params=["--in-place auto", pytest.param("--in-place off", marks=pytest.mark.release)])
 def job(sandbox: Sandbox, request: pytest.FixtureRequest) -> Job:
     """A job of three machines that train. A parameter is options of the launch."""
     options = ("--machines", "3", "--log-ids", "--lost-seconds", "5", *OPTIONS, *request.param.split())
@@ -128,8 +128,8 @@ def test_job_ends_undisturbed_after_a_kill_a_notice_and_a_freeze(
     assert len(trained_rows) >= 4 and all(known(row.pause) > 0 for row in trained_rows)
 
 
-IN_PLACE = pytest.param("--in-place on --no-standby", marks=pytest.mark.release, id="in-place")
-ANEW = pytest.param("--in-place off --no-standby", id="anew")
+IN_PLACE = pytest.param("--no-standby", id="in-place")
+ANEW = pytest.param("--in-place off --no-standby", marks=pytest.mark.release, id="anew")
 
 
 @pytest.mark.parametrize("job", [

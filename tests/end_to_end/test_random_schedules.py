@@ -28,7 +28,7 @@ def trials() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(
-    "in_place", [pytest.param(True, marks=pytest.mark.release), False], ids=["in place", "restart"]
+    "in_place", [True, pytest.param(False, marks=pytest.mark.release)], ids=["in place", "restart"]
 )
 def test_disturbed_jobs_end_like_undisturbed_ones(trials: Any, in_place: bool, tmp_path: Path) -> None:
     """All trials in one test, several at a time: pytest would run tests that share them in several processes."""

@@ -67,7 +67,7 @@ SMOKE_TESTS = (
     "end_to_end/test_local.py::test_resume_continues_at_the_step_that_stop_saved",
     "train/engine/test_runs.py::test_run_killed_and_resumed_ends_with_the_same_bits[2]",
     # loss of machines, their return, the same bits
-    "end_to_end/test_elastic.py::test_job_ends_undisturbed_after_losing_two_machines_the_supervisor_and_all[anew]",
+    "end_to_end/test_elastic.py::test_job_ends_undisturbed_after_losing_two_machines_the_supervisor_and_all[in-place]",
     # a script of the user
     "end_to_end/test_run.py::test_script_gets_the_variables_of_torchrun_and_continues_after_a_loss",
     # agents and trainers

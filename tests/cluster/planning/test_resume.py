@@ -79,7 +79,7 @@ def test_changed_options_are_shown_and_stored(tmp_path: Path) -> None:
     plan = plan_resume(run, 10, 0.0, partition="big", max_hours=3.0, machines=2, save_seconds=60.0, in_place="on")
     assert set(plan.changes) == {
         "--partition: gpu -> big", "--max-hours: default -> 3", "--machines: 1 -> 2", "--save-seconds: 30 -> 60",
-        "--in-place: off -> on",
+        "--in-place: auto -> on",
     }  # fmt: skip
     settings = read_options(plan.spec)
     assert (settings.partition, settings.time_limit) == ("big", "4:00:00")
