@@ -30,6 +30,7 @@ from train.tools.files import is_locked, write_atomic
 from train.tools.text_files import read_json, to_json_bytes
 
 DEADLINE_SECONDS, SECONDS_PER_EVENT = 150.0, 10.0  # a trial takes a sixth of this
+EARLY_EVENT_SECONDS = 1.0  # an event so soon after another one strikes while the job recovers from that
 
 
 class Trial(FaultTrial):
@@ -62,6 +63,7 @@ class Trial(FaultTrial):
         self.hit = {"0"} if " trainer" in plan.kill_point else set()  # also by a stop of its processes
         self.kill_note = self.folder / "note"
         self.last_hit = 0  # the attempt of the last of many kills
+        self.strikes_recovery = False  # the next event does not wait until the job trains again
 
     # --- observation -------------------------------------------------------------------------------------------------
 
@@ -174,7 +176,7 @@ class Trial(FaultTrial):
             self.last_hit = newest.number if newest and is_whole else self.last_hit
         if kind == "kill head" and "0" not in self.machines_about_to_die():
             candidates = [name for name in candidates[:1] if name == self.members()[0]]
-        if not candidates or not self.is_training():
+        if not candidates or not (self.is_training() or self.strikes_recovery):
             return False
         first = int(random_number * len(candidates))
         if kind == "kill two":
@@ -248,7 +250,9 @@ class Trial(FaultTrial):
         ):
             self.thaw_and_restart()
             now = time.monotonic()
-            if not self.is_training() or self.is_done():
+            may_strike_recovery = self.outcome.event_counts.total() > 0 and not self.plan.kills_in_turn
+            self.strikes_recovery = may_strike_recovery and bool(events) and events[0][0] < EARLY_EVENT_SECONDS
+            if not (self.strikes_recovery or self.is_training()) or self.is_done():
                 next_event_time = now + (events[0][0] if events else 0)
             elif events and now >= next_event_time:
                 self.inject_next_event(events)
