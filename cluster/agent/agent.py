@@ -255,7 +255,8 @@ class Agent:
             if attempts.has_newer_launch(self.shared, self.launch_id):
                 raise JobFinished(MachineState.LEFT, "a later launch of the job has begun")
             self.read_machines()
-            self.peers.refresh(now, tests_all_locks=self.phase in IDLE_PHASES)
+            is_handover = self.phase == AgentPhase.RUNNING and self.current.is_handover
+            self.peers.refresh(now, tests_all_locks=self.phase in IDLE_PHASES or is_handover)
             self.addresses = network.source_addresses(self.reached_at)
             self.current.note_peers(self.peers.statuses, self.id, now)
 
@@ -289,6 +290,7 @@ class Agent:
             longest_progress_gap=self.current.longest_progress_gap,
             is_deadline_near=self.watchdog.is_deadline_near(),
             can_keep_state=self.current.can_keep_state,
+            have_all_started=self.current.have_all_started,
             is_regrouping=self.current.is_regrouping,
         )
 
@@ -377,7 +379,7 @@ class Agent:
             if now > self.current.abort_deadline:
                 self.current.not_in_place = "the trainers did not leave their group in time"
                 self.trainers.dump_stacks()
-                self.stop_trainers(AgentPhase.FAILED, self.current.abort_reason)
+                self.stop_trainers(AgentPhase.FAILED, self.current.abort_reason, has_stalled=True)
             return
         has_saved = all(kept.has_saved for kept in kept_states)
         if has_saved and self.end_conditions.stop_reason:
@@ -405,8 +407,7 @@ class Agent:
             reason = "; ".join(filter(None, (reason, self.gpus.newest_xid(self.phase_since))))
         self.trainers.stop()
         cause = "a trainer failed" if phase == AgentPhase.FAILED else "the trainers had ended"
-        cause = "no step had ended, though all machines responded" if has_stalled else self.current.obstacle or cause
-        self.current.not_in_place = self.current.not_in_place or cause
+        self.current.not_in_place = self.current.not_in_place or self.current.obstacle or cause
         if phase == AgentPhase.SAVED and self.end_conditions.stop_reason:
             raise JobFinished(MachineState.STOPPED, "; ".join(filter(None, (self.end_conditions.stop_reason, reason))))
         if fault == Fault.MACHINE:
@@ -440,12 +441,12 @@ class Agent:
         if action.kind == ActionKind.ASK:
             self.trainers.request_save_and_exit()
         elif action.kind == ActionKind.FAIL:
-            if self.spec.recovery.goes_on_in_place and not self.current.obstacle and not action.dump_stacks:
-                self.request_abort(action.reason, now)
-                return
-            if action.dump_stacks:
+            if action.dump_stacks and self.current.abort_deadline is None:
                 self.trainers.dump_stacks()
-            self.stop_trainers(AgentPhase.FAILED, action.reason, has_stalled=action.dump_stacks)
+            if self.spec.recovery.goes_on_in_place and not self.current.obstacle:
+                self.request_abort(action.reason, now)
+            else:
+                self.stop_trainers(AgentPhase.FAILED, action.reason, has_stalled=action.dump_stacks)
         elif action.kind == ActionKind.PROPOSE and action.attempt:
             members = action.attempt.members
             master = self.peers.statuses[members[0]] if members else self.own_status()

@@ -59,7 +59,8 @@ class Attempt:
     relative to the shared folder, "" for the beginning. With a `live_step` the trainers go on in place at this step:
     those that have kept their state send it to the others, and nobody reads the checkpoint. The checkpoint of step
     `resume_before` cannot be read, so only one of an earlier step may be taken; None: there is no such checkpoint. The
-    same members have failed `crash_count` times at step `crash_step`. `fault_counts` counts each machine's own
+    same members have failed `crash_count` times at step `crash_step`. Before this attempt, `failed_regroups` in a row
+    that went on in place failed before their first step, and lost no machine. `fault_counts` counts each machine's own
     failures, and `left_out` has the ids of the members of the attempt before that failed by their own fault too often.
     `time` is by the wall clock of the machine that proposed it (seconds since 1970). `token` is the secret by which the
     ranks know each other, and `addresses` are all those from which their machines may connect; (): they are not known.
@@ -78,6 +79,7 @@ class Attempt:
     reason: str = ""
     end_state: MachineState | None = None
     fault: Fault = Fault.NONE
+    failed_regroups: int = 0
     crash_step: int = -1
     crash_count: int = 0
     failed_rank: int | None = None

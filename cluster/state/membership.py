@@ -6,6 +6,7 @@ that still respond form the next attempt. The first of them proposes it at once;
 second longer than the one before it, in case all before it are dead.
 """
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -21,8 +22,10 @@ MAX_CRASHES = 3  # by the same members at the same step, or by one machine's own
 MAX_FAULTS_AMONG_OTHERS = 2  # own failures of a machine while others had none, until it is left out
 # A pause is no stall until it is this many times the longest pause that ended without a restart.
 STALL_GAP_FACTOR = 3
+MAX_FAILED_REGROUPS = 2  # attempts in place that fail before their first step, until all trainers start again
 IN_PLACE_PATIENCE = 2  # factor on the timeout for a loss, before the first step of an attempt in place
 WAITING_PHASES = (AgentPhase.FAILED, AgentPhase.SAVED)  # of a machine that waits for the next attempt
+STALL = "no progress"  # how the reason of a failure begins that no machine was told by another one
 IDLE_PHASES = (*WAITING_PHASES, AgentPhase.FINISHED)  # of a member whose processes have all ended
 
 
@@ -58,7 +61,7 @@ class ClusterView:
 
     The keys of `statuses` and `status_ages` are machine IDs. `longest_progress_gap` is the longest pause of the attempt
     that ended without a restart. `is_deadline_near` means that this machine will be terminated soon and must leave now.
-    `can_keep_state` and `is_regrouping` are those of `AttemptState`, which knows the trainers.
+    `can_keep_state`, `have_all_started` and `is_regrouping` are those of `AttemptState`, which knows the trainers.
     `seen_changing` are the machines whose status has changed while this agent watched; None means all machines. Any
     other machine may have died long ago and left its status file behind.
     """
@@ -73,6 +76,7 @@ class ClusterView:
     longest_progress_gap: float = 0.0
     is_deadline_near: bool = False
     can_keep_state: bool = False
+    have_all_started: bool = False
     is_regrouping: bool = False
     seen_changing: Collection[str] | None = None
 
@@ -205,10 +209,9 @@ def _decide_while_training(view: ClusterView, rules: MembershipRules, attempt: A
     """This machine's trainers are at work: decide whether they must stop."""
     own_status = view.statuses.get(view.own_id)
     has_made_steps = own_status is not None and (own_status.last_step >= 0 or not rules.has_progress)
-    silent_ids = [member for member in attempt.members if not is_responsive(view, rules, member)]
     failure = _find_peer_failure(view, rules, attempt)
     if rules.has_progress:
-        failure = failure or _find_stall(view, rules, silent_ids, has_made_steps)
+        failure = failure or _find_stall(view, rules, attempt, has_made_steps)
     else:
         failure = failure or _find_silence(view, rules, attempt)
     if failure:
@@ -246,22 +249,25 @@ def _find_peer_failure(view: ClusterView, rules: MembershipRules, attempt: Attem
     return None
 
 
-def _find_stall(
-    view: ClusterView, rules: MembershipRules, silent_ids: list[str], has_made_steps: bool
-) -> Action | None:
+def _find_stall(view: ClusterView, rules: MembershipRules, attempt: Attempt, has_made_steps: bool) -> Action | None:
     """Return an action FAIL when there was no progress for too long, else None."""
+    is_handover = attempt.live_step is not None and not has_made_steps
+    silent_ids = [member for member in attempt.members if not is_responsive(view, rules, member)]
+    dead_ids = [member for member in silent_ids if view.status_ages.get(member) == math.inf]
+    if is_handover and dead_ids:  # no step tells the trainers of it, which wait for each other
+        return Action(kind=ActionKind.FAIL, reason=f"{_describe_machines(dead_ids)} died")
     if silent_ids:
         timeout = rules.loss_timeout if has_made_steps else rules.startup_loss_timeout
-        if view.attempt and view.attempt.live_step is not None:  # most trainers run already
+        if is_handover:  # most trainers run already
             timeout = min(timeout, IN_PLACE_PATIENCE * rules.loss_timeout)
     else:
-        timeout = rules.stall_timeout if has_made_steps else rules.startup_stall_timeout
+        timeout = rules.stall_timeout if has_made_steps or view.have_all_started else rules.startup_stall_timeout
         if view.is_regrouping:
             timeout = min(timeout, rules.handover_timeout)
     if view.seconds_without_progress <= max(timeout, STALL_GAP_FACTOR * view.longest_progress_gap):
         return None
     cause = f"{_describe_machines(silent_ids)} silent" if silent_ids else "all machines respond"
-    reason = f"no progress for {view.seconds_without_progress:.0f} s, {cause}"
+    reason = f"{STALL} for {view.seconds_without_progress:.0f} s, {cause}"
     return Action(kind=ActionKind.FAIL, reason=reason, dump_stacks=not silent_ids)
 
 
@@ -341,6 +347,7 @@ def next_attempt(
         status for member in attempt.members if (status := view.statuses.get(member)) and status.fault == Fault.MACHINE
     ]
     failed = [status for status in statuses.values() if status.phase == AgentPhase.FAILED]
+    failed.sort(key=lambda status: not status.reason.startswith(STALL))
     first_failure_reason = failed[0].reason if failed else ""
     first_failures = own_failures if rules.has_progress else sorted(own_failures, key=lambda each: each.failed_at)[:1]
     failure_reason = _describe_failures([*broken, *first_failures], rules)
@@ -360,7 +367,10 @@ def next_attempt(
     # A checkpoint that cannot be read is tried once: the next attempt takes an earlier one.
     # Of a command, processes that its agent has killed have not failed.
     have_failed = any(rules.has_progress or status.failed_rank is not None for status in failed)
-    if not has_unreadable_checkpoint and len(responsive_ids) == len(attempt.members) and have_failed:
+    failed_regroups = _count_failed_regroups(attempt, statuses, left_out_ids)
+    if failed_regroups > attempt.failed_regroups:  # the next ones are made in another way
+        step, crash_count = attempt.crash_step, attempt.crash_count
+    elif not has_unreadable_checkpoint and len(responsive_ids) == len(attempt.members) and have_failed:
         # The failure of a machine that is left out for it is none of the others'.
         has_others = 0 < len(left_out_ids) < len(attempt.members)
         has_failed_before = attempt.crash_step == step or not rules.has_progress
@@ -374,15 +384,13 @@ def next_attempt(
         return Attempt(end_state=MachineState.FAILED, reason=reason, failed_rank=failed_rank)
 
     leaving = [status for status in statuses.values() if status.leave_reason]
-    staying_ids = [
-        machine_id
-        for machine_id, status in statuses.items()
-        if not status.leave_reason and machine_id not in left_out_ids
-    ]
+    staying_ids = [each for each, status in statuses.items() if not status.leave_reason and each not in left_out_ids]
     vacancies = max(0, rules.target_size - len(staying_ids))
     joining_ids = [spare for spare in ready_spares(view, rules) if spare not in staying_ids][:vacancies]
     keeping_ids = [machine_id for machine_id in staying_ids if statuses[machine_id].kept_step is not None]
-    obstacle = "a checkpoint cannot be read" if has_unreadable_checkpoint else _find_obstacle(attempt, statuses)
+    obstacle = "a checkpoint cannot be read" if has_unreadable_checkpoint else ""
+    if failed_regroups >= MAX_FAILED_REGROUPS:
+        obstacle = f"{failed_regroups} attempts in place have failed before their first step"
     keeping_ids = keeping_ids if rules.goes_on_in_place and not obstacle else []
     # The head is a machine whose trainers run already: the others find it at once.
     members = tuple(keeping_ids + [other for other in staying_ids + joining_ids if other not in keeping_ids])
@@ -408,7 +416,7 @@ def next_attempt(
     told = [status for status in statuses.values() if status.phase == AgentPhase.SAVED and status.reason]
     reasons += [_describe_failures(told[:1], rules)] if told else []
     reasons = reasons or [first_failure_reason]
-    if rules.goes_on_in_place and not keeping_ids and len(attempt.members) > 1:
+    if rules.goes_on_in_place and not keeping_ids and len(attempt.members) > 1 and (lost_ids or failed):
         causes = (status.not_in_place for status in statuses.values() if status.kept_step is None)
         reasons.append(
             f"not in place: {obstacle or next(filter(None, causes), 'no machine that stays kept its state')}"
@@ -418,6 +426,7 @@ def next_attempt(
         reason="; ".join(filter(None, reasons)),
         live_step=max((statuses[machine_id].kept_step or 0 for machine_id in keeping_ids), default=None),
         resume_before=attempt.checkpoint_step if has_unreadable_checkpoint and attempt.resume else None,
+        failed_regroups=failed_regroups if keeping_ids else 0,
         crash_step=step,
         crash_count=crash_count,
         fault_counts=fault_counts,
@@ -425,11 +434,11 @@ def next_attempt(
     )
 
 
-def _find_obstacle(attempt: Attempt, statuses: Mapping[str, MachineStatus]) -> str:
-    """Return "", or why no attempt in place may follow: one has failed before its first step without a loss."""
-    has_made_steps = any(status.finished_step > (attempt.live_step or 0) for status in statuses.values())
-    is_broken = attempt.live_step is not None and not has_made_steps and len(statuses) == len(attempt.members)
-    return "the attempt in place has failed before its first step" if is_broken else ""
+def _count_failed_regroups(attempt: Attempt, statuses: Mapping[str, MachineStatus], left_out_ids: list[str]) -> int:
+    """Return how many attempts in place in a row failed before their first step, though they lost no machine."""
+    if attempt.live_step is None or any(status.finished_step > attempt.live_step for status in statuses.values()):
+        return 0
+    return attempt.failed_regroups + (len(statuses) == len(attempt.members) and not left_out_ids)
 
 
 def _machines_to_leave_out(

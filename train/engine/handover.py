@@ -124,7 +124,7 @@ class Handover:
         reason = ""
         if error is not None:
             is_from_abort = self.was_aborted and type(error) is RuntimeError
-            if not (is_from_abort or is_peer_failure(type(error), str(error))):
+            if not (is_from_abort or isinstance(error, HandoverFailed) or is_peer_failure(type(error), str(error))):
                 return False
             reason = last_line(str(error).strip()) or type(error).__name__
         if self.trainer is not None and self.trainer.is_updating:

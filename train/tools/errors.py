@@ -88,7 +88,7 @@ class MachineTrouble(Exception):
 
 
 class HandoverFailed(MachineTrouble):
-    """The processes cannot go on in place. The next attempt starts them again, from a checkpoint."""
+    """The processes cannot go on in place in this attempt. Those that have a state keep it for the next one."""
 
 
 class WorkerLost(MachineTrouble):

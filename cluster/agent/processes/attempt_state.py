@@ -75,10 +75,15 @@ class AttemptState:
         return self.attempt is not None and self.attempt.live_step is not None and not self.has_made_steps
 
     @property
+    def have_all_started(self) -> bool:
+        """Whether in a handover all trainers are ready: only the group, the state and a first pass remain."""
+        states = {MachineState(self.progress.state), *self.peer_states} if self.progress else STARTING_STATES
+        return self.is_handover and not states & STARTING_STATES
+
+    @property
     def is_regrouping(self) -> bool:
-        """Whether in a handover all trainers are ready: only the process group and the exchange of state remain."""
-        is_joining = self.progress is not None and self.progress.state == TrainerState.JOINING
-        return self.is_handover and is_joining and not {*self.peer_states} & STARTING_STATES
+        """Whether in a handover only the process group and the exchange of state remain before the first pass."""
+        return self.have_all_started and self.progress is not None and self.progress.state == TrainerState.JOINING
 
     def note_peers(self, statuses: Mapping[str, MachineStatus], own_id: str, now: float) -> None:
         """Remember what the other members do in this attempt. In a handover a change is progress.

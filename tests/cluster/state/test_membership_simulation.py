@@ -1,7 +1,8 @@
 """Simulates hundreds of random schedules of kills, freezes, notices and crashes: the agents must always agree.
 
 The simulated agents follow cluster/agent/agent.py, without files and processes. Statuses arrive late, attempts are
-exclusive by number, and the trainers of an attempt advance while all its members run them. Time is simulated.
+exclusive by number, and the trainers of an attempt advance while all its members run them. In most jobs, trainers keep
+their state when others fail, but not always; some of them have finished one step more. Time is simulated.
 """
 
 import json
@@ -16,7 +17,7 @@ from cluster.agent.processes.attempt_state import AttemptState
 from cluster.state.attempts import Attempt
 from cluster.state.heartbeats import MachineStatus, PeerStatuses
 from cluster.state.membership import Action, ClusterView, MembershipRules, decide
-from cluster.state.states import AgentPhase
+from cluster.state.states import AgentPhase, MachineState
 from train.tools.agent_protocol import Fault, TrainerProgress, TrainerState
 
 TICK_SECONDS = 0.25
@@ -49,6 +50,8 @@ class Agent:
     is_save_requested: bool = False
     report: TrainerProgress | None = None  # of its trainers
     trainer_exit: str = ""  # how its trainers have ended: "", "saved", "own", "peer"
+    state_step: int | None = None  # whose state its trainers hold
+    hangs: bool = False  # of its trainers
     proposal: tuple[float, Attempt | None, Attempt] | None = None  # when it arrives, known attempt, new attempt
     is_alive: bool = True
 
@@ -79,12 +82,15 @@ class Simulation:
             stall_timeout=20.0,
             startup_stall_timeout=30.0,
             orphan_timeout=20.0,
+            goes_on_in_place=rng.random() < 0.8,
         )
+        self.failed_share = rng.choice([0.2, 0.2, 0.2, 1.0])  # of the attempts in place, before their first step
         self.delays = {name: rng.choice([0.0, 0.0, 0.25, 0.75]) for name in names}
         self.status_files: dict[str, list[tuple[float, bytes]]] = {name: [] for name in names}  # all texts, with times
         self.attempts: dict[int, Attempt] = {}
         self.agents = {name: self.boot(name) for name in names}
-        self.steps: dict[int, int] = {}
+        self.steps: dict[int, int] = {}  # finished ones of each attempt
+        self.checkpoints: dict[int, int] = {}  # the step of the newest one that each attempt has written
         self.fault_count = 0
         self.crashes: dict[str, int] = {}
         self.return_times: dict[str, float] = {}  # when dead machines come back
@@ -120,9 +126,15 @@ class Simulation:
         self.fault_count += 1
         for _ in range(self.rng.choice([1, 1, 1, 2])):
             agent = self.rng.choice(list(self.agents.values()))
-            kind = self.rng.choice(["kill", "kill", "freeze", "notice", "crash", "peer"])
+            kind = self.rng.choice(["kill", "kill", "freeze", "notice", "crash", "peer", "hang", "holder"])
+            if kind in ("kill", "crash", "peer", "hang"):
+                self.finish_step(agent.current.number)
             if kind == "kill":
                 agent.is_alive = False
+            elif kind == "holder" and agent.phase in ("failed", "saved"):
+                agent.state_step = None
+            elif kind == "hang" and agent.phase == "running":
+                agent.hangs = True
             elif kind == "freeze":
                 seconds = self.rng.uniform(0.5, 15.0)
                 agent.frozen_until = self.now + seconds
@@ -136,6 +148,29 @@ class Simulation:
             elif kind == "peer" and agent.phase == "running":
                 agent.trainer_exit = "peer"
 
+    def finish_step(self, number: int) -> None:
+        """Let some trainers finish the step in which others fail."""
+        for agent in self.agents.values():
+            is_at_work = agent.phase == "running" and agent.frozen_until <= self.now and not agent.trainer_exit
+            is_in_step = agent.current.number == number and agent.state_step == self.steps.get(number, -1)
+            if is_at_work and is_in_step and self.rng.random() < 0.4:
+                agent.state_step = self.steps[number] + 1
+
+    def join(self, attempt: Attempt, members: list[Agent]) -> bool:
+        """Let all trainers of an attempt take the state to go on from. Returns whether that has worked."""
+        held = [agent.state_step for agent in members if agent.state_step is not None]
+        if attempt.live_step is not None:
+            assert max(held, default=0) <= attempt.live_step, f"the agents do not know of step {max(held)}"
+            is_disturbed = self.rng.random() < self.failed_share
+            self.fault_count += is_disturbed
+            if is_disturbed or max(held, default=-1) < attempt.live_step:
+                for agent in members:
+                    agent.trainer_exit = "peer"
+                    agent.state_step = max(held, default=None) if self.rng.random() < 0.5 else agent.state_step
+                return False
+        self.steps[attempt.number] = attempt.first_step
+        return True
+
     def train(self) -> None:
         """Let the trainers of each attempt make a step, if all its members run them."""
         for number, attempt in self.attempts.items():
@@ -146,17 +181,23 @@ class Simulation:
                 agent
                 for agent in members
                 if agent.is_alive and agent.phase == "running" and agent.frozen_until <= self.now
-                if agent.current.attempt == attempt and not agent.trainer_exit
+                if agent.current.attempt == attempt and not agent.trainer_exit and not agent.hangs
+                if agent.current.abort_deadline is None
             ]
             if len(at_work) < len(members) or any(self.now - agent.phase_since < START_SECONDS for agent in members):
                 continue
-            self.steps[number] = self.steps.get(number, attempt.crash_step) + 1
+            if number not in self.steps and not self.join(attempt, members):
+                continue
+            self.steps[number] += 1
             self.last_step_times[number] = self.now
             if any(agent.is_save_requested for agent in members):
                 for agent in members:
                     agent.trainer_exit = "saved"
+            if members[0].trainer_exit or self.rng.random() < 0.05:
+                self.checkpoints[number] = self.steps[number]
             for agent in members:
-                agent.report = TrainerProgress(state=TrainerState.TRAINING, step=self.steps[number])
+                agent.state_step = self.steps[number]
+                agent.report = TrainerProgress(state=TrainerState.TRAINING, step=agent.state_step, not_in_place="")
 
     # --- an agent ------------------------------------------------------------------------------------------------
 
@@ -171,7 +212,9 @@ class Simulation:
             id=agent.id,
             attempt=agent.current.number,
             phase=agent.phase,
+            state=MachineState.TRAINING if agent.report else MachineState.STARTING,
             last_step=agent.current.last_step,
+            kept_step=agent.current.kept_step,
             is_standby_ready=agent.current.is_standby_ready,
             leave_reason=agent.leave_reason,
             fault=agent.fault,
@@ -180,7 +223,7 @@ class Simulation:
 
     def write_status(self, agent: Agent) -> None:
         status = self.own_status(agent)
-        urgent_fields = (status.phase, status.attempt, status.leave_reason, status.fault)
+        urgent_fields = (status.phase, status.attempt, status.leave_reason, status.fault, status.kept_step)
         if urgent_fields == agent.last_urgent_fields and self.now - agent.last_written < HEARTBEAT_SECONDS:
             return
         agent.last_urgent_fields = urgent_fields
@@ -193,6 +236,7 @@ class Simulation:
         for name, texts in self.status_files.items():
             if seen := [text for time, text in texts if time <= self.now - self.delays[agent.name]]:
                 agent.peers.take(name, seen[-1], self.now)
+        agent.current.note_peers(agent.peers.statuses, agent.id, self.now)
 
     def newest_attempt(self) -> Attempt | None:
         return self.attempts[max(self.attempts)] if self.attempts else None
@@ -203,8 +247,14 @@ class Simulation:
         if newest != known:
             return
         number = newest.number + 1 if newest else 1
+        attempt = replace(attempt, number=number)
+        if newest and (step := self.checkpoints.get(newest.number, newest.checkpoint_step)):
+            attempt = replace(attempt, resume=f"checkpoints/{number:06d}/resume-{step:08d}-ab.pt")
+            attempt = replace(attempt, live_step=None) if (attempt.live_step or step) < step else attempt
         self.check_attempt(agent, attempt)
-        self.attempts[number] = replace(attempt, number=number)
+        if newest:
+            self.check_kept_states(newest, attempt)
+        self.attempts[number] = attempt
 
     def check_attempt(self, proposer: Agent, attempt: Attempt) -> None:
         """Every member must have written a status a moment ago, not counting time in which the proposer was frozen."""
@@ -220,6 +270,18 @@ class Simulation:
             assert self.crashes or len(healthy) < self.rules.min_size, f"ended: {attempt.reason}"
         if attempt.end_state == "stopped":
             assert proposer.leave_reason
+
+    def check_kept_states(self, newest: Attempt, attempt: Attempt) -> None:
+        """The step must be the highest that a member keeps, and one that a responsive member has told to keep."""
+        members = [agent for agent in self.agents.values() if agent.is_alive and agent.id in attempt.members]
+        kept = [agent.current.kept_step or 0 for agent in members if agent.current.number == newest.number]
+        if attempt.live_step is not None:
+            told = [json.loads(text) for agent in members for _, text in self.status_files[agent.name]]
+            assert any(each["kept_step"] == attempt.live_step and each["attempt"] == newest.number for each in told)
+            assert attempt.live_step >= max(kept, default=0) and attempt.failed_regroups < 2
+        elif self.rules.goes_on_in_place and any(kept):
+            has_later_checkpoint = attempt.checkpoint_step >= max(kept)
+            assert has_later_checkpoint or newest.failed_regroups == 1, f"step {max(kept)} is thrown away"
 
     def tick(self, agent: Agent) -> None:
         """Run one turn of the agent's main loop."""
@@ -252,6 +314,8 @@ class Simulation:
             seconds_in_phase=self.now - agent.phase_since,
             longest_progress_gap=agent.current.longest_progress_gap,
             is_deadline_near=bool(agent.leave_reason) and self.now - agent.notice_time > 7.5,
+            can_keep_state=agent.current.can_keep_state,
+            have_all_started=agent.current.have_all_started,
         )
         self.execute(agent, decide(view, self.rules))
         self.write_status(agent)
@@ -263,7 +327,11 @@ class Simulation:
             standstill = self.now - self.last_step_times.get(agent.current.number, 0.0)
             was_told = any(word in action.reason for word in ("failed", "restarted", "have saved"))
             assert was_told or standstill >= self.rules.loss_timeout, f"lost while steps advanced: {action.reason}"
-            self.enter_phase(agent, AgentPhase.FAILED, Fault.NONE, action.reason)
+            if self.rules.goes_on_in_place and not agent.current.obstacle:
+                agent.current.begin_abort(action.reason, self.now)
+            else:
+                agent.state_step = None
+                self.enter_phase(agent, AgentPhase.FAILED, Fault.NONE, action.reason)
         elif action.kind == "propose" and action.attempt and not agent.proposal:
             arrival = self.now + self.rng.choice([0.0, 0.0, TICK_SECONDS, 2 * TICK_SECONDS])
             agent.proposal = (arrival, agent.current.attempt, action.attempt)
@@ -272,10 +340,15 @@ class Simulation:
         newest = self.newest_attempt()
         if newest is None or newest == agent.current.attempt:
             return
-        agent.current = AttemptState(attempt=newest, last_progress_time=self.now)
+        goes_on = agent.current.can_go_on_in(newest, agent.id)
+        has_died = goes_on and agent.state_step is None
+        agent.state_step = agent.state_step if goes_on else None
+        agent.current = AttemptState(attempt=newest, goes_on_in_place=goes_on, last_progress_time=self.now)
+        agent.hangs = False
         agent.is_save_requested = False
         agent.report = None
-        agent.trainer_exit = ""
+        agent.trainer_exit = "own" if has_died else ""
+        self.crashes |= {agent.name: self.crashes.get(agent.name, 0) + 1} if has_died else {}
         agent.proposal = None
         if not newest.members:
             self.end(agent)
@@ -294,6 +367,8 @@ class Simulation:
     def check_trainers(self, agent: Agent) -> None:
         if agent.phase == "warming" and self.now - agent.phase_since >= START_SECONDS:
             self.enter_phase(agent, AgentPhase.SPARE)
+        if agent.state_step is None:
+            agent.current.kept_step = None
         if agent.phase != "running":
             return
         agent.current.note_progress(agent.report, self.now)
@@ -302,12 +377,23 @@ class Simulation:
         if agent.trainer_exit:
             phase = AgentPhase.SAVED if agent.trainer_exit == "saved" else AgentPhase.FAILED
             fault = Fault.OWN if agent.trainer_exit == "own" else Fault.NONE
-            self.enter_phase(agent, phase, fault, agent.trainer_exit)
+            self.keep(agent, phase, fault, agent.trainer_exit)
+        elif agent.current.abort_deadline and not agent.hangs:
+            self.keep(agent, AgentPhase.FAILED, Fault.NONE, agent.current.abort_reason)
+        elif agent.current.abort_deadline and self.now > agent.current.abort_deadline:
+            agent.state_step = None
+            self.enter_phase(agent, AgentPhase.FAILED, Fault.NONE, agent.current.abort_reason)
+
+    def keep(self, agent: Agent, phase: AgentPhase, fault: Fault, reason: str) -> None:
+        """End the attempt on a machine, whose trainers may keep their state."""
+        keeps_state = self.rules.goes_on_in_place and fault == Fault.NONE and self.rng.random() < 0.8
+        agent.state_step = agent.current.kept_step = agent.state_step if keeps_state else None
+        self.enter_phase(agent, phase, fault, reason)
 
     def leave_when_safe(self, agent: Agent) -> None:
         if agent.leave_reason:
             must_wait = agent.phase in ("failed", "saved") or (
-                agent.phase == "running" and agent.current.has_made_steps
+                agent.phase == "running" and (agent.current.has_made_steps or agent.current.is_handover)
             )
             if not must_wait or self.now - agent.notice_time > 30.0:
                 self.end(agent)
