@@ -154,7 +154,7 @@ class LocalJob:
         for previous, attempt in list(pairwise(history))[self.measured_attempts :]:
             lines_before = self.training_lines(previous.number)
             lines_after = self.training_lines(attempt.number)
-            is_join = attempt.reason.endswith("joined") and "lost" not in attempt.reason
+            is_join = "joined" in attempt.reason and "lost" not in attempt.reason
             if lines_before and lines_after and is_join:
                 self.join_pauses.append(lines_after[0][1] - lines_before[-1][1])
         self.measured_attempts = len(history) - 1
@@ -173,9 +173,8 @@ class LocalJob:
             )
         return float(step_time - since)
 
-    def kill_agents(self, *member_indexes: int) -> float:
-        """Kill the agents of these members of the newest attempt; all their child processes die too."""
-        previous = self.newest_attempt()
+    def kill_agents(self, previous: attempts.Attempt, *member_indexes: int) -> float:
+        """Kill the agents of these members of an attempt; all their child processes die too."""
         pids = [int(self.machine_status(previous.machine_names[index])["pid"]) for index in member_indexes]
         kill_time = time.time()
         for pid in pids:
@@ -184,20 +183,22 @@ class LocalJob:
 
     def worker(self) -> float:
         """Kill the machine after the head. A returning machine is the last member, so every machine has its turn."""
-        return self.kill_agents(1)
+        return self.kill_agents(self.newest_attempt(), 1)
 
     def head(self) -> float:
         """Kill the head."""
-        return self.kill_agents(0)
+        return self.kill_agents(self.newest_attempt(), 0)
 
     def two(self) -> float:
         """Kill two machines at once, one of them the head."""
-        return self.kill_agents(0, 1)
+        return self.kill_agents(self.newest_attempt(), 0, 1)
 
     def second(self) -> float:
-        """Kill a machine, and another as soon as the remaining machines have made a step."""
-        self.kill_agents(1)
-        return self.kill_agents(1)
+        """Kill a machine, and another as soon as the others have agreed to go on, before they have made a step."""
+        first = self.newest_attempt()
+        os.kill(int(self.machine_status(first.machine_names[1])["pid"]), signal.SIGKILL)
+        wait_for(lambda: self.newest_attempt().number > first.number, WAIT_SECONDS)
+        return self.kill_agents(self.newest_attempt(), 1)
 
     def frozen(self) -> float:
         """Stop all processes of a machine. The seconds for which a machine may be silent are subtracted."""

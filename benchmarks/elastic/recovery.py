@@ -58,7 +58,7 @@ CASE_TITLES = {
     "worker": "a machine other than the head killed",
     "head": "the head machine killed",
     "two": "two machines killed at once, one of them the head",
-    "second": "a second machine killed right after the recovery from the first",
+    "second": "a second machine killed while the others regroup after the first",
     "frozen": "a machine frozen, without the 5 s of --lost-seconds",
     "frozen_trainer": f"a trainer frozen, without the {STALL_SECONDS} s of --stall-seconds",
     "notice": "a machine leaves after a notice: pause of the others",

@@ -61,7 +61,7 @@ def undisturbed_parameters(tmp_path_factory: pytest.TempPathFactory, images: Pat
         assert not leftovers
 
 
-@pytest.fixture(params=["--in-place auto", pytest.param("--in-place off", marks=pytest.mark.release)])
+@pytest.fixture(params=["--in-place auto", "--in-place off"])
 def job(sandbox: Sandbox, request: pytest.FixtureRequest) -> Job:
     """A job of three machines that train. A parameter is options of the launch."""
     options = ("--machines", "3", "--log-ids", "--lost-seconds", "5", *OPTIONS, *request.param.split())

@@ -170,7 +170,9 @@ def test_agent_crash_resumes_from_newest_checkpoint(agents: Any, hand_made: Any)
 
 
 def test_agents_of_two_machines_survive_loss_of_the_first(agents: Any, hand_made: Any) -> None:
-    run = hand_made(machines=2, procs=2, lost_seconds=4.0, heartbeat_timeout_seconds=4.0, heartbeat_seconds=0.2)
+    run = hand_made(
+        machines=2, procs=2, lost_seconds=4.0, heartbeat_timeout_seconds=4.0, heartbeat_seconds=0.2, in_place="off"
+    )
     next_step = "if os.environ['WORLD_SIZE'] == '2': report.report_state('training', step=9); time.sleep(0.5)\n"
     end = "if os.environ['WORLD_SIZE'] == '2':\n    " + PUBLISH + "    sys.exit(0)\n"
     trainer = TRAIN + next_step + end + "until(lambda: False)"
@@ -235,12 +237,12 @@ def test_trainer_that_does_not_leave_in_time_is_killed_and_comes_back_as_a_new_o
     assert (second["live_step"], second["members"]) == (8, first["members"])
 
 
-def test_attempt_in_place_that_fails_before_its_first_step_is_followed_by_a_restart(
+def test_two_attempts_in_place_that_fail_before_their_first_step_are_followed_by_a_restart(
     agents: Any, hand_made: Any
 ) -> None:
-    """No machine was lost in it, so it would fail again."""
+    """No machine was lost in them, so a third one would fail too."""
     run = hand_made(machines=2, lost_seconds=2.0, heartbeat_seconds=0.2, in_place="on")
-    restart = "if sys.orig_argv[sys.orig_argv.index('--attempt') + 1] == '3':\n    if rank == 0: " + PUBLISH
+    restart = "if sys.orig_argv[sys.orig_argv.index('--attempt') + 1] == '4':\n    if rank == 0: " + PUBLISH
     restart += "    until((out / 'result.json').exists); os._exit(0)\n"
     keep = "    report.report_kept_state(8, has_saved=False, reason='Connection closed by peer')\n"
     fail_to_join = "    until(report.read_next_request); os.environ.update(report.read_next_request().environment)\n"
@@ -248,11 +250,11 @@ def test_attempt_in_place_that_fails_before_its_first_step_is_followed_by_a_rest
     trainer = f"{restart}report.not_in_place = ''; {TRAIN}while True:\n{keep}{fail_to_join}"
     started = [agents.start(run, trainer, machine) for machine in ("0", "1")]
     assert [agent.wait(120) for agent in started] == [0, 0] and not agents.trainers()
-    _, in_place, anew = (read_shared(run, f"attempts/00000{number}.json") for number in (1, 2, 3))
-    assert (in_place["live_step"], anew["live_step"]) == (8, None)
-    assert anew["reason"].endswith("; not in place: the attempt in place has failed before its first step")
-    log = run.run_folder.work_folder() / "logs/000003/rank-0.log"
-    assert log.read_text().startswith(f"attempt 3: {anew['reason']}; machines: 0, 1\n")
+    *in_place, anew = (read_shared(run, f"attempts/00000{number}.json") for number in (2, 3, 4))
+    assert [attempt["live_step"] for attempt in (*in_place, anew)] == [8, 8, None]
+    assert anew["reason"].endswith("; not in place: 2 attempts in place have failed before their first step")
+    log = run.run_folder.work_folder() / "logs/000004/rank-0.log"
+    assert log.read_text().startswith(f"attempt 4: {anew['reason']}; machines: 0, 1\n")
 
 
 def test_agent_max_hours_saves_and_stops(agents: Any, hand_made: Any) -> None:

@@ -49,11 +49,11 @@ def test_regrouping_begins_when_no_member_starts_any_more() -> None:
     assert not current.is_regrouping, "machine 2 has not followed yet"
     for state, is_regrouping in (("starting", False), ("indexing", False), ("joining", True)):
         current.note_peers(peers("joining", state), "0.a", 3.0)
-        assert current.is_regrouping == is_regrouping, state
+        assert (current.have_all_started, current.is_regrouping) == (is_regrouping, is_regrouping), state
     current.note_progress(report(TrainerState.WARMING), 4.0)
-    assert not current.is_regrouping and current.is_handover
+    assert not current.is_regrouping and current.have_all_started and current.is_handover
     current.note_progress(report(TrainerState.TRAINING, step=9), 5.0)
-    assert not current.is_handover
+    assert not current.have_all_started and not current.is_handover
 
 
 def test_in_a_handover_what_other_members_do_is_progress() -> None:

@@ -1,5 +1,6 @@
 """Tests of the membership protocol: what one agent knows, and what it has to do. No files, clocks or processes."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -100,6 +101,8 @@ WITHOUT_FIRST = {"own_id": "2.c", "silent": {"0.a": SILENT, "1.b": SILENT}}
 ALL_SILENT = {"0.a": 99.0, "1.b": 99.0}
 IN_PLACE = replace(FIRST, live_step=12)
 LATE_START = {"rules": IN_PLACE_RULES, "silent": {"2.c": SILENT}}
+DIED = {"rules": IN_PLACE_RULES, "silent": {"2.c": math.inf}, "attempt": IN_PLACE}
+REGROUP = replace(RESUMED, number=2, live_step=12, crash_step=12, crash_count=2, fault_counts={"2": 1})
 
 
 @pytest.mark.parametrize(("statuses", "seen", "expected"), [
@@ -172,6 +175,9 @@ LATE_START = {"rules": IN_PLACE_RULES, "silent": {"2.c": SILENT}}
     # going on in place
     pytest.param(STARTING, {**LATE_START, "attempt": IN_PLACE, "seconds_without_progress": 11.0}, "fail",
                  id="a loss in place is noticed earlier"),
+    pytest.param(STARTING, DIED, Action(kind=ActionKind.FAIL, reason="machine 2 died"), id="a death before a step"),
+    pytest.param(all_of(), DIED, "nothing", id="a death while steps advance"),
+    pytest.param(STARTING, {"seconds_without_progress": 120.1, "have_all_started": True}, "fail", id="hangs later"),
     pytest.param(STARTING, {"rules": IN_PLACE_RULES, "seconds_without_progress": 29.0, "is_regrouping": True},
                  Action(), id="trainers meet, 29 s"),
     pytest.param(STARTING, {"rules": IN_PLACE_RULES, "seconds_without_progress": 31.0, "can_keep_state": True,
@@ -209,7 +215,7 @@ def test_agent_waits_asks_or_fails(statuses: list[MachineStatus], seen: dict[str
                  id="fewer machines start when no other has come for a minute"),
     # planned changes
     pytest.param([replace(SAVED_PAIR[0], reason="deaf"), SAVED_PAIR[1], *ready("3.d", "0.a")],
-                 {"own_id": "1.b", "rules": FOUR,
+                 {"own_id": "1.b", "rules": replace(FOUR, goes_on_in_place=True),
                   "attempt": Attempt(number=2, members=("1.b", "2.c"), fault_counts={"1": 1}, crash_step=8,
                                      crash_count=2)},
                  {"members": ("1.b", "2.c", "0.a"), "reason": "machine 0 joined; machine 1: deaf",
@@ -243,6 +249,8 @@ def test_agent_waits_asks_or_fails(statuses: list[MachineStatus], seen: dict[str
                   "fault_counts": {}}, id="an unreadable checkpoint is no crash, and an earlier one is tried"),
     pytest.param(all_of("failed", reason="no progress"), {"attempt": replace(FIRST, crash_step=8, crash_count=2)},
                  {"end_state": "failed", "reason": "no progress (3 times at step 8)"}, id="the third stall"),
+    pytest.param([status("0.a", "failed", reason="gloo: closed"), *all_of("failed", reason="no progress for 9 s")[1:]],
+                 {}, {"reason": "no progress for 9 s"}, id="who has noticed a stall says more than the others"),
     # commands
     pytest.param([replace(FINISHED[0], reason="no copy"), *FINISHED[1:]],
                  {"silent": {"2.c": 100.0}, "rules": COMMAND_RULES},
@@ -274,13 +282,20 @@ def test_agent_waits_asks_or_fails(statuses: list[MachineStatus], seen: dict[str
                  {"seconds_in_phase": 9.0, "rules": IN_PLACE_RULES},
                  {"members": ("1.b", "2.c", "0.a"), "live_step": 11}, id="the head's trainers run"),
     *(pytest.param(all_of("failed", attempt=2, last_step=-1, kept_step=kept),
-                   {"attempt": replace(RESUMED, number=2, live_step=12), "seconds_in_phase": 9.0,
-                    "rules": IN_PLACE_RULES, "silent": silent}, {"live_step": live_step, "reason": reason}, id=why)
-      for kept, silent, live_step, reason, why in (
-          (12, {}, None, "not in place: the attempt in place has failed before its first step",
-           "in place has failed before a step"),
-          (12, {"2.c": SILENT}, 12, "machine 2 lost", "a loss explains the failure in place"),
-          (13, {}, 13, "", "in place has failed after a step"))),
+                   {"attempt": replace(REGROUP, failed_regroups=failed), "seconds_in_phase": 9.0,
+                    "rules": IN_PLACE_RULES, "silent": silent},
+                   {"live_step": live_step, "failed_regroups": count, "reason": reason, "end_state": None}, id=why)
+      for kept, silent, failed, live_step, count, reason, why in (
+          (12, {}, 0, 12, 1, "", "in place has failed before a step"),
+          (11, {}, 0, 11, 1, "", "the only machine that had kept step 12 has lost it"),
+          (12, {}, 1, None, 0, "not in place: 2 attempts in place have failed before their first step", "twice"),
+          (12, {"2.c": SILENT}, 1, 12, 1, "machine 2 lost", "a loss explains the failure in place"),
+          (13, {}, 1, 13, 0, "", "in place has failed after a step"))),
+    pytest.param([*all_of("failed", attempt=2, last_step=-1, kept_step=12)[:2],
+                  status("2.c", "failed", 2, -1, fault="own", reason="x")],
+                 {"attempt": replace(REGROUP, failed_regroups=1), "seconds_in_phase": 9.0, "rules": IN_PLACE_RULES},
+                 {"live_step": 12, "members": ("0.a", "1.b"), "failed_regroups": 1, "left_out": ("2.c",)},
+                 id="the machine that is left out explains the failure in place"),
     *(pytest.param(all_of("failed", not_in_place=why), {"rules": IN_PLACE_RULES, "silent": {"2.c": SILENT}},
                    {"live_step": None, "reason": f"machine 2 lost; not in place: {reason}"}, id=reason)
       for why, reason in (("the trainers use GPUs",) * 2, ("", "no machine that stays kept its state"))),

@@ -405,7 +405,10 @@ class Simulation:
         return newest is not None and not newest.members
 
     def has_agreed(self) -> bool:
-        """Return whether all living agents train in one attempt that is as large as possible, or are its spares."""
+        """Return whether all living agents train in one attempt that is as large as possible, or are its spares.
+
+        When too few are able to train, they wait.
+        """
         newest = self.newest_attempt()
         living = [agent for name, agent in self.agents.items() if name not in self.gone_names]
         if newest is None or not all(agent.is_alive and agent.frozen_until <= self.now for agent in living):
@@ -414,7 +417,7 @@ class Simulation:
         able = [agent for agent in living if agent.name not in banned]
         members = [agent for agent in living if agent.id in newest.members]
         rest = [agent for agent in living if agent.id not in newest.members]
-        return (
+        return len(able) < self.rules.min_size or (
             len(members) == len(newest.members) == min(self.rules.target_size, len(able))
             and all(agent.current.attempt == newest for agent in living)
             and all(agent.phase == "running" and agent.current.has_made_steps for agent in members)

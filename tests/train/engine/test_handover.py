@@ -25,6 +25,7 @@ from train.distributed.rendezvous import wait_for_listener
 from train.engine import handover
 from train.engine.agent_channel import AgentChannel
 from train.engine.handover import Handover, KeptState, keep_state
+from train.engine.run import go_on_in_place
 from train.recipe.components import Comm
 from train.tools.agent_protocol import TrainerState
 from train.tools.errors import HandoverFailed
@@ -117,7 +118,6 @@ def test_a_step_that_fails_leaves_no_trace_in_the_kept_state(place: str, work: P
 @pytest.mark.parametrize(("error", "variable", "why"), [
     (PEER_FAILURE, "", "within an update"),
     (ValueError("own"), "", "own failure"),
-    (HandoverFailed("lost"), "", "failed handover"),
     (RuntimeError("CUDA error: Broken pipe"), "", "failure of the own GPU"),
     (PEER_FAILURE, "IMGNET_WORK", "no agent"),
     (PEER_FAILURE, "IMGNET_IN_PLACE", "not asked for"),
@@ -305,6 +305,20 @@ def test_the_head_whose_new_process_is_lost_before_it_joins_goes_on_with_another
         raise AssertionError
 
     assert run_ranks(2, work, seconds=30) == [3.0, 3.0]
+
+
+def test_a_process_that_stands_behind_the_agreed_step_keeps_its_state(work: Path, tmp_path: Path) -> None:
+    """The one that had finished the step was lost before it joined."""
+    run = Run(tmp_path)
+    run.run_steps(2)
+    assert run.handover.keep(PEER_FAILURE)
+    (work / "kept-0.json").unlink()
+    run.handover.begin_attempt()
+    run.trainer.options = replace(run.trainer.options, live_step=3)
+    with pytest.raises(HandoverFailed, match="the processes stand at step 2, and not at 3") as raised:
+        go_on_in_place(run.trainer, run.handover)
+    assert run.handover.keep(raised.value)
+    assert json.loads((work / "kept-0.json").read_text())["step"] == 2
 
 
 def test_a_process_that_waits_for_a_lost_head_keeps_its_state_on_request(work: Path, tmp_path: Path) -> None:
