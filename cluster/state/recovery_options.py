@@ -53,7 +53,7 @@ class RecoveryOptions(OptionSet):
         group="Recovery",
         minimum=5,
         help="If no step completes for this long while all machines respond, dump stack traces into the logs and "
-        "restart from the last checkpoint.",
+        "restart the trainers that hang; where trainers do not go on in place, all of them from the last checkpoint.",
     )
     max_exchanges: int = option_field(
         2,
