@@ -84,6 +84,7 @@ class Simulation:
             orphan_timeout=20.0,
             goes_on_in_place=rng.random() < 0.8,
         )
+        self.shares_locks = rng.random() < 0.5  # so that agents that wait for each other see a death at once
         self.failed_share = rng.choice([0.2, 0.2, 0.2, 1.0])  # of the attempts in place, before their first step
         self.delays = {name: rng.choice([0.0, 0.0, 0.25, 0.75]) for name in names}
         self.status_files: dict[str, list[tuple[float, bytes]]] = {name: [] for name in names}  # all texts, with times
@@ -237,6 +238,9 @@ class Simulation:
             if seen := [text for time, text in texts if time <= self.now - self.delays[agent.name]]:
                 agent.peers.take(name, seen[-1], self.now)
         agent.current.note_peers(agent.peers.statuses, agent.id, self.now)
+        if self.shares_locks and (agent.phase in ("failed", "saved") or agent.current.is_handover):
+            dead = {peer.id for peer in self.all_agents if not peer.is_alive and peer.phase != "ended"}
+            agent.peers.dead_ids |= dead & agent.peers.statuses.keys()
 
     def newest_attempt(self) -> Attempt | None:
         return self.attempts[max(self.attempts)] if self.attempts else None
@@ -253,14 +257,17 @@ class Simulation:
             attempt = replace(attempt, live_step=None) if (attempt.live_step or step) < step else attempt
         self.check_attempt(agent, attempt)
         if newest:
-            self.check_kept_states(newest, attempt)
+            self.check_kept_states(agent, newest, attempt)
         self.attempts[number] = attempt
+
+    def longest_silence(self, proposer: Agent) -> float:
+        return (
+            self.rules.heartbeat_timeout + max(self.delays.values()) + 4 * TICK_SECONDS + 0.5 + proposer.frozen_seconds
+        )
 
     def check_attempt(self, proposer: Agent, attempt: Attempt) -> None:
         """Every member must have written a status a moment ago, not counting time in which the proposer was frozen."""
-        longest_silence = (
-            self.rules.heartbeat_timeout + max(self.delays.values()) + 4 * TICK_SECONDS + 0.5 + proposer.frozen_seconds
-        )
+        longest_silence = self.longest_silence(proposer)
         for member in attempt.members:
             (member_agent,) = [agent for agent in self.all_agents if agent.id == member]
             last = max(time for time, text in self.status_files[member_agent.name] if member.encode() in text)
@@ -271,13 +278,15 @@ class Simulation:
         if attempt.end_state == "stopped":
             assert proposer.leave_reason
 
-    def check_kept_states(self, newest: Attempt, attempt: Attempt) -> None:
-        """The step must be the highest that a member keeps, and one that a responsive member has told to keep."""
+    def check_kept_states(self, proposer: Agent, newest: Attempt, attempt: Attempt) -> None:
+        """The step must be the highest that a member keeps, and one must have written a moment ago that it does."""
         members = [agent for agent in self.agents.values() if agent.is_alive and agent.id in attempt.members]
         kept = [agent.current.kept_step or 0 for agent in members if agent.current.number == newest.number]
         if attempt.live_step is not None:
-            told = [json.loads(text) for agent in members for _, text in self.status_files[agent.name]]
-            assert any(each["kept_step"] == attempt.live_step and each["attempt"] == newest.number for each in told)
+            begin = self.now - self.longest_silence(proposer)
+            texts = [text for name in attempt.machine_names for time, text in self.status_files[name] if time >= begin]
+            told = [status for status in map(json.loads, texts) if status["id"] in attempt.members]
+            assert (newest.number, attempt.live_step) in [(each["attempt"], each["kept_step"]) for each in told]
             assert attempt.live_step >= max(kept, default=0) and attempt.failed_regroups < 2
         elif self.rules.goes_on_in_place and any(kept):
             has_later_checkpoint = attempt.checkpoint_step >= max(kept)
@@ -325,7 +334,7 @@ class Simulation:
             agent.is_save_requested = True
         elif action.kind == "fail":
             standstill = self.now - self.last_step_times.get(agent.current.number, 0.0)
-            was_told = any(word in action.reason for word in ("failed", "restarted", "have saved"))
+            was_told = any(word in action.reason for word in ("failed", "restarted", "have saved", "died"))
             assert was_told or standstill >= self.rules.loss_timeout, f"lost while steps advanced: {action.reason}"
             if self.rules.goes_on_in_place and not agent.current.obstacle:
                 agent.current.begin_abort(action.reason, self.now)
