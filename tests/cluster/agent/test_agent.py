@@ -223,18 +223,21 @@ def test_trainers_that_keep_their_state_go_on_as_the_same_processes(agents: Any,
 
 def test_trainer_that_does_not_leave_in_time_is_killed_and_comes_back_as_a_new_one(agents: Any, hand_made: Any) -> None:
     """That of machine 1 hangs. The one of machine 0 keeps its state, goes on with it, and waits for the new one."""
-    run = hand_made(machines=2, lost_seconds=1.0, heartbeat_seconds=0.2, in_place="on")
+    run = hand_made(machines=2, lost_seconds=1.0, heartbeat_seconds=0.2, stall_seconds=2.0)
     hang = (
         "if '--live-step' in sys.orig_argv: (out / 'new').touch(); until((out / 'result.json').exists); os._exit(0)\n"
     )
-    hang += f"report.not_in_place = ''; {TRAIN}if rank: (out / 'hangs').touch(); time.sleep(99)\n"
-    keep = "until((out / 'hangs').exists); report.report_kept_state(8, has_saved=False, reason='it hangs')\n"
+    hang += f"report.not_in_place = ''; {TRAIN}time.sleep(99 * rank)\n"
+    keep = "until(report.abort_requested); report.report_kept_state(8, has_saved=False, reason='closed by peer')\n"
     go_on = "until(report.read_next_request); os.environ.update(report.read_next_request().environment)\n"
     end = "report.begin_attempt(); report.report_state('training', step=9); until((out / 'new').exists)\n" + PUBLISH
     started = [agents.start(run, hang + keep + go_on + end, machine) for machine in ("0", "1")]
     assert [agent.wait(120) for agent in started] == [0, 0] and not agents.trainers()
     first, second = (read_shared(run, f"attempts/00000{number}.json") for number in (1, 2))
     assert (second["live_step"], second["members"]) == (8, first["members"])
+    assert second["reason"].startswith("no progress for ") and second["reason"].endswith(", all machines respond")
+    log = run.run_folder.work_folder("1") / "logs/000001/rank-1.log"
+    assert "most recent call first" in log.read_text()
 
 
 def test_two_attempts_in_place_that_fail_before_their_first_step_are_followed_by_a_restart(

@@ -36,7 +36,7 @@ class NotedProcesses(AttemptProcesses):
 
     def start(self, attempt: Attempt, machine_rank: int, goes_on_in_place: bool = False) -> Path:
         self.calls.append(f"start {attempt.number} as {machine_rank}")
-        self.exit, self.kept = None, []
+        self.exit = None
         return self.work / "train.log"
 
     def request_save_and_exit(self) -> None:
@@ -44,12 +44,6 @@ class NotedProcesses(AttemptProcesses):
 
     def request_save(self) -> None:
         self.calls.append("save")
-
-    def request_abort(self) -> None:
-        self.calls.append("abort")
-
-    def dump_stacks(self) -> None:
-        self.calls.append("dump stacks")
 
     def read_progress(self) -> TrainerProgress | None:
         return self.progress
@@ -66,8 +60,8 @@ class NotedProcesses(AttemptProcesses):
     def stop(self, include_standby: bool = False) -> None:
         self.calls.append("stop")
 
-    def train(self, step: int = 8, not_in_place: str = "not asked") -> None:
-        self.progress = TrainerProgress(state=TrainerState.TRAINING, step=step, not_in_place=not_in_place)
+    def train(self, step: int = 8) -> None:
+        self.progress = TrainerProgress(state=TrainerState.TRAINING, step=step)
 
 
 class TickedAgents:
@@ -141,24 +135,6 @@ def test_attempt_that_others_have_begun_ends_the_processes_of_the_one_before(tic
     ticked.tick()
     for processes, rank in zip(ticked.processes, (1, 0), strict=True):
         assert processes.calls[-2:] == ["stop", f"start 2 as {rank}"]
-
-
-def test_frozen_trainer_is_replaced_and_the_others_keep_their_state(ticked: TickedAgents) -> None:
-    ticked.start()
-    for processes in ticked.processes:
-        processes.train(not_in_place="")
-    ticked.tick()
-    for agent in ticked.agents:
-        agent.current.last_progress_time -= 200
-    ticked.tick()
-    ticked.tick()
-    assert [processes.calls[2:] for processes in ticked.processes] == [["dump stacks", "abort"]] * 2
-    ticked.processes[0].kept = [KeptStateReport(step=9, has_saved=False)]
-    ticked.agents[1].current.abort_deadline = 0.0
-    ticked.tick_until(lambda: all(agent.current.number == 2 for agent in ticked.agents))
-    attempt = known(ticked.agents[0].current.attempt)
-    assert (attempt.live_step, attempt.reason) == (9, "no progress for 200 s, all machines respond")
-    assert [processes.calls[4:][:1] for processes in ticked.processes] == [["start 2 as 0"], ["dump stacks"]]
 
 
 def test_death_of_a_machine_in_a_handover_is_seen_by_its_lock(ticked: TickedAgents) -> None:
