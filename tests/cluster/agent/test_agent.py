@@ -223,7 +223,7 @@ def test_trainers_that_keep_their_state_go_on_as_the_same_processes(agents: Any,
 
 def test_trainer_that_does_not_leave_in_time_is_killed_and_comes_back_as_a_new_one(agents: Any, hand_made: Any) -> None:
     """That of machine 1 hangs. The one of machine 0 keeps its state, goes on with it, and waits for the new one."""
-    run = hand_made(machines=2, lost_seconds=1.0, heartbeat_seconds=0.2, stall_seconds=2.0)
+    run = hand_made(machines=2, lost_seconds=1.0, heartbeat_seconds=0.2, stall_seconds=5.0)
     hang = (
         "if '--live-step' in sys.orig_argv: (out / 'new').touch(); until((out / 'result.json').exists); os._exit(0)\n"
     )
@@ -250,7 +250,8 @@ def test_two_attempts_in_place_that_fail_before_their_first_step_are_followed_by
     keep = "    report.report_kept_state(8, has_saved=False, reason='Connection closed by peer')\n"
     fail_to_join = "    until(report.read_next_request); os.environ.update(report.read_next_request().environment)\n"
     fail_to_join += "    report.begin_attempt(); report.not_in_place = ''; report.report_state('joining')\n"
-    trainer = f"{restart}report.not_in_place = ''; {TRAIN}while True:\n{keep}{fail_to_join}"
+    meet = "(out / f'trains-{rank}').touch(); until(lambda: len(list(out.glob('trains-*'))) == 2)\n"
+    trainer = f"{restart}report.not_in_place = ''; {TRAIN}{meet}while True:\n{keep}{fail_to_join}"
     started = [agents.start(run, trainer, machine) for machine in ("0", "1")]
     assert [agent.wait(120) for agent in started] == [0, 0] and not agents.trainers()
     *in_place, anew = (read_shared(run, f"attempts/00000{number}.json") for number in (2, 3, 4))

@@ -460,7 +460,7 @@ def test_simulated_agents_agree_on_living_members(group: int) -> None:
         simulation = Simulation(seed)
         try:
             simulation.run()
-            assert len(simulation.attempts) <= 4 * simulation.fault_count + len(simulation.rules.machine_names) + 4
+            assert len(simulation.attempts) <= 2 * simulation.fault_count + len(simulation.rules.machine_names) + 4
         except AssertionError as error:
             raise AssertionError(f"{error}\n{simulation.describe()}") from None
         ended += simulation.is_over()
