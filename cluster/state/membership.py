@@ -25,7 +25,7 @@ STALL_GAP_FACTOR = 3
 MAX_FAILED_REGROUPS = 2  # attempts in place that fail before their first step, until all trainers start again
 IN_PLACE_PATIENCE = 2  # factor on the timeout for a loss, before the first step of an attempt in place
 WAITING_PHASES = (AgentPhase.FAILED, AgentPhase.SAVED)  # of a machine that waits for the next attempt
-STALL = "no progress"  # how the reason of a failure begins that no machine was told by another one
+STALL = "no progress"  # how the reason of a failure begins that a machine has noticed itself
 IDLE_PHASES = (*WAITING_PHASES, AgentPhase.FINISHED)  # of a member whose processes have all ended
 
 
@@ -438,7 +438,8 @@ def _count_failed_regroups(attempt: Attempt, statuses: Mapping[str, MachineStatu
     """Return how many attempts in place in a row failed before their first step, though they lost no machine."""
     if attempt.live_step is None or any(status.finished_step > attempt.live_step for status in statuses.values()):
         return 0
-    return attempt.failed_regroups + (len(statuses) == len(attempt.members) and not left_out_ids)
+    has_failed = any(status.phase == AgentPhase.FAILED for status in statuses.values())
+    return attempt.failed_regroups + (has_failed and len(statuses) == len(attempt.members) and not left_out_ids)
 
 
 def _machines_to_leave_out(
