@@ -9,7 +9,7 @@ they are.
 What is kept is what a checkpoint holds. An update changes the weights only after the gradients have been summed over
 all processes; a process that a failure meets within an update keeps nothing, and is started again. A GPU may have
 updated the weights by wrong sums meanwhile: then the process goes back by a step (train/distributed/guard.py). With
-NCCL a process keeps its state only after its first step in an attempt.
+NCCL a process keeps its state only after the first step of an attempt, and of a phase that trains other layers.
 """
 
 import contextlib
