@@ -115,6 +115,7 @@ def test_abort_ends_nccl_communicators_and_no_listening_socket(monkeypatch: pyte
 
     groups = {Group(backend): (backend, None) for backend in ("nccl", "gloo", "nccl")}
     monkeypatch.setattr(dist.distributed_c10d, "_world", SimpleNamespace(pg_map=groups))
+    monkeypatch.setattr(regroup, "_is_aborted", False)  # what follows sets it, also for the tests after this one
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
         accepted, _ = server.accept()
         assert not regroup.has_failed()

@@ -31,6 +31,7 @@ from train.distributed import ddp, regroup
 from train.distributed.process_group import ProcessGroup, check_same_on_all_ranks, join_process_group
 from train.distributed.rendezvous import wait_for_listener
 from train.engine import handover, trainer
+from train.engine import run as run_module
 from train.engine.agent_channel import AgentChannel
 from train.engine.handover import Handover, KeptState, keep_state
 from train.recipe.components import Comm
@@ -173,7 +174,7 @@ def test_on_a_gpu_nothing_is_kept_in_the_first_step_of_other_layers(
     monkeypatch.setattr(trainer, "warm_up", lambda *_: None)
     monkeypatch.setattr(trainer, "batch_shapes", lambda *_: ([], []))
     recipe = make_recipe(*(make_phase((n, n + 1), batch=8, lr=0.1, frozen=n == 1) for n in range(3)))
-    run: Any = make_trainer(tmp_path, recipe, IMAGES, linear_classifier())
+    run: Any = make_trainer(tmp_path, recipe, IMAGES)
     run.group, run.preprocessor = replace(SINGLE_PROCESS, world_size=2), SimpleNamespace(warmed_shapes={1})
     run.preprocessor.compute_dtype = torch.float32
     held: list[bool] = []
@@ -215,6 +216,26 @@ def test_a_state_that_waits_long_for_the_next_attempt_is_saved(
     run.handover.channel.read_next_request = lambda: newest_intact_checkpoint(folder)  # type: ignore[method-assign, assignment, return-value]
     path: Any = run.handover.wait_for_request(folder)
     assert checkpoint_io.load_checkpoint(path)["step"] == 2
+
+
+@pytest.mark.parametrize(("has_best", "step", "saved"), [(True, 0, []), (True, 3, []), (False, 0, [True])])
+def test_best_weights_are_written_again_only_if_nobody_writes_them(
+    has_best: bool, step: int, saved: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "best_epoch", lambda history: history[-1])
+    calls: list[bool] = []
+    own: Any = SimpleNamespace(
+        options=SimpleNamespace(keeps_best=True),
+        schedule=SimpleNamespace(epochs=range(4), steps_at=lambda *_: 7),
+        saver=SimpleNamespace(has_best=lambda step: has_best and step == 7),
+        save=lambda wait, is_best: calls.append(is_best),
+        **{"history": ["the best"], "epoch_index": 1, "step": step, "ends_here": False},
+    )
+    run_module.save_inherited(own)
+    assert calls == saved and own.is_early_save_due
+    own.saver.has_best, own.step = (lambda _: False), 3
+    with pytest.raises(HandoverFailed, match="the best validation is lost"):
+        run_module.save_inherited(own)
 
 
 def test_metrics_of_steps_that_no_process_has_summed_are_estimated(tmp_path: Path) -> None:
