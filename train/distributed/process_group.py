@@ -162,7 +162,7 @@ def check_same_on_all_ranks(group: ProcessGroup, name: str, number: int) -> None
     """
     bounds = torch.tensor([number, -number], dtype=torch.float64, device=group.device)
     if group.world_size > 1:
-        dist.all_reduce(bounds, dist.ReduceOp.MAX)
+        regroup.start_sum(bounds, dist.ReduceOp.MAX).wait()
         group.confirm_sums()
     highest, lowest = int(bounds[0].item()), int(-bounds[1].item())
     if highest != lowest:

@@ -68,10 +68,14 @@ def _fire(trigger: "torch.futures.Future[None]") -> None:
     trigger.set_result(None)
 
 
-def start_sum(values: torch.Tensor) -> "dist.Work | Future":
+def until_abort(work: dist.Work, device: torch.device) -> "dist.Work | Future":
+    """Return what to wait for instead of a collective that has begun."""
+    return abortable(work.get_future()) if may_abort(device) else work
+
+
+def start_sum(values: torch.Tensor, kind: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> "dist.Work | Future":
     """Begin to sum a tensor over all processes, in place. Returns what to wait for."""
-    work = dist.all_reduce(values, async_op=True)
-    return abortable(work.get_future()) if may_abort(values.device) else work
+    return until_abort(dist.all_reduce(values, kind, async_op=True), values.device)
 
 
 def before_abort(function: Callable[[], object]) -> None:

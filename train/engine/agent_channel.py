@@ -54,6 +54,7 @@ class AgentChannel:
         self.ticks = 0
         self.sigterm_received = False
         self.steps_time: float | None = None  # when steps were last reported, perhaps in an earlier attempt
+        self.furthest_step = 0  # from which an attempt of this process was to go on in place
         self.begin_attempt()
 
     def begin_attempt(self) -> None:
@@ -104,6 +105,10 @@ class AgentChannel:
     def refuse_to_keep_state(self, reason: str) -> None:
         """Tell the agent, and the log, why this process keeps no state, though it has one."""
         print(f"keeps no state: {reason}", flush=True)
+        self.report_obstacle(reason)
+
+    def report_obstacle(self, reason: str) -> None:
+        """Tell the agent why this process could keep no state if another one were lost now; "" when it could."""
         self.not_in_place = reason
         if self.last_report:
             self.report_state(self.last_report.state)
@@ -139,10 +144,15 @@ class AgentChannel:
         return {**self.finished_state_seconds, state: seconds}
 
     def tick(self) -> None:
-        """Show progress where there is nothing else to report: the agent takes a silent trainer for a hung one."""
+        """Show progress where there is nothing else to report: the agent takes a silent trainer for a hung one.
+
+        Raises `RuntimeError` when the agent wants the attempt to end: no collective may say so for long.
+        """
         self.ticks += 1
         if self.last_report:
             self.report_state(self.last_report.state, throttled=True, ticks=self.ticks)
+        if self.abort_requested():
+            raise RuntimeError("the agent has ended the attempt")
 
     def report_failure(self, reason: str, fault: Fault = Fault.OWN) -> None:
         """Write why this process fails."""

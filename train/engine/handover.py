@@ -9,18 +9,20 @@ they are.
 What is kept is what a checkpoint holds. An update changes the weights only after the gradients have been summed over
 all processes; a process that a failure meets within an update keeps nothing, and is started again. A GPU may have
 updated the weights by wrong sums meanwhile: then the process goes back by a step (train/distributed/guard.py). With
-NCCL a process keeps its state only after its first step in an attempt.
+NCCL a process keeps its state only after the first step of an attempt, and of a phase that trains other layers.
 """
 
 import contextlib
 import gc
 import hashlib
 import io
+import math
 import threading
 import time
 import traceback
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -39,7 +41,7 @@ from .agent_channel import AgentChannel
 from .trainer import Trainer
 
 POLL_SECONDS = 0.05
-COLLECTIVE_POLL_SECONDS = 0.001
+SAVE_SECONDS = 10.0  # that a process waits with its state until it writes a checkpoint
 GPU_SECONDS = 2.0  # after an abort, for a GPU to end its work; the agent waits at least `KEEP_SECONDS`
 TENSOR_FIELDS = ("model", "average", "optimizer", "scaler")  # of a state: nearly all of its bytes
 PIECE_BYTES = 2**26  # of the state, which is sent in pieces: the agent sees progress after each of them
@@ -89,10 +91,10 @@ class Handover:
     def hold(self, trainer: Trainer) -> None:
         """Keep the state of this trainer from now on, if the run can go on in place.
 
-        To be called before the first step of an attempt and after it.
+        To be called before the first step of an attempt, after it, and likewise where other layers are trained.
         """
         if self.channel.may_keep_state:
-            self.channel.not_in_place = find_obstacle(trainer)
+            self.channel.report_obstacle(find_obstacle(trainer))
             self.trainer = None if self.channel.not_in_place else trainer
             if self.trainer and not gc.get_freeze_count():
                 gc.freeze()  # torch has some 280,000 objects, which `wait_for_request` need not walk
@@ -139,15 +141,17 @@ class Handover:
                 return False
             self.kept = keep_state(self.trainer)
             self.prepared = self.trainer
+        assert self.kept is not None
+        self.channel.report_kept_state(self.kept.step, has_saved=error is None, reason=reason)
+        if self.trainer is not None:
             self.trainer.leave_attempt()
             if error is not None:
-                close(self.trainer)
+                with contextlib.suppress(OSError):  # the process that writes in the next attempt will report it
+                    self.trainer.progress.close()
         if error is not None:
             stack = "".join(traceback.format_exception(error))
             print(self.channel.move_stack_to_file(stack, reason), end="", flush=True)
         self.trainer = None
-        assert self.kept is not None
-        self.channel.report_kept_state(self.kept.step, has_saved=error is None, reason=reason)
         return True
 
     def _leave(self) -> None:
@@ -155,16 +159,26 @@ class Handover:
             self.has_left.set()
             regroup.leave_group()
 
-    def wait_for_request(self) -> StandbyRequest:
-        """Return the agent's request to join the next attempt. An agent that does not want this process kills it."""
+    def wait_for_request(self, folder: Path) -> StandbyRequest:
+        """Return the agent's request to join the next attempt. An agent that does not want this process kills it.
+
+        If that takes long, the kept state is written to the checkpoint folder of the last attempt, in case of a stop.
+        """
         gc.collect()  # ends what refers to the group of the last attempt
         regroup.destroy_left_groups()
         if self.kept:  # while the agents agree
             _ = self.kept.mark
             if self.prepared and self.prepared.usage_log:
                 self.prepared.usage_log.record_plan(self.prepared.sampler.planned_usage(*self.kept.position))
+        save_time = math.inf if self.channel.local_rank else time.monotonic() + SAVE_SECONDS
         while (request := self.channel.read_next_request()) is None:
             time.sleep(POLL_SECONDS / 2)
+            if self.kept and self.prepared and time.monotonic() > save_time and not self.prepared.saver.is_writing:
+                save_time = math.inf
+                with contextlib.suppress(OSError):
+                    writer = checkpoint_io.CheckpointWriter()
+                    writer.begin_attempt(folder)
+                    writer.save(self.kept.step, self.kept.state)
         return request
 
     def share_state(self, group: ProcessGroup) -> State:
@@ -176,7 +190,8 @@ class Handover:
         own_mark = self.kept.mark if self.kept else (-1, -1, 0)
         marks = [torch.tensor(own_mark, device=group.device) for _ in range(group.world_size)]
         if group.world_size > 1:
-            self._finish(dist.all_gather(marks, marks[group.rank].clone(), async_op=True))
+            work = dist.all_gather(marks, marks[group.rank].clone(), async_op=True)
+            regroup.until_abort(work, group.device).wait()
             group.confirm_sums()
         furthest = max(mark[:2].tolist() for mark in marks)
         if furthest[0] < 0:
@@ -214,21 +229,9 @@ class Handover:
 
     def _broadcast(self, group: ProcessGroup, source: int, values: torch.Tensor) -> None:
         on_device = values.to(group.device)
-        self._finish(dist.broadcast(on_device, source, async_op=True))
+        regroup.until_abort(dist.broadcast(on_device, source, async_op=True), group.device).wait()
         group.confirm_sums()
         values.copy_(on_device)
-
-    def _finish(self, work: dist.Work) -> None:
-        """Wait until a collective is done. Raises `RuntimeError` when it fails, or when the agent wants it to end.
-
-        When a connection ends within a message, Gloo does not tell the operation that sends or receives it: the
-        operation waits on until its timeout, and the agent would end this process with its state before.
-        """
-        while not work.is_completed():
-            if self.was_aborted:
-                raise RuntimeError("the agent has ended the attempt")
-            time.sleep(COLLECTIVE_POLL_SECONDS)
-        work.wait()
 
 
 def tensors_of(state: State) -> State:
@@ -300,11 +303,3 @@ def own_image_count(trainer: Trainer, epoch: Epoch, step: int) -> int:
     """Return how many images of a step were this process's."""
     parts = split_step(epoch.images_in_step(step), epoch.scheduled_phase.phase.batch)
     return sum(part.stop - part.start for part in parts[trainer.group.rank :: trainer.group.world_size])
-
-
-def close(trainer: Trainer) -> None:
-    """Close the logs of a trainer, and wait for the file that rank 0 is writing."""
-    with contextlib.suppress(OSError):  # the process that writes in the next attempt will report it
-        trainer.progress.close()
-        if trainer.group.is_first:
-            trainer.saver.wait()

@@ -171,7 +171,8 @@ class ProgressReporter:
         if self.group.is_first:
             if pause_begin is not None:
                 pause = self.agent_channel.steps_time - pause_begin
-                self.log.write_scalars(images_seen, {"recovery/pause": pause, "recovery/steps_lost": 0.0})
+                steps_lost = float(self.agent_channel.furthest_step - (self.options.live_step or 0))
+                self.log.write_scalars(images_seen, {"recovery/pause": pause, "recovery/steps_lost": steps_lost})
             scalars = interval_scalars(epoch, totals, lr, self.schedule.recipe.optim.momentum, self.group.world_size)
             scalars |= {"times/step_ms": 1000 * step_seconds, "times/data_ms": 1000 * wait_seconds}
             scalars |= {"memory/gb": process_group.peak_memory_gb(self.group.device), **self.network.rates()}

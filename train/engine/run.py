@@ -74,10 +74,11 @@ def run_attempt(
         except Exception as error:
             if not handover.keep(error):
                 raise
-        request = handover.wait_for_request()
+        request = handover.wait_for_request(checkpoint_folder(options.out, options.attempt))
         adopt_request(request)
         agent_channel.begin_attempt()
         options = parse_run_options(request.argv)
+        agent_channel.furthest_step = max(agent_channel.furthest_step, options.live_step or 0)
         attempt_start_time = unix_time()
 
 
@@ -134,7 +135,7 @@ def join_and_train(
         go_on_in_place(trainer, handover)
     process_group.check_same_on_all_ranks(group, "the steps to resume from", trainer.steps_done)
     handover.hold(trainer)
-    trainer.on_first_step = partial(handover.hold, trainer)
+    trainer.hold_state = partial(handover.hold, trainer)
     if group.is_first and agent_channel.folder is None:  # an agent removes an old result itself
         (options.out / RESULT_FILE).unlink(missing_ok=True)  # of an earlier run, or of this one with another target
 
@@ -231,10 +232,10 @@ def save_inherited(trainer: Trainer) -> None:
     options, history = trainer.options, trainer.history
     is_complete = trainer.epoch_index == len(trainer.schedule.epochs) or trainer.ends_here
     best = best_epoch(history) if options.keeps_best else None
-    is_best = best is not None and best is history[-1] and not trainer.step
-    if best and not is_best:
-        step = trainer.schedule.steps_at(history.index(best) + 1, 0)
-        if not (checkpoint_folder(options.out, options.attempt) / best_weights_file(step)).exists():
+    is_best = False
+    if best and not trainer.saver.has_best(trainer.schedule.steps_at(history.index(best) + 1, 0)):
+        is_best = best is history[-1] and not trainer.step
+        if not is_best:
             raise HandoverFailed("the machine that wrote the weights of the best validation is lost")
     if is_complete or is_best:
         trainer.save(wait=is_complete, is_best=is_best and not is_complete)

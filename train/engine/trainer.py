@@ -114,7 +114,8 @@ class Trainer:
 
         self.batches: BatchStream | None = None
         self.remove_gradient_hook: Callable[[], None] = lambda: None
-        self.on_first_step: Callable[[], None] = lambda: None  # is called after the first step of each attempt
+        self.saver = checkpoint_io.CheckpointWriter()
+        self.hold_state: Callable[[], None] = lambda: None  # is called before and after the first step under each DDP
         self.confusion_counts: torch.Tensor | None = None  # of the last validation by its main view
         self.epoch_index = self.step = 0
         self.history: list[EpochResult] = []  # of earlier attempts too
@@ -136,14 +137,14 @@ class Trainer:
         self.progress = ProgressReporter(options, self.schedule, group, agent_channel, self.time_breakdown)
         if group.is_first:
             folder = agent_protocol.checkpoint_folder(options.out, options.attempt)
-            self.saver = checkpoint_io.CheckpointWriter(folder)
+            self.saver.begin_attempt(folder, agent_channel.tick)
         sum_up = partial(read_sum, group)
         self.broken_images = BrokenImages(sampler.indexes, self.recipe.max_bad, sum_up, group.log)
         self.usage_log: UsageLog | None = None
         self.save_requests = 0  # ranks whose agents have asked for a checkpoint in this attempt
         self.is_early_save_due = False
         self.last_save_time = time.monotonic()
-        self.has_made_step = False  # in this attempt
+        self.has_made_step = False  # in this attempt, and under this DDP
         self.is_updating = False  # weights or statistics belong partly to the last step and partly to the next
 
     def leave_attempt(self) -> None:
@@ -151,7 +152,6 @@ class Trainer:
         if isinstance(self.wrapped_model, ddp.DDP):
             self.wrapped_model = self.wrapped_model.module
         self.remove_gradient_hook()
-        self.remove_gradient_hook = lambda: None
         self.model.zero_grad()
 
     # --- the run -------------------------------------------------------------------------------------------------
@@ -196,8 +196,7 @@ class Trainer:
 
         self.time_summary = self.time_breakdown.summary()
         self.goodput = self.time_breakdown.goodput()
-        if self.group.is_first:
-            self.saver.wait()
+        self.saver.wait()
         self.progress.finish(self.time_summary)
 
     def begin_run(self, epochs: Sequence[Epoch], batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -217,6 +216,8 @@ class Trainer:
             self.preprocessor.warmed_shapes.clear()
             self.freezer.set_frozen(frozen)
             if self.is_distributed:
+                self.has_made_step = False
+                self.hold_state()
                 # PowerSGD sums exactly for the first tenth of the run, as torch's documentation advises.
                 exact_steps = self.schedule.steps // 10 - self.steps_done
                 comm, dtype, exact = self.comm, self.preprocessor.compute_dtype, self.options.exact
@@ -244,7 +245,7 @@ class Trainer:
             if not self.has_made_step:
                 self.has_made_step = True
                 process_group.tighten_timeouts(self.group, time.perf_counter() - step_start)
-                self.on_first_step()
+                self.hold_state()
 
         self.running_statistics.write_to_norms()
         if not epoch.scheduled_phase.phase.frozen:
@@ -374,8 +375,7 @@ class Trainer:
 
         if stop_votes:
             self.save(wait=True)
-            if is_first:
-                self.saver.wait()
+            self.saver.wait()
             self.progress.close()
             process_group.leave_together(self.group)  # no rank exits before the checkpoint is on disk
             raise StopRequested

@@ -17,12 +17,13 @@ from typing import Any
 import torch
 
 from . import sealed_files
-from .agent_protocol import CHECKPOINT_PATTERN, checkpoint_file, checkpoint_files
+from .agent_protocol import CHECKPOINT_PATTERN, best_weights_file, checkpoint_file, checkpoint_files
 from .files import make_folder_below
 
 KEEP_COUNT = 2  # checkpoints kept of one attempt: the newest, and the one before it in case the disk fails
 State = dict[str, Any]  # Any: tensors and plain data, nested as torch.save takes them
 BACKGROUND_NICENESS = 5  # added to the niceness of the writing thread
+TICK_SECONDS = 0.05  # of who waits for the writing thread
 
 
 def copy_to_cpu(value: Any) -> Any:  # Any: what torch.save takes
@@ -96,19 +97,41 @@ def load_checkpoint(path: Path) -> State:
     return state
 
 
-class CheckpointWriter:
-    """Writes the checkpoints of one attempt in a background thread, one at a time. `folder` is its `checkpoint_folder`.
+def link_saved(source: Path, target: Path, step: int) -> None:
+    """Give what one attempt has saved at a step to another one, too, as far as there is anything."""
+    for name in (best_weights_file(step), checkpoint_file(step)):  # the latter refers to the former
+        with contextlib.suppress(OSError):  # it is there already, or the folder has been deleted
+            os.link(source / name, target / name)
 
-    An error of the thread is raised by the next call of `save` or `wait`.
+
+class CheckpointWriter:
+    """Writes the checkpoints of a process in a background thread, one at a time.
+
+    `folder` is the `checkpoint_folder` of its attempt. When the process goes on in place in another attempt, the thread
+    goes on too, and the new folder gets what it writes. An error of the thread is raised by the next call of `save` or
+    `wait` in the attempt. Who waits for the thread calls `tick` meanwhile, which may raise an error.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self) -> None:
+        self.folder = Path(os.devnull)  # until an attempt begins
         self.thread: threading.Thread | None = None
         self.error: OSError | None = None
+        self.step = 0  # of what the thread writes
+        self.writes_best = False
+        self.tick: Callable[[], object] = lambda: None
+
+    def begin_attempt(self, folder: Path, tick: Callable[[], object] = lambda: None) -> None:
+        """Write into the folder of an attempt from now on."""
         shared = folder.parents[1]
         shared.mkdir(parents=True, exist_ok=True)
         make_folder_below(shared, folder.relative_to(shared).as_posix())
+        earlier, self.folder, self.tick, self.error = self.folder, folder, tick, None
+        link_saved(earlier, folder, self.step)
+
+    def has_best(self, step: int) -> bool:
+        """Whether the folder has the best weights, which are those of a step, or will have them."""
+        will_have = self.is_writing and self.writes_best and self.step == step
+        return will_have or (self.folder / best_weights_file(step)).exists()
 
     @property
     def is_writing(self) -> bool:
@@ -124,12 +147,13 @@ class CheckpointWriter:
         `write_first` writes what the checkpoint refers to, from the same copy, before the checkpoint is there.
         """
         self.wait()
-        arguments = (step, copy_to_cpu(state), urgent, write_first)
+        self.step, self.writes_best = step, write_first is not None
+        arguments = (self.folder, step, copy_to_cpu(state), urgent, write_first)
         self.thread = threading.Thread(target=self._write_in_thread, args=arguments)
         self.thread.start()
 
     def _write_in_thread(
-        self, step: int, state: State, urgent: bool, write_first: Callable[[State], object] | None
+        self, folder: Path, step: int, state: State, urgent: bool, write_first: Callable[[State], object] | None
     ) -> None:
         if not urgent:  # else, on a CPU, the training step beside this thread takes twice as long
             with contextlib.suppress(OSError):
@@ -138,14 +162,18 @@ class CheckpointWriter:
         try:
             if write_first:
                 write_first(state)
-            write_checkpoint(self.folder, step, state)
+            write_checkpoint(folder, step, state)
+            while folder != self.folder:  # the attempt has ended meanwhile
+                earlier, folder = folder, self.folder
+                link_saved(earlier, folder, step)
         except OSError as error:
-            self.error = error
+            if folder == self.folder:
+                self.error = error
 
     def wait(self) -> None:
         """Return when nothing is being written. Raises `OSError` when the last checkpoint could not be written."""
-        if self.thread:
-            self.thread.join()
-            self.thread = None
+        while self.thread and self.thread.is_alive():
+            self.thread.join(TICK_SECONDS)
+            self.tick()
         if self.error:
             raise self.error

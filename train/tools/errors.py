@@ -14,6 +14,8 @@ PEER_FAILURE_MARKERS = (
     "Broken pipe",
     "TCPStore",
     "recvValue",
+    "the agent has ended the attempt",  # AgentChannel.tick
+    "the collectives were aborted",  # regroup.abortable
 )
 # Errors that no program causes: cudaErrorECCUncorrectable and cudaErrorNvlinkUncorrectable (NVIDIA, "CUDA Runtime API",
 # error codes 214 and 220), as cudaGetErrorString names them. nvidia-smi still lists such a GPU.

@@ -78,7 +78,7 @@ WRITERS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "lock": (lambda shared: lock(shared / "agent.lock"), "agent.lock", "bashrc"),
     "marker": (lambda shared: probe.folder_facts(shared, shared / "probe/t-0"), "probe/t-0", "bashrc"),
     "folder of markers": (lambda shared: probe.folder_facts(shared, shared / "probe/t-0"), "probe", "."),
-    "checkpoints": (lambda shared: CheckpointWriter(shared / "checkpoints/000001"), "checkpoints", "."),
+    "checkpoints": (lambda shared: CheckpointWriter().begin_attempt(shared / "checkpoints/000001"), "checkpoints", "."),
     "network": (publish, "network", "."),
     "replaced file": (lambda shared: write_atomic(shared / "result.json", b"{}"), "result.json", "bashrc"),
     "new file": (lambda shared: create_once(shared / "result.json", b"{}"), "result.json", "bashrc"),

@@ -4,7 +4,6 @@ import contextlib
 import gc
 import socket
 import threading
-import time
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,34 +32,6 @@ def gradient_after_backward(net: Any, rank: int) -> float:
 
 def wrap(net: torch.nn.Module) -> Any:
     return ddp.wrap_ddp(net, Comm())
-
-
-@pytest.mark.parametrize("end", ["killed", "frozen"])
-def test_the_other_ranks_leave_a_group_and_sum_in_another(end: str) -> None:
-    """Rank 0, which holds the group's first place, is gone. A frozen one closes no connection: the others abort."""
-
-    def work(rank: int, store: Path) -> list[float]:
-        join(store, rank, 3)
-        wrapped = wrap(torch.nn.Linear(1, 1, bias=False))
-        gradients = [gradient_after_backward(wrapped, rank)]
-        if rank == 0:
-            if end == "killed":
-                regroup.shut_down_connections()  # as the kernel does at the end of a process
-            else:
-                time.sleep(0.2)
-            return gradients
-        if end == "frozen":
-            threading.Timer(0.1, regroup.abort_collectives).start()
-        with pytest.raises(RuntimeError):
-            gradient_after_backward(wrapped, rank)
-        regroup.leave_group()
-        assert not dist.is_initialized() and regroup.has_left_groups()
-        join(store.with_name("second"), rank - 1, 2)
-        gradients.append(gradient_after_backward(wrap(torch.nn.Linear(1, 1, bias=False)), rank))
-        return gradients
-
-    first = 2.0  # of ranks 0, 1 and 2
-    assert run_ranks(3, work, seconds=20) == [[first], [first, 2.5], [first, 2.5]]
 
 
 def test_a_process_whose_group_could_not_be_formed_finds_new_processes_in_the_next() -> None:
@@ -93,6 +64,7 @@ def test_abort_ends_a_backward_pass_whose_sum_gloo_has_forgotten(monkeypatch: py
             with pytest.raises(RuntimeError, match="the collectives were aborted"):
                 gradient_after_backward(wrapped, rank)
         regroup.leave_group()
+        assert not dist.is_initialized() and regroup.has_left_groups()
         join(store.with_name("second"), rank, 2)
         return gradient_after_backward(wrap(torch.nn.Linear(1, 1, bias=False)), rank)
 
@@ -143,6 +115,7 @@ def test_abort_ends_nccl_communicators_and_no_listening_socket(monkeypatch: pyte
 
     groups = {Group(backend): (backend, None) for backend in ("nccl", "gloo", "nccl")}
     monkeypatch.setattr(dist.distributed_c10d, "_world", SimpleNamespace(pg_map=groups))
+    monkeypatch.setattr(regroup, "_is_aborted", False)  # what follows sets it, also for the tests after this one
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
         accepted, _ = server.accept()
         assert not regroup.has_failed()

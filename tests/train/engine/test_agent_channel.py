@@ -120,6 +120,7 @@ NCCL = "type('DistBackendError', (RuntimeError,), {})('NCCL error: invalid usage
     ("RuntimeError('[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1')", "", "peer"),
     ("RuntimeError('in the callback: Connection reset by peer\\n\\nAt:\\n  exact_sum.py(35): sum')", "", "peer"),
     ("RuntimeError('NCCL communicator was aborted on rank 1')", "", "peer"),
+    ("RuntimeError('the agent has ended the attempt')", "", "peer"),
     ("RuntimeError('NCCL error, remote process exited\\nncclRemoteError: A call failed')", "", "peer"),
     ("RuntimeError('NCCL error, ncclSystemError: System call failed.\\nLast error:\\nsocket: closed')", "", "peer"),
     ("ConnectionResetError(104, 'Connection reset by peer')", "", "peer"),

@@ -10,15 +10,26 @@ from typing import Any
 import pytest
 import torch
 from support.forked_ranks import join_group, run_ranks
-from support.trainer_in_process import SIZE, RandomImages, make_phase, make_recipe, make_trainer
+from support.trainer_in_process import (
+    PLAIN_PREPROCESSOR,
+    SIZE,
+    RandomImages,
+    linear_classifier,
+    make_phase,
+    make_recipe,
+    make_trainer,
+)
 from torch import nn
 
-from train.distributed import ddp, regroup
+from train.distributed import ddp, process_group, regroup
+from train.distributed.batchnorm import RunningStatistics
 from train.distributed.guard import StepGuard
 from train.distributed.process_group import ProcessGroup
 from train.engine import handover
 from train.engine.agent_channel import AgentChannel
 from train.engine.handover import Handover
+from train.engine.validation import run_validation
+from train.metrics.time_breakdown import TimeBreakdown
 from train.tools.agent_protocol import NOT_TRAINING_YET
 
 IMAGES = RandomImages(train=64)
@@ -150,6 +161,45 @@ def test_a_step_with_wrong_sums_is_undone_and_done_again(optimizer: str, is_spoi
         return [trainer.step, trainer.scaler.get_scale()]
 
     assert run_ranks(2, work) == [[STEPS, 8.0 * 2 ** (STEPS // 2)]] * 2
+
+
+def sync_one_step(group: ProcessGroup, folder: Path) -> None:
+    trainer = make_trainer(folder, RECIPES["sgd"], IMAGES, linear_classifier(), gpus=2)
+    (epoch,) = trainer.schedule.epochs
+    trainer.run_step(epoch, 0, map(IMAGES.decode_batch, trainer.sampler.train_requests(epoch)))
+    trainer.step, trainer.group = 1, group
+    trainer.sync_metrics(epoch)
+
+
+class ForeignNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("running_mean", torch.ones(1))
+
+
+HOST_READS: dict[str, Callable[[ProcessGroup, Path], object]] = {
+    "sum": lambda group, _: process_group.read_sum(group, torch.ones(1)),
+    "comparison": lambda group, _: process_group.check_same_on_all_ranks(group, "numbers", 1),
+    "metrics": sync_one_step,
+    "validation": lambda group, _: run_validation(
+        group, linear_classifier(), iter(()), 0, 0, PLAIN_PREPROCESSOR, TimeBreakdown(group.device)
+    ),
+    "foreign norms": lambda group, _: RunningStatistics(group, ForeignNorm()).average_foreign_statistics(),
+    "positions": lambda group, _: Handover(AgentChannel()).share_state(group),
+    "state": lambda group, _: Handover(AgentChannel())._broadcast(group, 0, torch.ones(1)),
+}
+
+
+@pytest.mark.parametrize("read", HOST_READS)
+def test_the_host_reads_no_sum_that_an_abort_may_have_met(
+    read: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for collective in ("all_gather", "broadcast", "all_reduce"):
+        monkeypatch.setattr(f"torch.distributed.{collective}", lambda *_, **__: SimpleNamespace(wait=lambda: None))
+    guard = StepGuard(2, torch.device("cpu"), "token")
+    guard.poison()
+    with pytest.raises(RuntimeError, match=r"^NCCL: the sums of a step are not known to be right"):
+        HOST_READS[read](ProcessGroup(0, 0, 2, 2, guard.device, guard=guard), tmp_path)
 
 
 @pytest.mark.parametrize(("device", "way", "has_made_step", "obstacle"), [

@@ -14,20 +14,30 @@ from typing import Any
 import pytest
 import torch
 from support.forked_ranks import join_group, run_ranks
-from support.trainer_in_process import SIZE, RandomImages, make_phase, make_recipe, make_trainer
+from support.trainer_in_process import (
+    SINGLE_PROCESS,
+    SIZE,
+    RandomImages,
+    linear_classifier,
+    make_phase,
+    make_recipe,
+    make_trainer,
+)
 from support.waiting import wait_for
 from torch import nn
 from torch.distributed import DistNetworkError
 
-from train.distributed import regroup
-from train.distributed.process_group import ProcessGroup, join_process_group
+from train.distributed import ddp, regroup
+from train.distributed.process_group import ProcessGroup, check_same_on_all_ranks, join_process_group
 from train.distributed.rendezvous import wait_for_listener
-from train.engine import handover
+from train.engine import handover, trainer
+from train.engine import run as run_module
 from train.engine.agent_channel import AgentChannel
 from train.engine.handover import Handover, KeptState, keep_state
 from train.engine.run import go_on_in_place
 from train.recipe.components import Comm
-from train.tools.agent_protocol import TrainerState
+from train.tools import checkpoint_io
+from train.tools.agent_protocol import TrainerState, checkpoint_folder, newest_intact_checkpoint
 from train.tools.errors import HandoverFailed
 from train.tools.process import free_port
 
@@ -47,7 +57,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_attempt_that_fails_before_it_trains_has_no_log_to_close(work: Path) -> None:
-    handover.close(make_trainer(work, RECIPE, IMAGES, nn.Sequential(nn.Flatten(), nn.Linear(3 * SIZE * SIZE, 3))))
+    make_trainer(work, RECIPE, IMAGES, linear_classifier()).progress.close()
 
 
 class Run:
@@ -58,6 +68,8 @@ class Run:
     def __init__(self, folder: Path) -> None:
         torch.manual_seed(0)
         net = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIZE * SIZE, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
+        for name in ("running_mean", "running_var"):  # as a norm has them that is not torch's own
+            net.register_buffer(name, torch.rand(4))
         self.trainer = make_trainer(folder, RECIPE, IMAGES, net)
         self.trainer.progress = SimpleNamespace(close=lambda: None)
         (self.epoch,) = self.trainer.schedule.epochs
@@ -78,6 +90,15 @@ class Run:
         def fail(*_: object) -> None:
             raise PEER_FAILURE
 
+        if place == "second sum of foreign norms":
+            statistics, waits = self.trainer.running_statistics, iter([lambda: None, fail])
+            statistics.group = replace(SINGLE_PROCESS, world_size=2)
+            with pytest.MonkeyPatch.context() as patch, pytest.raises(RuntimeError, match="gloo"):
+                patch.setattr(
+                    regroup, "start_sum", lambda values: SimpleNamespace(sum=values.fill_(9), wait=next(waits))
+                )
+                statistics.average_foreign_statistics()
+            return
         if place == "backward":
             handle = next(self.trainer.model.parameters()).register_hook(fail)
         elif place == "sum of statistics":
@@ -99,7 +120,7 @@ def flat(state: Any, prefix: str = "") -> dict[str, torch.Tensor]:
     return {path: tensor for key, value in items for path, tensor in flat(value, f"{prefix}/{key}").items()}
 
 
-@pytest.mark.parametrize("place", ["backward", "sum of statistics"])
+@pytest.mark.parametrize("place", ["backward", "sum of statistics", "second sum of foreign norms"])
 def test_a_step_that_fails_leaves_no_trace_in_the_kept_state(place: str, work: Path, tmp_path: Path) -> None:
     undisturbed, run = Run(tmp_path / "undisturbed"), Run(tmp_path / "failing")
     undisturbed.run_steps(3)
@@ -109,7 +130,7 @@ def test_a_step_that_fails_leaves_no_trace_in_the_kept_state(place: str, work: P
     kept = run.handover.kept
     assert kept and (kept.position, kept.step) == ((0, 3), 3)
     expected, actual = flat(undisturbed.trainer.state()), flat(kept.state)
-    assert len(expected) == 15 and expected.keys() == actual.keys()
+    assert len(expected) == 17 and expected.keys() == actual.keys()
     assert not [name for name, value in expected.items() if not torch.equal(value, actual[name])]
     report = json.loads((work / "kept-0.json").read_text())
     assert (report["step"], report["has_saved"]) == (3, False) and "Connection closed by peer" in report["reason"]
@@ -139,10 +160,82 @@ def test_nothing_is_kept(
 def test_sums_with_a_memory_or_groups_of_their_own_start_again(hook: str, work: Path, tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.trainer.recipe = replace(RECIPE, comm=Comm(hook=hook))
+    run.handover.channel.report_state(TrainerState.JOINING)
     run.handover.hold(run.trainer)
     assert not run.handover.keep(PEER_FAILURE)
-    run.handover.channel.report_state(TrainerState.TRAINING)
     assert json.loads((work / "progress.json").read_text())["not_in_place"] == f"{hook} sums the gradients"
+
+
+def test_on_a_gpu_nothing_is_kept_in_the_first_step_of_other_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An abort within the first backward pass of a DDP may crash the process."""
+    monkeypatch.setattr(ddp, "wrap_ddp", lambda net, *_, **__: net)
+    monkeypatch.setattr(trainer, "warm_up", lambda *_: None)
+    monkeypatch.setattr(trainer, "batch_shapes", lambda *_: ([], []))
+    recipe = make_recipe(*(make_phase((n, n + 1), batch=8, lr=0.1, frozen=n == 1) for n in range(3)))
+    run: Any = make_trainer(tmp_path, recipe, IMAGES)
+    run.group, run.preprocessor = replace(SINGLE_PROCESS, world_size=2), SimpleNamespace(warmed_shapes={1})
+    run.preprocessor.compute_dtype = torch.float32
+    held: list[bool] = []
+    run.hold_state = lambda: held.append(run.has_made_step)
+    for epoch in run.schedule.epochs:
+        run.has_made_step = True
+        run.begin_phase(epoch)
+        assert run.has_made_step == (epoch.number == 0)
+    assert held == [False, False]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_slow_checkpoint_costs_no_kept_state(
+    waits: bool, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent kills a trainer that does not answer in some seconds, also one that waits for the file before."""
+    run, is_over = Run(tmp_path), threading.Event()
+    monkeypatch.setattr(checkpoint_io, "write_checkpoint", lambda *_: is_over.wait(10))
+    run.run_steps(2)
+    run.trainer.save()
+    error = PEER_FAILURE
+    if waits:
+        threading.Timer(0.2, (work / "abort").touch).start()
+        with pytest.raises(RuntimeError, match="the agent has ended the attempt") as raised:
+            run.trainer.save(wait=True)
+        error = raised.value
+    assert run.handover.keep(error) and run.trainer.saver.is_writing
+    is_over.set()
+    assert json.loads((work / "kept-0.json").read_text())["step"] == 2
+
+
+def test_a_state_that_waits_long_for_the_next_attempt_is_saved(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handover, "SAVE_SECONDS", 0.1)
+    run, folder = Run(tmp_path), checkpoint_folder(tmp_path, 7)
+    run.run_steps(2)
+    assert run.handover.keep(PEER_FAILURE)
+    run.handover.channel.read_next_request = lambda: newest_intact_checkpoint(folder)  # type: ignore[method-assign, assignment, return-value]
+    path: Any = run.handover.wait_for_request(folder)
+    assert checkpoint_io.load_checkpoint(path)["step"] == 2
+
+
+@pytest.mark.parametrize(("has_best", "step", "saved"), [(True, 0, []), (True, 3, []), (False, 0, [True])])
+def test_best_weights_are_written_again_only_if_nobody_writes_them(
+    has_best: bool, step: int, saved: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "best_epoch", lambda history: history[-1])
+    calls: list[bool] = []
+    own: Any = SimpleNamespace(
+        options=SimpleNamespace(keeps_best=True),
+        schedule=SimpleNamespace(epochs=range(4), steps_at=lambda *_: 7),
+        saver=SimpleNamespace(has_best=lambda step: has_best and step == 7),
+        save=lambda wait, is_best: calls.append(is_best),
+        **{"history": ["the best"], "epoch_index": 1, "step": step, "ends_here": False},
+    )
+    run_module.save_inherited(own)
+    assert calls == saved and own.is_early_save_due
+    own.saver.has_best, own.step = (lambda _: False), 3
+    with pytest.raises(HandoverFailed, match="the best validation is lost"):
+        run_module.save_inherited(own)
 
 
 def test_metrics_of_steps_that_no_process_has_summed_are_estimated(tmp_path: Path) -> None:
@@ -251,18 +344,24 @@ def test_the_one_that_stands_furthest_is_lost_while_it_sends_its_state(monkeypat
     assert run_ranks(3, work, seconds=20) == [[], [7, 8.0], [8, 8.0]]
 
 
+@pytest.mark.parametrize("wait", [
+    lambda own, group: own.share_state(group),
+    lambda own, group: own._broadcast(group, 0, torch.ones(1)),
+    lambda _, group: check_same_on_all_ranks(group, "numbers", 1),
+])  # fmt: skip
 def test_a_process_that_waits_within_a_message_keeps_its_state_on_request(
-    work: Path, monkeypatch: pytest.MonkeyPatch
+    wait: Any, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection has ended, and Gloo has not told the operation that had begun to receive from it."""
-    endless = SimpleNamespace(is_completed=lambda: False)
-    monkeypatch.setattr("torch.distributed.all_gather", lambda *_, async_op: endless)
+    endless = SimpleNamespace(get_future=torch.futures.Future)
+    for collective in ("all_gather", "broadcast", "all_reduce"):
+        monkeypatch.setattr(f"torch.distributed.{collective}", lambda *_, async_op=False: endless)
     own = Handover(AgentChannel())
     own.kept = KeptState({}, (0, 5), step=5)
     own.begin_attempt()
     (work / "abort").touch()
     with pytest.raises(RuntimeError) as raised:
-        own.share_state(ProcessGroup(0, 0, 2, 1, torch.device("cpu")))
+        wait(own, ProcessGroup(0, 0, 2, 1, torch.device("cpu")))
     assert own.keep(raised.value)
     assert json.loads((work / "kept-0.json").read_text())["step"] == 5
 

@@ -1,6 +1,8 @@
 """Checkpoint files: round trip, choice of the newest intact file, and errors of the background thread."""
 
 import io
+import shutil
+import threading
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ import pytest
 import torch
 
 from train.tools import checkpoint_io, sealed_files
-from train.tools.agent_protocol import newest_intact_checkpoint
+from train.tools.agent_protocol import best_weights_file, newest_intact_checkpoint
 
 
 def make_state(step: int) -> dict[str, Any]:
@@ -25,8 +27,14 @@ def file_names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+def writer_of(folder: Path) -> checkpoint_io.CheckpointWriter:
+    writer = checkpoint_io.CheckpointWriter()
+    writer.begin_attempt(folder)
+    return writer
+
+
 def save_steps(folder: Path, *steps: int) -> None:
-    writer = checkpoint_io.CheckpointWriter(folder)
+    writer = writer_of(folder)
     for step in steps:
         writer.save(step, make_state(step))
     writer.wait()
@@ -48,7 +56,7 @@ def test_checkpoint_is_a_file_of_plain_torch(tmp_path: Path) -> None:
 
 def test_save_copies_the_state_at_the_call(tmp_path: Path) -> None:
     weights = torch.zeros(1000, 1000)
-    writer = checkpoint_io.CheckpointWriter(tmp_path)
+    writer = writer_of(tmp_path)
     nested = {"a": weights, "b": [{"c": weights}], "d": (weights,)}
     writer.save(1, nested)
     copy = checkpoint_io.copy_to_cpu(nested)
@@ -95,7 +103,7 @@ def test_load_checkpoint_sealed_but_unreadable_is_said_in_our_words(payload: byt
 
 def test_save_writes_first_what_the_checkpoint_refers_to(tmp_path: Path) -> None:
     seen: list[tuple[int, list[str]]] = []
-    writer = checkpoint_io.CheckpointWriter(tmp_path)
+    writer = writer_of(tmp_path)
     writer.save(1, make_state(1), write_first=lambda state: seen.append((state["step"], file_names(tmp_path))))
     writer.wait()
     assert seen == [(1, [])] and file_names(tmp_path) == ["step-00000001.pt"]
@@ -109,8 +117,32 @@ def test_save_writes_first_what_the_checkpoint_refers_to(tmp_path: Path) -> None
     assert file_names(tmp_path) == ["step-00000001.pt"], "a checkpoint whose best weights are missing"
 
 
+@pytest.mark.parametrize("event", ["the file is complete", "", "the folder is deleted"])
+def test_what_is_written_while_an_attempt_ends_belongs_to_the_next_one(event: str, tmp_path: Path) -> None:
+    first, second = (tmp_path / "checkpoints" / name for name in ("000001", "000002"))
+    may_write, writer = threading.Event(), writer_of(first)
+
+    def write_best(_: object) -> None:
+        may_write.wait(20)
+        (first / best_weights_file(7)).touch()
+
+    writer.save(7, make_state(7), write_first=write_best)
+    if event == "the file is complete":
+        may_write.set()
+        writer.wait()
+    elif event:  # after a second loss
+        shutil.rmtree(first)
+    writer.begin_attempt(second)
+    assert writer.has_best(7) and not writer.has_best(6)
+    may_write.set()
+    writer.wait()
+    is_there = event != "the folder is deleted"
+    assert writer.has_best(7) == is_there
+    assert file_names(second) == (["best-00000007.safetensors", "step-00000007.pt"] if is_there else [])
+
+
 def test_writer_full_disk_raises_and_keeps_the_checkpoint_before(small_disk: Path) -> None:
-    writer = checkpoint_io.CheckpointWriter(small_disk)
+    writer = writer_of(small_disk)
     writer.save(1, {"x": torch.zeros(2_000)})
     writer.wait()
     writer.save(2, {"x": torch.zeros(80_000)})
