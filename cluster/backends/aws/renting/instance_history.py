@@ -70,9 +70,9 @@ class InstanceHistory:
 
     @property
     def current_place(self) -> Place | None:
-        """Where the job's instances are: the place of the last granted request for the first; None before it."""
+        """Where this launch has its instances: the place of its last granted request for the first; None before it."""
         request = self.last_full_request()
-        return request.place if request else None
+        return request.place if request and self.first_machine_time is not None else None
 
     @property
     def first_names(self) -> tuple[str, ...]:
