@@ -24,6 +24,7 @@ from infra.aws.error_codes import (
 )
 from infra.aws.journal import Journal, RecordedRequest
 from infra.aws.journal_events import (
+    FORGOTTEN,
     ExpiryChanged,
     InstanceEnded,
     JournalEvent,
@@ -50,6 +51,7 @@ RUN_ATTEMPTS = 6  # how often a request is sent while its outcome is unknown
 RUN_RETRY_SECONDS = 180.0  # how long it is sent again
 CAPACITY_COOLDOWN_SECONDS = 180.0  # before a place without capacity is tried again (as in Karpenter)
 START_TIMEOUT_SECONDS = 900.0
+FORGET_SECONDS = 3600.0  # for which EC2 goes on showing an instance that has ended, about
 FIRST_ROUND_PAUSE_SECONDS = 15.0  # between two rounds over all places; doubles with each round
 MAX_ROUND_PAUSE_SECONDS = 120.0
 GANG_POLL_SECONDS = 1.0
@@ -104,6 +106,8 @@ class Gang:
     def list_instances(self) -> list[Instance]:
         """Return all machines of the job that EC2 shows, and record those that have ended. Raises `CloudError`.
 
+        One that EC2 does not show has ended if it is older than `FORGET_SECONDS`: a younger one may become visible.
+
         A machine that becomes visible after its request was given up is terminated, because others have replaced it.
         """
         found = instances.describe_all(self.account, {tags.JOB: self.job_uid}, self.journal.alive_ids)
@@ -112,6 +116,7 @@ class Gang:
             end_time, reason = instance.end_time, instance.end_reason
             if end_time is not None and instance.id not in recorded_ids:
                 self._record(InstanceEnded(id=instance.id, name=instance.name, ended=end_time, reason=reason))
+        self._record_forgotten(found, host.unix_time() - FORGET_SECONDS)
         refused = {recorded.request.token for recorded in self.journal.launch_requests() if recorded.is_refused}
         stray_ids = [instance.id for instance in found if instance.is_billed and instance.launch_token in refused]
         if stray_ids:
@@ -417,7 +422,7 @@ class Gang:
             logging.DEBUG,  # the command that ends the job reports what is left
         )
         found_instances = self.list_instances()
-        self._record_forgotten(found_instances)
+        self._record_forgotten(found_instances, host.unix_time())
         for request in self.open_requests():  # machines that it launched all the same are on the bill
             launched = [instance for instance in found_instances if instance.launch_token == request.token]
             self._record(_refused(request, launched, "the job ended"))
@@ -428,8 +433,8 @@ class Gang:
             self._record(TerminationFinished())
         return lines
 
-    def _record_forgotten(self, visible: Sequence[Instance]) -> None:
-        """Record the end of machines that EC2 no longer shows.
+    def _record_forgotten(self, visible: Sequence[Instance], launched_before: float) -> None:
+        """Record the end of machines that were launched before a moment, and that EC2 no longer shows.
 
         They ended long ago. Their time limit is the latest possible end.
         """
@@ -439,12 +444,10 @@ class Gang:
         }
         for recorded in self._requests_in_region():
             first_expiry = tags.parse_time(recorded.request.tags.get(tags.EXPIRES, ""))
-            for instance_id in recorded.ids:
-                if instance_id not in known_ids:
-                    end_time = min(host.unix_time(), changed.get(instance_id, first_expiry) or host.unix_time())
-                    self._record(
-                        InstanceEnded(id=instance_id, name="", ended=end_time, reason="EC2 no longer shows it")
-                    )
+            for machine in recorded.machines:
+                if machine.id not in known_ids and machine.launched < launched_before:
+                    end_time = min(host.unix_time(), changed.get(machine.id, first_expiry) or host.unix_time())
+                    self._record(InstanceEnded(id=machine.id, name="", ended=end_time, reason=FORGOTTEN))
 
 
 def _build_for_place(build_request: BuildInstanceRequest, place: Place) -> InstanceRequest:

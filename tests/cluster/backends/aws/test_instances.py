@@ -19,6 +19,7 @@ from cluster.backends.aws.renting.traffic import TRAFFIC_FILE, TrafficCount, Tra
 from cluster.backends.aws.terms.rental_spec import DISK_DOLLARS_PER_HOUR, RentalSpec, internet_dollars
 from infra.aws.instances import internet
 from infra.aws.journal_events import (
+    FORGOTTEN,
     ExpiryChanged,
     InstanceEnded,
     InstancesReleased,
@@ -121,6 +122,7 @@ USER = "Client.UserInitiatedShutdown"
     ({"0": (100, SPOT), "1": (900, USER)}, "by a user"),
     ({"0": (100, USER), "1": (900, SPOT)}, ""),
     ({"0": (100, SPOT)}, "powered themselves off"),
+    ({"0": (900, FORGOTTEN), "1": (901, FORGOTTEN)}, "powered themselves off"),
     ({}, "powered themselves off"),
 ])  # fmt: skip
 def test_find_or_rent_rents_again_only_if_ec2_ended_the_last_machine(
