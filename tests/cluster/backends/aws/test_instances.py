@@ -13,6 +13,7 @@ from unittest.mock import Mock
 import pytest
 from support.aws_journal import launch_request, request_granted, write_journal
 
+from cluster.backends.aws.renting.adoption import AwsAdoption
 from cluster.backends.aws.renting.controller import RentedJobController
 from cluster.backends.aws.renting.instances import JobInstances
 from cluster.backends.aws.renting.traffic import TRAFFIC_FILE, TrafficCount, TrafficRecord
@@ -190,7 +191,10 @@ def test_job_is_ended_also_where_it_has_a_nat_gateway_and_requested_no_machine_y
     requests = [launch_request(1, place(), ["0"]), NatGatewayRequested(region="us-west-2")]
     job_instances = make_instances(1, *requests, rental={"places": (place(), place(region="us-west-2"))})
     monkeypatch.setattr(MODULE, "Gang", lambda account, *_: SimpleNamespace(terminate_job=lambda: [account.region]))
+    record_spot_costs = Mock(side_effect=CloudError("no answer"))
+    monkeypatch.setattr(MODULE.billing, "record_spot_costs", record_spot_costs)
     assert sorted(job_instances.terminate_job()) == ["us-east-1", "us-west-2"]
+    assert {call.args[0].region for call in record_spot_costs.call_args_list} == {"us-east-1", "us-west-2"}
 
 
 def test_resolve_ssh_address_follows_this_computer_unless_fixed(
@@ -522,6 +526,25 @@ def test_job_without_its_claim_rents_and_ends_nothing(make_instances: Any, monke
     assert make_instances(1, name="job-3").list_machines() == {}, "nothing was rented, so nothing can be adopted"
     monkeypatch.setattr(claims, "read_claim", lambda account, uid: Claim(id="a" * 32))
     assert adopted.list_machines() == {} and adopted.total_dollars(NOW) >= 2.0
+
+
+def test_machine_that_was_lost_before_an_adoption_counts_until_then(
+    make_instances: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EC2 shows it no more, and its end was not seen. The terms say what was spent before."""
+    where = replace(place(), market="on-demand")
+    old = make_instances(4, *granted(1, NOW - 2 * HOUR, where, "0", "1", "2"), rental={"places": (where,)})
+    adoption: Any = AwsAdoption.__new__(AwsAdoption)
+    adoption.account, adoption.uid, adoption.rental_spec = old.account, "job-1-00000000", old.rental_spec
+    adoption.terms = replace(old.terms(NOW - 2 * HOUR - 10), late_spares=1)  # written before the request
+    adoption.events = granted(1, NOW - 2 * HOUR, where, "0", "1")
+    monkeypatch.setattr(claims, "write_claim", Mock())
+    path = make_instances(1, name="job-2").run_folder.path
+    adoption.take_over(path, "a launch ID")
+    cost = JobInstances.job_cost(path, time.time())
+    expected = 2 * (10 + DISK_DOLLARS_PER_HOUR + internet_dollars(Internet.PUBLIC, 1))
+    assert cost.earlier_dollars == pytest.approx(expected, rel=0.01), "the late spare may not have been rented"
+    assert cost.machine_dollars == pytest.approx(40, rel=0.01)
 
 
 def test_machine_that_the_former_computer_rented_meanwhile_is_terminated(
