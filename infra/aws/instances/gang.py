@@ -51,6 +51,7 @@ RUN_ATTEMPTS = 6  # how often a request is sent while its outcome is unknown
 RUN_RETRY_SECONDS = 180.0  # how long it is sent again
 CAPACITY_COOLDOWN_SECONDS = 180.0  # before a place without capacity is tried again (as in Karpenter)
 START_TIMEOUT_SECONDS = 900.0
+TOKEN_SECONDS = 12 * 3600.0  # for which EC2 certainly knows the token of a request; AWS says a day
 FORGET_SECONDS = 3600.0  # for which EC2 goes on showing an instance that has ended, about
 FIRST_ROUND_PAUSE_SECONDS = 15.0  # between two rounds over all places; doubles with each round
 MAX_ROUND_PAUSE_SECONDS = 120.0
@@ -116,9 +117,16 @@ class Gang:
             end_time, reason = instance.end_time, instance.end_reason
             if end_time is not None and instance.id not in recorded_ids:
                 self._record(InstanceEnded(id=instance.id, name=instance.name, ended=end_time, reason=reason))
+        stray_ids = list[str]()
+        for recorded in self.journal.launch_requests():
+            if isinstance(recorded.outcome, RequestRefused):
+                own = [instance for instance in found if instance.launch_token == recorded.request.token]
+                stray_ids += [instance.id for instance in own if instance.is_billed]
+                launched = _launched_machines(own, recorded.request.names)
+                by_id = {machine.id: machine for machine in (*launched, *recorded.machines)}
+                if len(by_id) > len(recorded.machines):  # the new ones are on the bill
+                    self._record(replace(recorded.outcome, machines=tuple(by_id.values())))
         self._record_forgotten(found, host.unix_time() - FORGET_SECONDS)
-        refused = {recorded.request.token for recorded in self.journal.launch_requests() if recorded.is_refused}
-        stray_ids = [instance.id for instance in found if instance.is_billed and instance.launch_token in refused]
         if stray_ids:
             logger.info(f"terminating {len(stray_ids)} machines that appeared after their request was given up")
             instances.terminate(self.account, stray_ids)
@@ -136,7 +144,7 @@ class Gang:
         granted_instances: list[Instance] = []
         for request in self.open_requests():
             self.pause(0)
-            logger.info(f"request {request.number} has no recorded outcome; sending it again")
+            logger.info(f"request {request.number} has no recorded outcome; looking for its machines")
             try:
                 granted_instances += self._send_request(request, is_retry=True)
             except LaunchRefused as refusal:
@@ -256,7 +264,8 @@ class Gang:
             has_no_capacity = refusal.error_kind is ErrorKind.NO_CAPACITY
             self.journal.write(_refused(request, refusal.launched, str(refusal), refusal.code, has_no_capacity))
             raise
-        self.journal.write(RequestGranted(number=request.number, machines=_launched_machines(running_instances)))
+        machines = _launched_machines(running_instances, request.names)
+        self.journal.write(RequestGranted(number=request.number, machines=machines))
         return running_instances
 
     def _create_placement_group(self, name: str, own_tags: tags.Tags) -> None:
@@ -288,8 +297,11 @@ class Gang:
     def _run_instances(self, request: LaunchRequest, may_have_run: bool) -> list[str]:
         """Send RunInstances until there is a response, and return the machines' IDs.
 
-        `may_have_run`: EC2 may have executed this request before. Raises `LaunchRefused`, `CloudError`.
+        `may_have_run`: EC2 may have executed this request before. One that is so old that EC2 may have forgotten its
+        token is not sent: EC2 would launch machines again. Raises `LaunchRefused`, `CloudError`.
         """
+        if may_have_run and host.unix_time() - request.time > TOKEN_SECONDS:
+            return self._recover_by_tag(request, CloudError(f"{RENT_ACTION}: too long ago to be sent again"))
         start = time.monotonic()
         retry_pause = 1.0
         for attempt in range(1, RUN_ATTEMPTS + 1):
@@ -465,13 +477,14 @@ def _build_for_place(build_request: BuildInstanceRequest, place: Place) -> Insta
 def _refused(
     request: LaunchRequest, launched: Sequence[Instance], message: str, code: str = "", has_no_capacity: bool = False
 ) -> RequestRefused:
-    machines = _launched_machines(instances.assign_names(launched, request.names))
+    machines = _launched_machines(launched, request.names)
     return RequestRefused(
         number=request.number, code=code, message=message, has_no_capacity=has_no_capacity, machines=machines
     )
 
 
-def _launched_machines(launched: Sequence[Instance]) -> tuple[LaunchedMachine, ...]:
+def _launched_machines(launched: Sequence[Instance], names: Sequence[str]) -> tuple[LaunchedMachine, ...]:
     return tuple(
-        LaunchedMachine(id=instance.id, name=instance.name, launched=instance.launch_time) for instance in launched
+        LaunchedMachine(id=instance.id, name=instance.name, launched=instance.launch_time)
+        for instance in instances.assign_names(launched, names)
     )

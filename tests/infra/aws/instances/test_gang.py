@@ -184,6 +184,20 @@ def test_list_instances_terminates_machines_that_appear_late(bed: GangTestbed, m
     machines = bed.acquire()
     assert {machine.zone for machine in machines} == {B} and len(bed.live_instances()) == 6
     assert ids(live_instances(bed.gang())) == ids(machines) == ids(bed.live_instances())
+    bed.gang().list_instances()
+    costs = billing.machine_costs(bed.journal, bed.sim.now())
+    assert sorted(cost.id for cost in costs if cost.ended) == sorted(set(bed.sim.bill()["instances"]) - {*ids(machines)})
+    assert len(costs) == 6 and sorted(cost.name for cost in costs) == ["0", "0", "1", "1", "2", "2"]
+
+
+@pytest.mark.parametrize("is_launched", [False, True])
+def test_request_that_ec2_has_forgotten_is_not_sent_again(bed: GangTestbed, is_launched: bool) -> None:
+    """EC2 would launch machines by it, although others may have their names."""
+    acquire_and_crash(bed, event="response-received" if is_launched else "before-send")
+    bed.sim.advance(25 * 3600)
+    bed.sim.launches_by_token.clear()
+    assert len(bed.gang().finish_open_requests()) == len(bed.sim.instances()) == 3 * is_launched
+    assert bed.front.count("RunInstances") == is_launched and bed.gang().open_requests() == []
 
 
 def test_idempotent_mismatch_recovers_machines_by_tag(bed: GangTestbed) -> None:
