@@ -202,10 +202,10 @@ class RentedJobController:
                 wait_until_ready(self.provider, fleet, name, self._recent_machines)
                 return self._update_hosts()
             except BootFailed as error:
-                if not (machine := self.live_machines.get(name)) or self.fleet is not fleet:  # the job has moved
+                if not (machine := self.live_machines.get(name)):
                     raise
                 reason = f"{error}{describe_console(self.provider, machine, self.run_folder.path)}"
-                if self.get_stop_reason() or fleet.shortage_reason:
+                if self.get_stop_reason() or fleet.shortage_reason or self.fleet is not fleet:  # the job has moved
                     raise SetupFailed(reason) from error
             try:
                 self.exchanged.add(name)

@@ -88,7 +88,7 @@ def test_job_does_not_move_while_a_machine_is_exchanged_nor_is_one_exchanged_aft
     assert [*moves, controller._must_move()] == [False, True]
     controller.live_machines = controller.provider.list_machines()
     monkeypatch.setattr(rented_controller, "wait_until_ready", fail_after_a_move)
-    with pytest.raises(BootFailed):
+    with pytest.raises(SetupFailed, match=f"^{BOOT_FAILED}"):
         controller._wait_until_ready("1")
     assert sorted(ToyCloud.rented) == ["toy-1", "toy-3"]
 
