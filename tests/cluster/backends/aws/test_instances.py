@@ -532,12 +532,12 @@ def test_machine_that_was_lost_before_an_adoption_counts_until_then(
     make_instances: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """EC2 shows it no more, and its end was not seen. The terms say what was spent before."""
-    where = replace(place(), market="on-demand")
-    old = make_instances(4, *granted(1, NOW - 2 * HOUR, where, "0", "1", "2"), rental={"places": (where,)})
+    start, where = time.time() - 2 * HOUR, replace(place(), market="on-demand")
+    old = make_instances(4, *granted(1, start, where, "0", "1", "2"), rental={"places": (where,)})
     adoption: Any = AwsAdoption.__new__(AwsAdoption)
     adoption.account, adoption.uid, adoption.rental_spec = old.account, "job-1-00000000", old.rental_spec
-    adoption.terms = replace(old.terms(NOW - 2 * HOUR - 10), late_spares=1)  # written before the request
-    adoption.events = granted(1, NOW - 2 * HOUR, where, "0", "1")
+    adoption.terms = replace(old.terms(start - 10), late_spares=1)  # written before the request
+    adoption.events = granted(1, start, where, "0", "1")
     monkeypatch.setattr(claims, "write_claim", Mock())
     path = make_instances(1, name="job-2").run_folder.path
     adoption.take_over(path, "a launch ID")
