@@ -247,10 +247,16 @@ def test_refused_public_addresses_release_the_machines_also_after_a_crash(
     assert job_instances.dollars_per_hour == pytest.approx(2 * (10 + DISK_DOLLARS_PER_HOUR) + nat_dollars)
 
 
-def test_no_nat_gateway_is_made_in_a_network_of_the_user(refused_addresses: Any) -> None:
-    job_instances = refused_addresses(CloudError("not for several interfaces", "UnsupportedOperation"))
-    job_instances.rental_spec = replace(job_instances.rental_spec, network_ids=("vpc-1",))
-    with pytest.raises(NoMachines, match="not for several interfaces; name a subnet behind a NAT gateway"):
+@pytest.mark.parametrize(("code", "network_ids", "message"), [
+    ("UnsupportedOperation", ("vpc-1",), "no addresses; name a subnet behind a NAT gateway"),
+    ("UnauthorizedOperation", (), "^no addresses$"),
+])  # fmt: skip
+def test_no_nat_gateway_is_made_in_a_network_of_the_user_nor_where_only_a_right_is_missing(
+    refused_addresses: Any, code: str, network_ids: tuple[str, ...], message: str
+) -> None:
+    job_instances = refused_addresses(CloudError("no addresses", code))
+    job_instances.rental_spec = replace(job_instances.rental_spec, network_ids=network_ids)
+    with pytest.raises(NoMachines, match=message):
         job_instances.ensure_reachable(job_instances.machines)
     assert job_instances.internet is Internet.PUBLIC
 
@@ -269,13 +275,6 @@ def test_private_machines_are_reached_without_a_jump_host(make_instances: Any) -
         ("10.9.3.1", None),
     ]
     assert private.access_warning() == "", "this computer's public address does not matter"
-
-
-def test_missing_right_to_give_addresses_is_no_refusal(refused_addresses: Any) -> None:
-    job_instances = refused_addresses(CloudError("ec2:ModifyNetworkInterface: not permitted", "UnauthorizedOperation"))
-    with pytest.raises(NoMachines, match="not permitted"):
-        job_instances.ensure_reachable(job_instances.machines)
-    assert job_instances.internet is Internet.PUBLIC
 
 
 def test_limits_hold_when_the_clock_is_set_back_after_the_start_of_a_launch(make_instances: Any) -> None:
