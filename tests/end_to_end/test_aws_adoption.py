@@ -100,7 +100,7 @@ def test_computer_that_slept_rents_nothing_for_a_job_that_was_adopted(renter: Re
     lost_id = renter.instance_id("1")
     renter.cloud.post("kill", id=lost_id)
     renter.cloud.post("advance", seconds=4000)
-    renter.cloud.post("set", has_instance_connect=False)
+    renter.cloud.post("set", has_instance_connect=False, tells_time=True)
     refused = other.cli("adopt", uid)
     assert refused.code == 1 and f"imgnet-cluster down {uid} --region us-east-1" in refused.err, refused
     assert "EC2 Instance Connect" in refused.err and not other.job.path.exists()

@@ -31,6 +31,7 @@ def limit_capacity(renter: Renter, market: str) -> tuple[str, ...]:
 @pytest.mark.parametrize("market", ["spot", "on-demand", "capacity-block"])
 def test_sixteen_machines_start_in_one_zone_are_billed_and_leave_nothing(renter: Renter, market: str) -> None:
     renter.create_stack()
+    renter.cloud.post("set", tells_time=True)
     options = ("--machines", str(MACHINES), "--procs", "1", *limit_capacity(renter, market))
     renter.sandbox.env["IMGNET_RUNS"] = str(renter.path / "runs")
     folder = renter.path / "empty"
