@@ -74,7 +74,7 @@ def plan_resume(
         machines=machines,
         procs=options.procs or default_procs,
         requested_procs=options.procs,
-        max_hours=options.max_hours,
+        max_hours=planner.default_max_hours if options.max_hours is None else options.max_hours,
         notify=notify,
     )
     schedule = spec.schedule

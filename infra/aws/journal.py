@@ -15,6 +15,7 @@ from train.tools.text_files import parse_json
 from .journal_events import (
     InstanceEnded,
     JournalEvent,
+    LaunchedMachine,
     LaunchRequest,
     RequestGranted,
     RequestRefused,
@@ -44,9 +45,9 @@ class RecordedRequest:
         return isinstance(self.outcome, RequestRefused)
 
     @property
-    def ids(self) -> list[str]:
-        """The IDs of the machines that EC2 launched for the request."""
-        return [machine.id for machine in self.outcome.machines] if self.outcome else []
+    def machines(self) -> tuple[LaunchedMachine, ...]:
+        """The machines that EC2 launched for the request."""
+        return self.outcome.machines if self.outcome else ()
 
 
 class Journal:
@@ -116,7 +117,8 @@ class Journal:
     @property
     def granted_ids(self) -> list[str]:
         """The IDs of all machines that were ever granted."""
-        return [machine_id for recorded in self.launch_requests() if recorded.is_granted for machine_id in recorded.ids]
+        granted = [recorded for recorded in self.launch_requests() if recorded.is_granted]
+        return [machine.id for recorded in granted for machine in recorded.machines]
 
     @property
     def ended_ids(self) -> set[str]:

@@ -84,6 +84,9 @@ class RequestRefused(JournalEvent):
 # --- instances -------------------------------------------------------------------------------------------------------
 
 
+FORGOTTEN = "EC2 no longer shows it"  # the reason of an end that was not seen
+
+
 @dataclass(frozen=True, kw_only=True)
 class InstanceEnded(JournalEvent):
     """EC2 says that an instance has ended, or no longer shows it."""

@@ -96,7 +96,11 @@ def test_computer_that_slept_rents_nothing_for_a_job_that_was_adopted(renter: Re
     renter.kill_supervisor()
     (uid, other) = job.spec.uid, OtherComputer(renter, "elsewhere")
 
-    renter.cloud.post("set", has_instance_connect=False)
+    # A machine is lost meanwhile, and EC2 forgets it.
+    lost_id = renter.instance_id("1")
+    renter.cloud.post("kill", id=lost_id)
+    renter.cloud.post("advance", seconds=4000)
+    renter.cloud.post("set", has_instance_connect=False, tells_time=True)
     refused = other.cli("adopt", uid)
     assert refused.code == 1 and f"imgnet-cluster down {uid} --region us-east-1" in refused.err, refused
     assert "EC2 Instance Connect" in refused.err and not other.job.path.exists()
@@ -105,15 +109,20 @@ def test_computer_that_slept_rents_nothing_for_a_job_that_was_adopted(renter: Re
 
     other.run("adopt", uid)
     adopted = other.job
-    renter.wait_for_steps(adopted, steps=8)
+    renter.wait_for_replacement("1", lost_id)
+    renter.wait_for_members(adopted, "0", "1")
+    attempt = newest_attempt(adopted).number
+    renter.wait_for_steps(adopted, attempt)
+    cost = json.loads(other.run("cost", adopted.name, "-o", "json"))
+    assert cost["earlier_dollars"] > 0.4 * renter.cloud.bill()["total"], "until the adoption, for more than an hour"
     again = other.cli("adopt", uid)
     assert again.code == 1 and f"is here already, as {adopted.name}" in again.err, again
     for instance_id in renter.live_instance_ids():  # both computers may take it for a reason to rent
         renter.cloud.post("kill", id=instance_id, reason="Server.SpotInstanceTermination")
     renter.run("ls")
     renter.wait_for(lambda: "was adopted by another computer" in renter.run("status", job.name))
-    renter.wait_for_steps(adopted, 2, 1)
-    assert len(renter.all_instance_ids()) == 4 and not job.has_ended
+    renter.wait_for_steps(adopted, attempt + 1, 1)
+    assert len(renter.all_instance_ids()) == 5 and not job.has_ended
     renter.run("down", "-y", job.name)  # the one thing that the first computer may still do
     renter.wait_for(lambda: adopted.has_ended)
     renter.assert_nothing_left()

@@ -24,6 +24,7 @@ from infra.aws.error_codes import (
 )
 from infra.aws.journal import Journal, RecordedRequest
 from infra.aws.journal_events import (
+    FORGOTTEN,
     ExpiryChanged,
     InstanceEnded,
     JournalEvent,
@@ -50,6 +51,8 @@ RUN_ATTEMPTS = 6  # how often a request is sent while its outcome is unknown
 RUN_RETRY_SECONDS = 180.0  # how long it is sent again
 CAPACITY_COOLDOWN_SECONDS = 180.0  # before a place without capacity is tried again (as in Karpenter)
 START_TIMEOUT_SECONDS = 900.0
+TOKEN_SECONDS = 12 * 3600.0  # for which EC2 certainly knows the token of a request; AWS says a day
+FORGET_SECONDS = 3600.0  # for which EC2 goes on showing an instance that has ended, about
 FIRST_ROUND_PAUSE_SECONDS = 15.0  # between two rounds over all places; doubles with each round
 MAX_ROUND_PAUSE_SECONDS = 120.0
 GANG_POLL_SECONDS = 1.0
@@ -104,6 +107,8 @@ class Gang:
     def list_instances(self) -> list[Instance]:
         """Return all machines of the job that EC2 shows, and record those that have ended. Raises `CloudError`.
 
+        One that EC2 does not show has ended if it is older than `FORGET_SECONDS`: a younger one may become visible.
+
         A machine that becomes visible after its request was given up is terminated, because others have replaced it.
         """
         found = instances.describe_all(self.account, {tags.JOB: self.job_uid}, self.journal.alive_ids)
@@ -112,8 +117,16 @@ class Gang:
             end_time, reason = instance.end_time, instance.end_reason
             if end_time is not None and instance.id not in recorded_ids:
                 self._record(InstanceEnded(id=instance.id, name=instance.name, ended=end_time, reason=reason))
-        refused = {recorded.request.token for recorded in self.journal.launch_requests() if recorded.is_refused}
-        stray_ids = [instance.id for instance in found if instance.is_billed and instance.launch_token in refused]
+        stray_ids = list[str]()
+        for recorded in self.journal.launch_requests():
+            if isinstance(recorded.outcome, RequestRefused):
+                own = [instance for instance in found if instance.launch_token == recorded.request.token]
+                stray_ids += [instance.id for instance in own if instance.is_billed]
+                launched = _launched_machines(own, recorded.request.names)
+                by_id = {machine.id: machine for machine in (*launched, *recorded.machines)}
+                if len(by_id) > len(recorded.machines):  # the new ones are on the bill
+                    self._record(replace(recorded.outcome, machines=tuple(by_id.values())))
+        self._record_forgotten(found, host.unix_time() - FORGET_SECONDS)
         if stray_ids:
             logger.info(f"terminating {len(stray_ids)} machines that appeared after their request was given up")
             instances.terminate(self.account, stray_ids)
@@ -131,7 +144,7 @@ class Gang:
         granted_instances: list[Instance] = []
         for request in self.open_requests():
             self.pause(0)
-            logger.info(f"request {request.number} has no recorded outcome; sending it again")
+            logger.info(f"request {request.number} has no recorded outcome; looking for its machines")
             try:
                 granted_instances += self._send_request(request, is_retry=True)
             except LaunchRefused as refusal:
@@ -251,7 +264,8 @@ class Gang:
             has_no_capacity = refusal.error_kind is ErrorKind.NO_CAPACITY
             self.journal.write(_refused(request, refusal.launched, str(refusal), refusal.code, has_no_capacity))
             raise
-        self.journal.write(RequestGranted(number=request.number, machines=_launched_machines(running_instances)))
+        machines = _launched_machines(running_instances, request.names)
+        self.journal.write(RequestGranted(number=request.number, machines=machines))
         return running_instances
 
     def _create_placement_group(self, name: str, own_tags: tags.Tags) -> None:
@@ -283,8 +297,11 @@ class Gang:
     def _run_instances(self, request: LaunchRequest, may_have_run: bool) -> list[str]:
         """Send RunInstances until there is a response, and return the machines' IDs.
 
-        `may_have_run`: EC2 may have executed this request before. Raises `LaunchRefused`, `CloudError`.
+        `may_have_run`: EC2 may have executed this request before. One that is so old that EC2 may have forgotten its
+        token is not sent: EC2 would launch machines again. Raises `LaunchRefused`, `CloudError`.
         """
+        if may_have_run and host.unix_time() - request.time > TOKEN_SECONDS:
+            return self._recover_by_tag(request, CloudError(f"{RENT_ACTION}: too long ago to be sent again"))
         start = time.monotonic()
         retry_pause = 1.0
         for attempt in range(1, RUN_ATTEMPTS + 1):
@@ -417,7 +434,7 @@ class Gang:
             logging.DEBUG,  # the command that ends the job reports what is left
         )
         found_instances = self.list_instances()
-        self._record_forgotten(found_instances)
+        self._record_forgotten(found_instances, host.unix_time())
         for request in self.open_requests():  # machines that it launched all the same are on the bill
             launched = [instance for instance in found_instances if instance.launch_token == request.token]
             self._record(_refused(request, launched, "the job ended"))
@@ -428,8 +445,8 @@ class Gang:
             self._record(TerminationFinished())
         return lines
 
-    def _record_forgotten(self, visible: Sequence[Instance]) -> None:
-        """Record the end of machines that EC2 no longer shows.
+    def _record_forgotten(self, visible: Sequence[Instance], launched_before: float) -> None:
+        """Record the end of machines that were launched before a moment, and that EC2 no longer shows.
 
         They ended long ago. Their time limit is the latest possible end.
         """
@@ -439,12 +456,10 @@ class Gang:
         }
         for recorded in self._requests_in_region():
             first_expiry = tags.parse_time(recorded.request.tags.get(tags.EXPIRES, ""))
-            for instance_id in recorded.ids:
-                if instance_id not in known_ids:
-                    end_time = min(host.unix_time(), changed.get(instance_id, first_expiry) or host.unix_time())
-                    self._record(
-                        InstanceEnded(id=instance_id, name="", ended=end_time, reason="EC2 no longer shows it")
-                    )
+            for machine in recorded.machines:
+                if machine.id not in known_ids and machine.launched < launched_before:
+                    end_time = min(host.unix_time(), changed.get(machine.id, first_expiry) or host.unix_time())
+                    self._record(InstanceEnded(id=machine.id, name="", ended=end_time, reason=FORGOTTEN))
 
 
 def _build_for_place(build_request: BuildInstanceRequest, place: Place) -> InstanceRequest:
@@ -462,13 +477,14 @@ def _build_for_place(build_request: BuildInstanceRequest, place: Place) -> Insta
 def _refused(
     request: LaunchRequest, launched: Sequence[Instance], message: str, code: str = "", has_no_capacity: bool = False
 ) -> RequestRefused:
-    machines = _launched_machines(instances.assign_names(launched, request.names))
+    machines = _launched_machines(launched, request.names)
     return RequestRefused(
         number=request.number, code=code, message=message, has_no_capacity=has_no_capacity, machines=machines
     )
 
 
-def _launched_machines(launched: Sequence[Instance]) -> tuple[LaunchedMachine, ...]:
+def _launched_machines(launched: Sequence[Instance], names: Sequence[str]) -> tuple[LaunchedMachine, ...]:
     return tuple(
-        LaunchedMachine(id=instance.id, name=instance.name, launched=instance.launch_time) for instance in launched
+        LaunchedMachine(id=instance.id, name=instance.name, launched=instance.launch_time)
+        for instance in instances.assign_names(launched, names)
     )

@@ -1,7 +1,8 @@
 """EC2 instances of a job: found by tag, terminated, and what they leave behind removed.
 
 One DescribeInstances call returns all machines of a job. A machine that EC2 does not show is not gone: a new one
-becomes visible late (AWS, "Eventual consistency"). Only a machine that EC2 calls terminated is gone.
+becomes visible late (AWS, "Eventual consistency"). Only a machine that EC2 calls terminated is gone, or one that EC2
+does not know an hour after its launch.
 """
 
 import logging

@@ -151,15 +151,16 @@ def job_cost(journal: Journal, now: float, traffic: Traffic = NO_TRAFFIC) -> Job
 
 
 def record_spot_costs(account: Account, journal: Journal, now: float) -> None:
-    """Write the exact cost of each spot machine that has ended to the journal. Spot prices change while machines run.
+    """Write the exact cost of each spot machine of the account's region that has ended to the journal.
 
-    Raises `CloudError`.
+    Spot prices change while machines run. Raises `CloudError`.
     """
     recorded_ids = {event.id for event in journal.events(SpotCostKnown)}
     ended_machines = [
         machine
         for machine in machine_costs(journal, now)
         if machine.market == "spot" and machine.ended and machine.id not in recorded_ids
+        if machine.zone.startswith(account.region)
     ]
     for type_name, zone in sorted({(machine.type, machine.zone) for machine in ended_machines}):
         machines = [machine for machine in ended_machines if (machine.type, machine.zone) == (type_name, zone)]

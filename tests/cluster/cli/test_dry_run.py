@@ -1,5 +1,6 @@
 """`launch --dry-run` for AWS: a plan that a person reads, with AWS and without it."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,12 @@ def test_dry_run_asks_aws_and_rents_nothing(renter: Renter, on_terminal: Callabl
         "file system (EFS",
     ):
         assert expected in words(screen), (expected, screen)
+    reserved = {"type": "p4d.24xlarge", "zone": "us-east-1b", "count": 16}
+    for details in ({}, {"is_block": True, "end": time.time() + 86_400}):
+        id = renter.cloud.post("reserve", **reserved, **details)
+        code, output = on_terminal(*DRY_RUN, "--reservation", id, COLUMNS="80")
+        assert code == 0 and f"{id}: 16 of 16 machines are free" in words(clean(output)), output
+        assert len(clean(output).splitlines()) <= PAGE_LINES, output
     assert not renter.all_instance_ids()
     assert not [name for _, name in renter.cloud.post("calls") if name.startswith(("Run", "Create"))]
 

@@ -74,6 +74,7 @@ class Settings:
     has_instance_connect: bool = True  # the image lets keys log in that EC2 Instance Connect sends
     efa_only_device: int | None = None  # the device index that an EFA-only interface must have; None: any
     gpus: int = 0  # of machines that boot from now on
+    tells_time: bool = False  # each answer has the time of this cloud; else that of the computer
 
 
 class SimulatedAws(Settings, InstanceEndings):

@@ -197,6 +197,11 @@ class _RequestHandler(MotoRequestHandler):
         except ConnectionError:
             self.close_connection = True
 
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        """Return the header Date of an answer."""
+        sim = SimulatedAws.current
+        return super().date_time_string(sim.now() if sim.tells_time else timestamp)
+
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
         """Log nothing."""
 

@@ -12,12 +12,18 @@ from pathlib import Path
 from uuid import uuid4
 
 from cluster.backends.aws.terms.aws_options import AwsOptions
-from cluster.backends.aws.terms.rental_spec import MAX_HOURS_WITHOUT_LIMIT, METADATA_URL, RentalSpec, RentalTerms
+from cluster.backends.aws.terms.rental_spec import (
+    DISK_DOLLARS_PER_HOUR,
+    MAX_HOURS_WITHOUT_LIMIT,
+    METADATA_URL,
+    RentalSpec,
+    RentalTerms,
+)
 from cluster.connectors.ssh import SSHConnector
 from cluster.errors import ClusterError, NoSuchJob
 from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
-from infra.aws import tags
+from infra.aws import prices, tags
 from infra.aws.client import Account, get_public_address
 from infra.aws.instances import amis, instances
 from infra.aws.instances.instances import Instance
@@ -277,9 +283,22 @@ class AwsAdoption:
         # A machine that was requested with these terms is not in their sum, although EC2 rounds its start down.
         known_dollars = billing.job_cost(journal, self.terms.at - TERMS_ROUNDING_SECONDS).dollars
         claim = uuid4().hex
-        journal.write(JobAdopted(claim=claim, dollars=max(0.0, self.terms.spent - known_dollars)))
+        other_dollars = max(0.0, self.terms.spent - known_dollars) + self._forgotten_dollars(journal)
+        journal.write(JobAdopted(claim=claim, dollars=other_dollars))
         hours = MAX_HOURS_WITHOUT_LIMIT if self.terms.hours is None else self.terms.hours
         claims.write_claim(self.account, self.uid, claim, host.unix_time() + 3600 * hours + CLAIM_SECONDS)
+
+    def _forgotten_dollars(self, journal: Journal) -> float:
+        """Return the highest cost, since the terms were written, of machines that ended before EC2 was asked.
+
+        EC2 no longer shows them, and nobody saw their end. A late spare may never have been rented: it is left out.
+        """
+        grants = journal.events(RequestGranted)
+        known_names = {machine.name for grant in grants for machine in grant.machines}
+        count = len({*map(str, range(self.terms.machines - self.terms.late_spares))} - known_names)
+        places = *self.rental_spec.places, *self.rental_spec.spare_places
+        rate = max(place.price or 0.0 for place in places) + DISK_DOLLARS_PER_HOUR + prices.ADDRESS_PER_HOUR
+        return count * rate * max(0.0, host.unix_time() - self.terms.at) / 3600
 
 
 def adopted_options(rental_spec: RentalSpec) -> AwsOptions:

@@ -70,6 +70,7 @@ class RentedJobController:
         self.last_warning_time = 0.0  # monotonic seconds
         self.poll_future: Future[dict[str, Instance]] | None = None
         self.rental_futures: dict[str, Future[None]] = {}  # replacements that are being rented, by machine name
+        self.exchanged = set[str]()  # machines whose boot has failed, while others are rented in their place
         self.access_error = ""  # why the cloud refuses the credentials, "" if it accepts them
         self.rented_at: dict[str, float] = {}  # when a machine took the name of another one, in monotonic seconds
         self.replacement_error = ""  # of the last attempt to rent a replacement, "" if it did not fail
@@ -116,9 +117,8 @@ class RentedJobController:
         """Return the message of an error. Without credentials, add when the job's machines power themselves off."""
         if not isinstance(error, NoCredentials):
             return str(error)
-        expiry_times = [machine.expires for machine in self.live_machines.values()]
-        limit = f"at {max(expiry_times)}" if expiry_times else "at the limit of --max-hours"
-        return f"{error}; the machines power off {limit}"
+        limit = max((machine.expires for machine in self.live_machines.values()), default="the limit of --max-hours")
+        return f"{error}; the machines power off at {limit}"
 
     def _start_fleet(self) -> None:
         """Find or rent the job's machines and open the fleet. Raises `Interrupted`, `NoMachines`, `CloudError`."""
@@ -193,20 +193,22 @@ class RentedJobController:
 
     def _wait_until_ready(self, name: str) -> None:
         """Wait until a machine has booted. One whose boot fails is exchanged."""
-        assert self.fleet
+        fleet = self.fleet
+        assert fleet
         if name not in self.live_machines and name not in self.provider.first_names:
             raise SetupFailed(NOT_RENTED)
         while True:
             try:
-                wait_until_ready(self.provider, self.fleet, name, self._recent_machines)
+                wait_until_ready(self.provider, fleet, name, self._recent_machines)
                 return self._update_hosts()
             except BootFailed as error:
                 if not (machine := self.live_machines.get(name)):
                     raise
                 reason = f"{error}{describe_console(self.provider, machine, self.run_folder.path)}"
-                if self.get_stop_reason() or self.fleet.shortage_reason:
+                if self.get_stop_reason() or fleet.shortage_reason or self.fleet is not fleet:  # the job has moved
                     raise SetupFailed(reason) from error
             try:
+                self.exchanged.add(name)
                 self.provider.release_broken(machine, reason)
                 self._rent_in_place_of(name)
             except NoExchangeLeft as error:
@@ -215,6 +217,8 @@ class RentedJobController:
                 raise SetupFailed(str(error)) from error
             except CloudError as error:
                 raise SetupFailed(f"{reason}; no other machine could be rented: {error}") from error
+            finally:
+                self.exchanged.discard(name)
 
     def _recent_machines(self) -> dict[str, Instance]:
         """Return the live machines. Asks the cloud when its last list is older than `CLOUD_POLL_SECONDS`."""
@@ -368,8 +372,7 @@ class RentedJobController:
                 return True
             except SetupFailed as error:
                 last_error = error
-                live_machines = self.provider.list_machines()
-                self.live_machines = live_machines
+                self.live_machines = live_machines = self.provider.list_machines()
                 gone_names = [name for name in self._missing_machines if name in self.provider.first_names]
                 broken = {name: reason for name, reason in self.fleet.broken_machines.items() if name in live_machines}
                 if self.get_stop_reason() or not (gone_names or broken):
@@ -414,7 +417,7 @@ class RentedJobController:
     @property
     def _is_renting(self) -> bool:
         """Whether a replacement is being rented now. `rental_futures` also holds finished rentals not yet looked at."""
-        return any(not future.done() for future in self.rental_futures.values())
+        return bool(self.exchanged) or any(not future.done() for future in self.rental_futures.values())
 
     def _must_move(self) -> bool:
         """Whether too few machines are left and no replacement can be rented in their zone."""

@@ -15,6 +15,7 @@ from cluster.state.spec import JobSpec, RequestedLimits
 from infra.aws.instances.instances import Instance
 from infra.aws.journal import EventT, Journal
 from infra.aws.journal_events import (
+    FORGOTTEN,
     HostKeyReplaced,
     InstanceEnded,
     InstancesReleased,
@@ -70,9 +71,9 @@ class InstanceHistory:
 
     @property
     def current_place(self) -> Place | None:
-        """Where the job's instances are: the place of the last granted request for the first; None before it."""
+        """Where this launch has its instances: the place of its last granted request for the first; None before it."""
         request = self.last_full_request()
-        return request.place if request else None
+        return request.place if request and self.first_machine_time is not None else None
 
     @property
     def first_names(self) -> tuple[str, ...]:
@@ -175,7 +176,8 @@ class InstanceHistory:
         last_ids = {
             machine.name: machine.id for grant in self._launch_events(RequestGranted) for machine in grant.machines
         }
-        endings = {event.id: (event.ended, event.reason) for event in self.journal.events(InstanceEnded)}
+        ends = self.journal.events(InstanceEnded)
+        endings = {event.id: (event.ended, event.reason) for event in ends if event.reason != FORGOTTEN}
         # EC2 shows a terminated instance for about an hour. One that is missing ended earlier, while no supervisor ran.
         unseen_ending = (math.inf, "Client.InstanceInitiatedShutdown")
         _, reason = max(

@@ -435,15 +435,15 @@ class JobInstances(InstanceHistory):
     def terminate_job(self) -> list[str]:
         """Terminate everything of the job that is billed, in all regions that it used."""
         self.check_account()
-        leftovers: list[str] = []
         requested = {recorded.request.place.region for recorded in self.journal.launch_requests()}
         with_gateway = {event.region for event in self.journal.events(NatGatewayRequested)}  # it comes before requests
-        for region in {self.account.region, *requested, *with_gateway}:
-            # This gang's waits ignore a stop request, which must not interrupt the termination.
-            gang = Gang(self.account.in_region(region), self.spec.uid, self.journal)
-            leftovers += gang.terminate_job()
-        with contextlib.suppress(CloudError, OSError):
-            billing.record_spot_costs(self.account, self.journal, host.unix_time())
+        accounts = [self.account.in_region(region) for region in {self.account.region, *requested, *with_gateway}]
+        # These gangs' waits ignore a stop request, which must not interrupt the termination.
+        gangs = [Gang(account, self.spec.uid, self.journal) for account in accounts]
+        leftovers = [line for gang in gangs for line in gang.terminate_job()]
+        for account in accounts:
+            with contextlib.suppress(CloudError, OSError):
+                billing.record_spot_costs(account, self.journal, host.unix_time())
         return leftovers
 
     def terminate(self, ids: list[str], reason: str, is_exchange: bool = False) -> None:

@@ -66,6 +66,33 @@ def test_machine_whose_boot_fails_is_exchanged(
     assert backend.dead_machines() == []
 
 
+def test_job_does_not_move_while_a_machine_is_exchanged_nor_is_one_exchanged_after_a_move(
+    backend: ToyBackend, boot: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a machine of that name would be rented twice."""
+    controller: Any = backend.controller
+    moves = list[bool]()
+
+    def rent_replacement(cloud: ToyCloud, name: str) -> Any:
+        controller.live_machines.clear()
+        moves.append(controller._must_move())
+        return cloud._rent(name)
+
+    def fail_after_a_move(*_: Any) -> None:
+        controller.fleet = None
+        raise BootFailed(BOOT_FAILED)
+
+    monkeypatch.setattr(ToyCloud, "rent_replacement", rent_replacement)
+    boot("1", "toy-2")
+    controller.live_machines.clear()
+    assert [*moves, controller._must_move()] == [False, True]
+    controller.live_machines = controller.provider.list_machines()
+    monkeypatch.setattr(rented_controller, "wait_until_ready", fail_after_a_move)
+    with pytest.raises(SetupFailed, match=f"^{BOOT_FAILED}"):
+        controller._wait_until_ready("1")
+    assert sorted(ToyCloud.rented) == ["toy-1", "toy-3"]
+
+
 @pytest.mark.parametrize("is_replacement", [False, True])
 def test_boots_that_always_fail_end_the_job_after_two_exchanges(
     backend: ToyBackend, boot: Any, is_replacement: bool

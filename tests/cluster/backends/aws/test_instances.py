@@ -13,12 +13,14 @@ from unittest.mock import Mock
 import pytest
 from support.aws_journal import launch_request, request_granted, write_journal
 
+from cluster.backends.aws.renting.adoption import AwsAdoption
 from cluster.backends.aws.renting.controller import RentedJobController
 from cluster.backends.aws.renting.instances import JobInstances
 from cluster.backends.aws.renting.traffic import TRAFFIC_FILE, TrafficCount, TrafficRecord
 from cluster.backends.aws.terms.rental_spec import DISK_DOLLARS_PER_HOUR, RentalSpec, internet_dollars
 from infra.aws.instances import internet
 from infra.aws.journal_events import (
+    FORGOTTEN,
     ExpiryChanged,
     InstanceEnded,
     InstancesReleased,
@@ -121,6 +123,7 @@ USER = "Client.UserInitiatedShutdown"
     ({"0": (100, SPOT), "1": (900, USER)}, "by a user"),
     ({"0": (100, USER), "1": (900, SPOT)}, ""),
     ({"0": (100, SPOT)}, "powered themselves off"),
+    ({"0": (900, FORGOTTEN), "1": (901, FORGOTTEN)}, "powered themselves off"),
     ({}, "powered themselves off"),
 ])  # fmt: skip
 def test_find_or_rent_rents_again_only_if_ec2_ended_the_last_machine(
@@ -188,7 +191,10 @@ def test_job_is_ended_also_where_it_has_a_nat_gateway_and_requested_no_machine_y
     requests = [launch_request(1, place(), ["0"]), NatGatewayRequested(region="us-west-2")]
     job_instances = make_instances(1, *requests, rental={"places": (place(), place(region="us-west-2"))})
     monkeypatch.setattr(MODULE, "Gang", lambda account, *_: SimpleNamespace(terminate_job=lambda: [account.region]))
+    record_spot_costs = Mock(side_effect=CloudError("no answer"))
+    monkeypatch.setattr(MODULE.billing, "record_spot_costs", record_spot_costs)
     assert sorted(job_instances.terminate_job()) == ["us-east-1", "us-west-2"]
+    assert {call.args[0].region for call in record_spot_costs.call_args_list} == {"us-east-1", "us-west-2"}
 
 
 def test_resolve_ssh_address_follows_this_computer_unless_fixed(
@@ -241,10 +247,16 @@ def test_refused_public_addresses_release_the_machines_also_after_a_crash(
     assert job_instances.dollars_per_hour == pytest.approx(2 * (10 + DISK_DOLLARS_PER_HOUR) + nat_dollars)
 
 
-def test_no_nat_gateway_is_made_in_a_network_of_the_user(refused_addresses: Any) -> None:
-    job_instances = refused_addresses(CloudError("not for several interfaces", "UnsupportedOperation"))
-    job_instances.rental_spec = replace(job_instances.rental_spec, network_ids=("vpc-1",))
-    with pytest.raises(NoMachines, match="not for several interfaces; name a subnet behind a NAT gateway"):
+@pytest.mark.parametrize(("code", "network_ids", "message"), [
+    ("UnsupportedOperation", ("vpc-1",), "no addresses; name a subnet behind a NAT gateway"),
+    ("UnauthorizedOperation", (), "^no addresses$"),
+])  # fmt: skip
+def test_no_nat_gateway_is_made_in_a_network_of_the_user_nor_where_only_a_right_is_missing(
+    refused_addresses: Any, code: str, network_ids: tuple[str, ...], message: str
+) -> None:
+    job_instances = refused_addresses(CloudError("no addresses", code))
+    job_instances.rental_spec = replace(job_instances.rental_spec, network_ids=network_ids)
+    with pytest.raises(NoMachines, match=message):
         job_instances.ensure_reachable(job_instances.machines)
     assert job_instances.internet is Internet.PUBLIC
 
@@ -263,13 +275,6 @@ def test_private_machines_are_reached_without_a_jump_host(make_instances: Any) -
         ("10.9.3.1", None),
     ]
     assert private.access_warning() == "", "this computer's public address does not matter"
-
-
-def test_missing_right_to_give_addresses_is_no_refusal(refused_addresses: Any) -> None:
-    job_instances = refused_addresses(CloudError("ec2:ModifyNetworkInterface: not permitted", "UnauthorizedOperation"))
-    with pytest.raises(NoMachines, match="not permitted"):
-        job_instances.ensure_reachable(job_instances.machines)
-    assert job_instances.internet is Internet.PUBLIC
 
 
 def test_limits_hold_when_the_clock_is_set_back_after_the_start_of_a_launch(make_instances: Any) -> None:
@@ -520,6 +525,25 @@ def test_job_without_its_claim_rents_and_ends_nothing(make_instances: Any, monke
     assert make_instances(1, name="job-3").list_machines() == {}, "nothing was rented, so nothing can be adopted"
     monkeypatch.setattr(claims, "read_claim", lambda account, uid: Claim(id="a" * 32))
     assert adopted.list_machines() == {} and adopted.total_dollars(NOW) >= 2.0
+
+
+def test_machine_that_was_lost_before_an_adoption_counts_until_then(
+    make_instances: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EC2 shows it no more, and its end was not seen. The terms say what was spent before."""
+    start, where = time.time() - 2 * HOUR, replace(place(), market="on-demand")
+    old = make_instances(4, *granted(1, start, where, "0", "1", "2"), rental={"places": (where,)})
+    adoption: Any = AwsAdoption.__new__(AwsAdoption)
+    adoption.account, adoption.uid, adoption.rental_spec = old.account, "job-1-00000000", old.rental_spec
+    adoption.terms = replace(old.terms(start - 10), late_spares=1)  # written before the request
+    adoption.events = granted(1, start, where, "0", "1")
+    monkeypatch.setattr(claims, "write_claim", Mock())
+    path = make_instances(1, name="job-2").run_folder.path
+    adoption.take_over(path, "a launch ID")
+    cost = JobInstances.job_cost(path, time.time())
+    expected = 2 * (10 + DISK_DOLLARS_PER_HOUR + internet_dollars(Internet.PUBLIC, 1))
+    assert cost.earlier_dollars == pytest.approx(expected, rel=0.01), "the late spare may not have been rented"
+    assert cost.machine_dollars == pytest.approx(40, rel=0.01)
 
 
 def test_machine_that_the_former_computer_rented_meanwhile_is_terminated(

@@ -1,10 +1,12 @@
 """A launch into reserved machines, planned with the simulated EC2: type, zone, price, limits, refusals, offers."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from support.aws_journal import launch_request, request_granted, write_journal
 from support.simcloud.http_server import AwsFrontend
 from support.specs import TINY
 
@@ -16,6 +18,9 @@ from cluster.cli.app import cli
 from cluster.errors import ClusterError
 from cluster.jobs import submit
 from cluster.planning.launch_options import make_launch_options
+from cluster.planning.resume import plan_resume
+from cluster.state.run_folder import Run, RunFolder
+from infra.aws.journal_events import LaunchStarted
 from infra.errors import NoMachines
 
 ZONE, TYPE = "us-east-1b", "p5.48xlarge"
@@ -132,6 +137,24 @@ def test_supervisor_looks_at_the_reservation_again_before_it_rents(front: AwsFro
     with pytest.raises(NoMachines, match="it is payment-failed"):
         job.rent_all()
     assert front.count("RunInstances") == 0
+
+
+@pytest.mark.parametrize("is_reserved", [False, True])
+def test_resume_out_of_a_block_that_has_ended_has_the_limit_of_its_new_machines(
+    front: AwsFrontend, tmp_path: Path, is_reserved: bool
+) -> None:
+    plan = make_plan(reserve_block(front))
+    spec, folder = replace(plan.spec, name="job-1", uid="job-1-00000000"), RunFolder(tmp_path / "job-1")
+    folder.shared.mkdir(parents=True)
+    (place,) = rental_of(plan)[1].places
+    start = front.sim.now() - 9 * HOUR
+    request = launch_request(1, replace(place, closing_time=front.sim.now() - HOUR), spec.machine_names, start)
+    granted = request_granted(1, *((f"i-{name}", name, start) for name in spec.machine_names), time=start)
+    write_journal(folder.journal_path, request, granted, LaunchStarted(time=front.sim.now(), launch_id="second"))
+    where = {"reservation": front.sim.reserve(TYPE, ZONE, 2)} if is_reserved else {"market": "on-demand"}
+    resumed = plan_resume(Run(spec, folder), 0, 0.0, **where)
+    folder.write_spec(resumed.spec)
+    assert JobInstances(resumed.spec, folder).compute_limits(None) == (2.0, 900.0)
 
 
 def test_offers_lists_capacity_blocks_and_the_command_that_buys_one(front: AwsFrontend) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.aws_gang import ZONES, Crash, GangTestbed
+from support.aws_gang import START, ZONES, Crash, GangTestbed
 from support.aws_journal import write_journal
 from support.error_lines import error_line
 
@@ -28,6 +28,7 @@ from infra.aws.journal_events import (
     TerminationFinished,
 )
 from infra.aws.launch_request import Place
+from infra.aws.market import billing
 from infra.aws.market.instance_types import BUILTIN_TYPES
 from infra.aws.market.reservations import find_reservation
 from infra.errors import CloudError, Interrupted, NoCredentials, NoMachines
@@ -183,6 +184,20 @@ def test_list_instances_terminates_machines_that_appear_late(bed: GangTestbed, m
     machines = bed.acquire()
     assert {machine.zone for machine in machines} == {B} and len(bed.live_instances()) == 6
     assert ids(live_instances(bed.gang())) == ids(machines) == ids(bed.live_instances())
+    bed.gang().list_instances()
+    costs = billing.machine_costs(bed.journal, bed.sim.now())
+    assert sorted(cost.id for cost in costs if not cost.ended) == ids(machines), "the others were billed, too"
+    assert sorted(cost.name for cost in costs) == ["0", "0", "1", "1", "2", "2"]
+
+
+@pytest.mark.parametrize("is_launched", [False, True])
+def test_request_that_ec2_has_forgotten_is_not_sent_again(bed: GangTestbed, is_launched: bool) -> None:
+    """EC2 would launch machines by it, although others may have their names."""
+    acquire_and_crash(bed, event="response-received" if is_launched else "before-send")
+    bed.sim.advance(25 * 3600)
+    bed.sim.launches_by_token.clear()
+    assert len(bed.gang().finish_open_requests()) == len(bed.sim.instances()) == 3 * is_launched
+    assert bed.front.count("RunInstances") == is_launched and bed.gang().open_requests() == []
 
 
 def test_idempotent_mismatch_recovers_machines_by_tag(bed: GangTestbed) -> None:
@@ -408,6 +423,19 @@ def test_forgotten_machines_ended_at_their_limit_at_the_latest(bed: GangTestbed,
     endings = bed.journal.events(InstanceEnded)
     assert sorted(event.id for event in endings) == ids(machines)
     assert {event.ended for event in endings} == {expires}
+
+
+def test_machine_that_ended_while_this_computer_slept_is_billed_no_longer(bed: GangTestbed) -> None:
+    """A machine of which EC2 does not know yet, in its first hour, has not ended."""
+    bed.sim.forget_seconds = 10.0
+    lost, *_ = bed.acquire()
+    bed.sim.kill(lost.id, "Server.SpotInstanceTermination")
+    for seconds, ends in ((1000, []), (3000, [START + 4000]), (9000, [START + 4000])):
+        bed.sim.advance(seconds)
+        bed.gang().list_instances()
+        assert [event.ended for event in bed.journal.events(InstanceEnded)] == ends
+    costs = {cost.id: cost.seconds for cost in billing.machine_costs(bed.journal, bed.sim.now())}
+    assert costs[lost.id] == 4000 and sorted(costs.values()) == [4000, 13_000, 13_000]
 
 
 @pytest.mark.parametrize("is_sent_again", [False, True])

@@ -127,6 +127,8 @@ def test_record_spot_costs_uses_the_price_history_once(bed: GangTestbed) -> None
     bed.gang().terminate_job()
     bed.acquire(bed.place(A, "on-demand"), n=1)
     bed.gang().terminate_job()
+    billing.record_spot_costs(bed.account.in_region("us-west-2"), bed.journal, bed.sim.now())
+    assert bed.journal.events(SpotCostKnown) == [], "another region does not know the prices"
     for _ in range(2):
         billing.record_spot_costs(bed.account, bed.journal, bed.sim.now())
     costs = {cost.market: cost.dollars for cost in billing.machine_costs(bed.journal, bed.sim.now())}
