@@ -59,6 +59,7 @@ class Settings:
     visible_after: float = 0.0  # seconds until EC2 lists a new instance
     boot_seconds: float = 0.0  # from pending to running
     stop_seconds: float = 0.0  # from shutting-down to terminated
+    quota_seconds: float = 10.0  # from terminated until the quota no longer counts an instance
     efs_seconds: float = 0.0  # to create or delete a file system or mount target
     zone_without_efs: str = "us-east-1e"  # use1-az3; sources: AWS, "Managing mount targets"
     forget_seconds: float = 3600.0  # EC2 lists a terminated instance for this long

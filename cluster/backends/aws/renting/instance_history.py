@@ -342,6 +342,14 @@ class InstanceHistory:
             traffic=(round(traffic.dollars_once, 2), round(traffic.dollars_per_hour, 2)),
         )
 
+    def hosts(self, machines: Mapping[str, Instance]) -> dict[str, Host]:
+        """Return how to reach each instance. Raises `CloudError` for one whose host key is unknown."""
+        return ssh_hosts(self.journal.events(LaunchRequest, HostKeyReplaced), machines)
+
+    def has_own_host_key(self, machine: Instance) -> bool:
+        """Whether the journal has the host key that an instance generated itself."""
+        return machine.id in own_host_keys(self.journal.events(HostKeyReplaced))
+
 
 # --- how to log in: jump host, user and host keys ---------------------------------------------------------------------
 

@@ -8,10 +8,10 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
-from cluster.connectors.hosts_file import Host
 from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
 from infra.aws import prices, tags
@@ -36,7 +36,7 @@ from infra.aws.journal_events import (
     TerminationFinished,
 )
 from infra.aws.launch_request import Internet, Place
-from infra.aws.market import billing
+from infra.aws.market import billing, quotas
 from infra.aws.market.instance_types import InstanceType
 from infra.aws.market.offers import list_instance_types
 from infra.aws.market.reservations import find_reservation
@@ -45,7 +45,7 @@ from infra.aws.stack.resources import StackContext
 from infra.errors import AdoptedElsewhere, CloudError, Interrupted, NoCredentials, NoMachines
 from train.tools import host
 
-from .instance_history import NO_MACHINES_IN_TIME, InstanceHistory, own_host_keys, ssh_hosts
+from .instance_history import NO_MACHINES_IN_TIME, InstanceHistory
 from .traffic import GatewayMeter
 
 ACQUIRE_TIMEOUT_SECONDS = 1200.0
@@ -336,6 +336,9 @@ class JobInstances(InstanceHistory):
 
         If the answer to an earlier request was lost, the instance that it started is taken: else both would be billed.
         """
+        return quotas.wait_for_release(self.journal, self.sleep_unless_stopping, partial(self._find_or_rent_one, name))
+
+    def _find_or_rent_one(self, name: str) -> Instance:
         with self.rent_lock:
             self.finish_open_requests()
             found = self.list_machines().get(name)
@@ -471,14 +474,6 @@ class JobInstances(InstanceHistory):
         return instances.read_console(self.account, machine.id)
 
     # --- access -------------------------------------------------------------------------------------------------------
-
-    def hosts(self, machines: Mapping[str, Instance]) -> dict[str, Host]:
-        """Return how to reach each instance. Raises `CloudError` for one whose host key is unknown."""
-        return ssh_hosts(self.journal.events(LaunchRequest, HostKeyReplaced), machines)
-
-    def has_own_host_key(self, machine: Instance) -> bool:
-        """Whether the journal has the host key that an instance generated itself."""
-        return machine.id in own_host_keys(self.journal.events(HostKeyReplaced))
 
     def record_host_key(self, machine: Instance, key: str) -> None:
         """Write the host key that an instance generated itself to the journal and to a tag.
