@@ -66,7 +66,7 @@ class Settings:
     policy: Policy | None = None  # of the caller, see `permissions`; None allows every call
     has_launch_indexes: bool = True  # False: all instances of a request have the launch index 0
     needs_internet: bool = False  # the boot of a machine without a way to the internet fails
-    internet_wait_seconds: float = 60.0  # a booting machine waits so long for its way to the internet
+    internet_wait_seconds: float = 600.0  # a booting machine waits no longer for its way to the internet
     refuses_public_addresses: bool = False  # EC2 gives no public address to a running instance
     nat_seconds: float = 0.0  # to create or delete a NAT gateway
     nat_failure: str = ""  # why new NAT gateways fail, in EC2's words; "": they do not fail
