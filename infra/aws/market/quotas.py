@@ -6,22 +6,16 @@ Sources: AWS, "Amazon EC2 endpoints and quotas", "Spot Instance quotas" (a new a
 spot machines, 5 of the standard families; a terminated machine counts until EC2 detects its termination).
 """
 
-import logging
 import re
-from collections.abc import Callable
-from typing import TypeVar
 
 from infra.aws.client import Account, call
-from infra.aws.error_codes import KIND_BY_CODE, ErrorKind, quota_service
+from infra.aws.error_codes import quota_service
 from infra.aws.journal import Journal
 from infra.aws.journal_events import InstanceEnded, InstancesReleased, RequestRefused
 from infra.errors import CloudError
 from train.tools import host
 
-logger = logging.getLogger(__name__)
-
 RELEASE_SECONDS = 600.0  # within which EC2 no longer counts a machine that has ended
-RELEASE_POLL_SECONDS = 15.0
 SPOT = "spot"
 ON_DEMAND = "on-demand"
 ADDRESSES = "L-0263D0A3"  # Elastic IP addresses in a region
@@ -35,8 +29,6 @@ QUOTA_CODES = {
     ("G", ON_DEMAND): "L-DB2E81BA",
     ("Standard", ON_DEMAND): "L-1216C47A",
 }
-
-T = TypeVar("T")
 
 
 def get_quota_family(name: str) -> str:
@@ -75,18 +67,3 @@ def may_be_released(journal: Journal) -> bool:
         for event in journal.events(InstanceEnded, InstancesReleased, RequestRefused)
         if not isinstance(event, RequestRefused) or event.machines
     )
-
-
-def wait_for_release(journal: Journal, pause: Callable[[float], None], rent: Callable[[], T]) -> T:
-    """Return what `rent` returns; call it again while EC2 may still count machines of the job that have ended.
-
-    Raises what `rent` and `pause` raise.
-    """
-    while True:
-        try:
-            return rent()
-        except CloudError as error:
-            if KIND_BY_CODE.get(error.code) is not ErrorKind.QUOTA_EXCEEDED or not may_be_released(journal):
-                raise
-            logger.info(f"{error}; EC2 may still count machines that have ended: asking again")
-        pause(RELEASE_POLL_SECONDS)
