@@ -53,12 +53,13 @@ _CODES_BY_KIND = {
     ),
     ErrorKind.NOT_VISIBLE_YET: (
         "InvalidInstanceID.NotFound InvalidGroup.NotFound InvalidSubnetID.NotFound InvalidKeyPair.NotFound "
-        "InvalidPlacementGroup.Unknown InvalidSpotInstanceRequestID.NotFound InvalidAllocationID.NotFound"
+        "InvalidPlacementGroup.Unknown InvalidSpotInstanceRequestID.NotFound InvalidAllocationID.NotFound "
+        "InvalidElasticIpID.NotFound SubnetNotFound SecurityGroupNotFound"
     ),
     ErrorKind.IN_USE: (
         "InvalidPlacementGroup.InUse DependencyViolation FileSystemInUse IncorrectFileSystemLifeCycleState "
         "IncorrectMountTargetState DeleteConflict InvalidIPAddress.InUse Resource.AlreadyAssociated.InUse "
-        "VolumeInUse"
+        "VolumeInUse IncorrectState IncorrectInstanceState"
     ),
     ErrorKind.ALREADY_EXISTS: (
         "InvalidGroup.Duplicate InvalidPermission.Duplicate RouteAlreadyExists Resource.AlreadyAssociated "
@@ -71,7 +72,7 @@ _CODES_BY_KIND = {
         "FileSystemNotFound MountTargetNotFound NoSuchEntity InvalidVpcEndpointId.NotFound NoSuchBucket "
         "PolicyNotFound AccessPointNotFound Gateway.NotAttached InvalidAssociationID.NotFound "
         "InvalidPermission.NotFound InvalidVolume.NotFound InvalidAddress.NotFound InvalidAddressID.NotFound "
-        "NatGatewayNotFound"
+        "NatGatewayNotFound InvalidRouteTableId.NotFound InvalidNetworkInterfaceID.NotFound"
     ),
 }
 KIND_BY_CODE = {code: kind for kind, codes in _CODES_BY_KIND.items() for code in codes.split()}

@@ -98,10 +98,11 @@ def test_interrupted_and_lost_machines_are_replaced_and_the_cost_is_right(renter
 
 
 def test_job_survives_loss_of_all_machines_stop_and_extend(renter: Renter) -> None:
+    renter.cloud.post("set", quota_vcpu={"L-34B43A08": 2 * 8})  # for these two machines and no more
     job = renter.launch("--save-seconds", "1", epochs=ENDLESS)
     renter.wait_for_steps(job)
 
-    # All machines are lost: new ones continue from the last checkpoint.
+    # All machines are lost: new ones continue from the last checkpoint, when the quota no longer counts the lost ones.
     lost_ids = renter.live_instance_ids()
     step = renter.training_step(job)
     for instance_id in lost_ids:

@@ -23,9 +23,12 @@ def train_to_the_end(renter: Renter, *options: str) -> Job:
 
 
 def test_each_machine_gets_a_public_address(renter: Renter) -> None:
-    job = train_to_the_end(renter)
-    addresses = [action for action in renter.calls() if action.startswith("ModifyNetworkInterface")]
-    assert len(addresses) == 2 and not renter.journal_events(job, NatGatewayRequested)
+    job = train_to_the_end(renter, "--spares", "1", "--on-demand-spares")
+    calls = [action.removesuffix("Attribute") for action in renter.calls()]
+    calls = [action for action in calls if action in ("RunInstances", "ModifyNetworkInterface")]
+    addresses = ["ModifyNetworkInterface"] * 2
+    assert calls[-5:] == ["RunInstances", *addresses, "RunInstances", addresses[0]], "addresses come before the spare"
+    assert not renter.journal_events(job, NatGatewayRequested)
     machines = renter.run_json("cost", job.name)["machines"]
     assert all(machine["address_dollars"] > 0 for machine in machines)
 

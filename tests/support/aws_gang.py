@@ -32,6 +32,7 @@ from infra.aws.journal import Journal
 from infra.aws.journal_events import JournalEvent
 from infra.aws.launch_request import Place
 from infra.aws.market.instance_types import BUILTIN_TYPES
+from infra.aws.stack import resources
 from infra.aws.stack.key_pairs import generate_key_pair
 from infra.aws.stack.stack import Stack
 from train.tools import host
@@ -219,7 +220,7 @@ def bed(
     """A stack without machines, at 20:00. After the test the job is ended, and nothing may be left of it."""
     front.sim.clock = lambda: START
     testbed = GangTestbed(front, front_of_session[1], tmp_path)
-    for module in (aws_client, instances_gang, instances):
+    for module in (aws_client, instances_gang, instances, resources):
         monkeypatch.setattr(module, "time", testbed.clock)
     monkeypatch.setattr(host, "steady_clock", testbed.clock)
     with log_lines("infra") as testbed.log_lines:

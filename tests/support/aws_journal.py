@@ -37,7 +37,7 @@ INSTANCE_REQUEST = InstanceRequest(
 
 
 def user_data(private_key: str, public_key: str, limit_seconds: int = 600, image: Image = IMAGE) -> str:
-    return build_user_data(STACK, image, Internet.PUBLIC, (private_key, public_key), poweroff_seconds=limit_seconds)
+    return build_user_data(STACK, image, 1, Internet.PUBLIC, (private_key, public_key), poweroff_seconds=limit_seconds)
 
 
 def write_journal(path: Path, *events: JournalEvent) -> None:

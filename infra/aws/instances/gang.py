@@ -173,11 +173,12 @@ class Gang:
         in_one_group = False
         while True:
             is_hopeless = True  # until a place may have the machines later
+            late_quotas = set[tuple[str, str]]()  # EC2 may still count machines to them that have ended
             for place in places:
                 instance_type = instance_types[place.type]
                 label = f"{place.type} {place.market} in {place.zone}"
                 quota_code = quotas.get_quota_code(place.type, place.market)
-                if (quota_code, place.region) in exhausted_quotas or place in unsuitable_places:
+                if (quota_code, place.region) in exhausted_quotas | late_quotas or place in unsuitable_places:
                     continue
                 if self._recently_failed(place):
                     refusals.setdefault(label, "had no capacity a moment ago")
@@ -190,7 +191,8 @@ class Gang:
                 except LaunchRefused as refusal:
                     refusals[label] = str(refusal)
                     if refusal.error_kind is ErrorKind.QUOTA_EXCEEDED:
-                        exhausted_quotas.add((quota_code, place.region))
+                        quotas_to_skip = late_quotas if quotas.may_be_released(self.journal) else exhausted_quotas
+                        quotas_to_skip.add((quota_code, place.region))
                         vcpus = len(names) * instance_type.vcpus
                         refusals[label] += f"; {quota_increase_command(place.region, quota_code, vcpus)}"
                     logger.info(f"{place.zone}: {refusals[label]}")
@@ -198,7 +200,7 @@ class Gang:
                         raise
                     if refusal.error_kind is ErrorKind.PLACE_UNSUITABLE:
                         unsuitable_places.add(place)
-                    is_hopeless = is_hopeless and refusal.error_kind in LASTING_KINDS
+                    is_hopeless = is_hopeless and refusal.error_kind in LASTING_KINDS and not late_quotas
             may_go_on = not is_hopeless and host.unix_time() + round_pause <= deadline
             if may_go_on:
                 logger.info(f"no place has {len(names)} machines now; trying again in {round_pause:.0f} s")

@@ -16,7 +16,7 @@ from infra.aws import tags as aws_tags
 from infra.aws.client import Account, call, call_with_retry, list_tagged, paginate
 from infra.aws.error_codes import KIND_BY_CODE, ErrorKind, classify_error, explain_error
 from infra.aws.stack import network
-from infra.aws.stack.resources import StackContext
+from infra.aws.stack.resources import NOT_FOUND_KINDS, StackContext, ignore_errors
 from infra.aws.tags import Resource
 from infra.errors import CloudError
 from train.tools import host
@@ -349,8 +349,9 @@ def _try_remove(
 
 
 def _release_elastic_ip(account: Account, address: Resource) -> None:
-    if address.get("AssociationId"):
-        account.ec2.disassociate_address(AssociationId=address["AssociationId"])
+    if association := address.get("AssociationId"):  # unless the end of its machine has removed it meanwhile
+        disassociate = account.ec2.disassociate_address
+        ignore_errors(NOT_FOUND_KINDS, call, "disassociate an address", disassociate, AssociationId=association)
     account.ec2.release_address(AllocationId=address["AllocationId"])
 
 

@@ -14,11 +14,12 @@ import logging
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 
 from infra.aws import tags as aws_tags
 from infra.aws.client import Account, call_with_retry, list_tagged, paginate
 from infra.aws.stack import network
-from infra.aws.stack.resources import StackContext, wait_for
+from infra.aws.stack.resources import RESOURCE_VISIBILITY_SECONDS, StackContext, wait_for
 from infra.aws.stack.stack import Stack
 from infra.aws.tags import Resource
 from infra.errors import CloudError
@@ -64,7 +65,7 @@ def ensure_subnet(
     ec2 = context.account.ec2
     gateway = _ensure_gateway(context, stack.subnets[zone], own_tags, pause)
     table = _ensure_tagged(
-        context, "route-table", "describe_route_tables", own_tags, ec2.create_route_table, VpcId=stack.vpc
+        context, pause, "route-table", "describe_route_tables", own_tags, ec2.create_route_table, VpcId=stack.vpc
     )
     table_id = str(table["RouteTableId"])
     context.create(
@@ -128,28 +129,36 @@ def _ensure_gateway(
     def list_gateways(*states: str) -> list[Resource]:
         return list_tagged(context.account, "describe_nat_gateways", _identifying(own_tags), state=states)
 
+    old_failures = [gateway["NatGatewayId"] for gateway in list_gateways("failed")]
     if not list_gateways("pending", "available"):
         logger.info("creating a NAT gateway; it takes a few minutes")
         nat_tags = {**own_tags, NAT_TAG: "yes"}
         address = _ensure_tagged(
-            context, "elastic-ip", "describe_addresses", nat_tags, ec2.allocate_address, Domain="vpc"
+            context, pause, "elastic-ip", "describe_addresses", nat_tags, ec2.allocate_address, Domain="vpc"
         )
+        request_parts = own_tags[aws_tags.JOB], public_subnet, address["AllocationId"], len(old_failures)
         context.create(
             "NAT gateway",
             ec2.create_nat_gateway,
             SubnetId=public_subnet,
             AllocationId=address["AllocationId"],
-            ClientToken=hashlib.sha256(f"{own_tags[aws_tags.JOB]} {address['AllocationId']}".encode()).hexdigest(),
+            ClientToken=hashlib.sha256(str(request_parts).encode()).hexdigest(),
             TagSpecifications=aws_tags.tag_specifications(["natgateway"], own_tags),
         )
-    gateways = wait_for(
-        lambda: list_gateways("available"), "the NAT gateway is not available", NAT_START_SECONDS, pause
-    )
+
+    def find_available() -> list[Resource]:
+        for gateway in list_gateways("failed"):
+            if gateway["NatGatewayId"] not in old_failures:
+                raise CloudError(f"the NAT gateway failed: {gateway.get('FailureMessage')}")
+        return list_gateways("available")
+
+    gateways = wait_for(find_available, "the NAT gateway is not available", NAT_START_SECONDS, pause)
     return str(gateways[0]["NatGatewayId"])
 
 
 def _ensure_tagged(
     context: StackContext,
+    pause: Callable[[float], None],
     resource_type: str,
     operation: str,
     own_tags: aws_tags.Tags,
@@ -157,13 +166,13 @@ def _ensure_tagged(
     **params: object,
 ) -> Resource:
     """Return the job's resource of a type, which a describing operation lists; created by `params` if missing."""
-    resources = list_tagged(context.account, operation, _identifying(own_tags))
+    list_resources = partial(list_tagged, context.account, operation, _identifying(own_tags))
+    resources = list_resources()
     if not resources:
         specifications = aws_tags.tag_specifications([resource_type], own_tags)
         context.create(f"{resource_type} of the job", create_function, TagSpecifications=specifications, **params)
-        resources = list_tagged(context.account, operation, _identifying(own_tags))
-    if not resources:
-        raise CloudError(f"the {resource_type} of the job was created, but AWS does not show it")
+        timeout_message = f"the {resource_type} of the job was created, but AWS does not show it"
+        resources = wait_for(list_resources, timeout_message, RESOURCE_VISIBILITY_SECONDS, pause)
     return resources[0]
 
 

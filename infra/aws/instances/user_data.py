@@ -77,7 +77,7 @@ EFS_UTILS_URL = "https://amazon-efs-utils.aws.com/efs-utils-installer.sh"
 # The user may log in while this runs, and must be able to write below ~/.imgnet and to read the reason of a failure.
 # $(uptime) is in seconds and, unlike the date, does not jump while a machine boots. A public address may arrive late.
 SETUP_SCRIPT = r"""
-efs=$1 access=$2 user=$3 python=$4 check_url=$5
+efs=$1 access=$2 user=$3 python=$4 fetch_seconds=$5 check_url=$6
 home=$(getent passwd "$user" | cut -d: -f6)
 folder=$home/.imgnet
 mkdir -p "$folder"
@@ -90,7 +90,7 @@ fail() {
 }
 uptime() { cut -d. -f1 /proc/uptime; }
 fetch() {
-    deadline=$(($(uptime) + 50))
+    deadline=$(($(uptime) + fetch_seconds))
     until curl -sS --connect-timeout 5 --max-time 10 "$@"; do
         [ "$(uptime)" -lt "$deadline" ] || return 1
         sleep 2
@@ -138,6 +138,7 @@ for candidate in "$python" /opt/pytorch/bin/python /usr/bin/python3; do
 done
 [ -e "$folder/python" ] || fail "there is no Python 3"
 if ! command -v tmux >/dev/null; then
+    apt-get -q update >/dev/null  # an image may have no list of packages
     apt-get -q -y install tmux >/dev/null || fail "tmux cannot be installed"
 fi
 chown "$user" "$folder/python"
@@ -148,16 +149,18 @@ mv "$folder/.ready" "$folder/ready"
 
 
 def build_user_data(
-    stack: Stack, image: Image, internet: Internet, boot_key: tuple[str, str], *, poweroff_seconds: int
+    stack: Stack, image: Image, cards: int, internet: Internet, boot_key: tuple[str, str], *, poweroff_seconds: int
 ) -> str:
     """Return the user data of a machine that powers off after `poweroff_seconds`.
 
     `boot_key` is the boot host key, its private and its public half. A machine that has a way to the internet tries it
-    before anything else, and fails when there is none for 50 seconds.
+    before anything else, and fails when there is none for 50 seconds, or for 10 minutes with several network
+    `cards`: its public address comes when all machines of its request run.
     """
+    fetch_seconds = "600" if internet is Internet.PUBLIC and cards > 1 else "50"
     check_url = "" if internet is Internet.NONE else EFS_UTILS_URL
     private_key, public_key = boot_key
-    setup_arguments = [stack.file_system, stack.access_point, image.ssh_user, image.python, check_url]
+    setup_arguments = [stack.file_system, stack.access_point, image.ssh_user, image.python, fetch_seconds, check_url]
     scripts = {"imgnet-limit": LIMIT_SCRIPT, "imgnet-hostkey": HOST_KEY_SCRIPT}
     config = {
         "bootcmd": [["sh", "-c", ARM_SCRIPT, "sh", str(poweroff_seconds)]],

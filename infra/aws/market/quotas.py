@@ -3,15 +3,19 @@
 Also those of networks and addresses, of which AWS allows 5 each a region at first.
 
 Sources: AWS, "Amazon EC2 endpoints and quotas", "Spot Instance quotas" (a new account may use 0 vCPUs of P and G as
-spot machines, 5 of the standard families).
+spot machines, 5 of the standard families; a terminated machine counts until EC2 detects its termination).
 """
 
 import re
 
 from infra.aws.client import Account, call
 from infra.aws.error_codes import quota_service
+from infra.aws.journal import Journal
+from infra.aws.journal_events import InstanceEnded, InstancesReleased, RequestRefused
 from infra.errors import CloudError
+from train.tools import host
 
+RELEASE_SECONDS = 600.0  # within which EC2 no longer counts a machine that has ended
 SPOT = "spot"
 ON_DEMAND = "on-demand"
 ADDRESSES = "L-0263D0A3"  # Elastic IP addresses in a region
@@ -54,3 +58,12 @@ def look_up_quota(account: Account, code: str, *, of_new_account: bool = False) 
         return float(response["Quota"]["Value"])
     except (CloudError, KeyError, TypeError, ValueError):
         return None
+
+
+def may_be_released(journal: Journal) -> bool:
+    """Whether EC2 may still count machines that have ended: a machine of the job ended a moment ago."""
+    return any(
+        host.unix_time() - event.time < RELEASE_SECONDS
+        for event in journal.events(InstanceEnded, InstancesReleased, RequestRefused)
+        if not isinstance(event, RequestRefused) or event.machines
+    )

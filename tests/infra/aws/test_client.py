@@ -98,8 +98,12 @@ def client_error(
     (boto.ResponseStreamingError(error="e"), ErrorKind.OUTCOME_UNKNOWN),
     (ResponseParserError("html"), ErrorKind.OUTCOME_UNKNOWN),
     (boto.NoCredentialsError(), ErrorKind.PERMANENT),
+    (client_error("SubnetNotFound", operation="CreateMountTarget"), ErrorKind.NOT_VISIBLE_YET),
+    (client_error("SecurityGroupNotFound", operation="CreateMountTarget"), ErrorKind.NOT_VISIBLE_YET),
+    (client_error("InvalidElasticIpID.NotFound", operation="CreateNatGateway"), ErrorKind.NOT_VISIBLE_YET),
+    (client_error("InvalidRouteTableId.NotFound", operation="ModifyVpcEndpoint"), ErrorKind.NOT_FOUND),
 ])  # fmt: skip
-def test_classify_error_without_a_known_code(error: Exception, kind: ErrorKind) -> None:
+def test_classify_error(error: Exception, kind: ErrorKind) -> None:
     assert classify_error(error) is kind
 
 

@@ -56,18 +56,20 @@ def ec2_call(function: Callable[[Any], ActionResult]) -> Callable[[Any], ActionR
 class Settings:
     """What may be set on a cloud at any time. `reset` returns to what the constructor was given."""
 
-    visible_after: float = 0.0  # seconds until EC2 lists a new instance
+    visible_after: float = 0.0  # seconds until EC2 lists a new instance, address or route table
     boot_seconds: float = 0.0  # from pending to running
     stop_seconds: float = 0.0  # from shutting-down to terminated
+    quota_seconds: float = 10.0  # from terminated until the quota no longer counts an instance
     efs_seconds: float = 0.0  # to create or delete a file system or mount target
     zone_without_efs: str = "us-east-1e"  # use1-az3; sources: AWS, "Managing mount targets"
     forget_seconds: float = 3600.0  # EC2 lists a terminated instance for this long
     policy: Policy | None = None  # of the caller, see `permissions`; None allows every call
     has_launch_indexes: bool = True  # False: all instances of a request have the launch index 0
     needs_internet: bool = False  # the boot of a machine without a way to the internet fails
-    internet_wait_seconds: float = 60.0  # a booting machine waits so long for its way to the internet
+    internet_wait_seconds: float = 600.0  # a booting machine waits no longer for its way to the internet
     refuses_public_addresses: bool = False  # EC2 gives no public address to a running instance
     nat_seconds: float = 0.0  # to create or delete a NAT gateway
+    nat_failure: str = ""  # why new NAT gateways fail, in EC2's words; "": they do not fail
     boot_download_bytes: int = 0  # that each machine fetches over the internet while it is set up
     ssh_delay_seconds: float = 0.0  # of a machine, from running to sshd
     failing_machines: Collection[int] = ()  # numbers (from 0, in the order of booting) of machines whose set-up fails

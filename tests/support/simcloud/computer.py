@@ -40,13 +40,14 @@ class UserData:
     """The part of its user data that a simulated machine reads. `infra.aws.instances.user_data` writes user data.
 
     `private_key` and `public_key` are the host key. `limit_seconds` is the time until the power-off. `file_system` is
-    the id of the EFS.
+    the id of the EFS, `internet_seconds` how long the machine waits for its way to the internet.
     """
 
     private_key: str
     public_key: str
     limit_seconds: float
     file_system: str
+    internet_seconds: float
 
     @classmethod
     def parse(cls, text: str) -> "UserData":
@@ -59,7 +60,9 @@ class UserData:
         if "--no-block" not in arm_script and "--timer-property=DefaultDependencies=no" not in arm_script:
             raise ValueError("systemd-run waits for the timer, the timer for sysinit, and sysinit for bootcmd")
         keys = config["ssh_keys"]
-        return cls(keys["ed25519_private"], keys["ed25519_public"], float(limit), config["runcmd"][0][4])
+        *_, file_system, _, _, _, internet_seconds, _ = config["runcmd"][0]
+        private_key, public_key = keys["ed25519_private"], keys["ed25519_public"]
+        return cls(private_key, public_key, float(limit), file_system, float(internet_seconds))
 
 
 class SimulatedMachine(TestMachine):

@@ -79,8 +79,33 @@ def allocate_address(self: Any) -> ActionResult:
     result = call_moto("allocate_address", self)
     address = self.ec2_backend.addresses[-1]
     address.own_ip = address.public_ip
+    address.start = sim.now()
     sim.meter.start(address.allocation_id, "addresses", sim.meter.ADDRESS_DOLLARS_PER_HOUR)
     return result
+
+
+@ec2_call
+def create_route_table(self: Any) -> ActionResult:
+    result = call_moto("create_route_table", self)
+    result.result["RouteTable"].start = SimulatedAws.current.now()
+    return result
+
+
+@ec2_call
+def describe_addresses(self: Any) -> ActionResult:
+    return _without_new("Addresses", call_moto("describe_addresses", self))
+
+
+@ec2_call
+def describe_route_tables(self: Any) -> ActionResult:
+    return _without_new("RouteTables", call_moto("describe_route_tables", self))
+
+
+def _without_new(key: str, result: Any) -> ActionResult:
+    """Return a list of resources without those that EC2 does not show yet."""
+    shown_since = SimulatedAws.current.now() - SimulatedAws.current.visible_after
+    resources = result.result[key]
+    return ActionResult({key: [one for one in resources if getattr(one, "start", 0.0) <= shown_since]})
 
 
 @ec2_call
@@ -183,11 +208,15 @@ def tick(sim: SimulatedAws, now: float) -> None:
     for backend in list(ec2_backends[ACCOUNT].values()):
         gateways: list[Any] = [*backend.nat_gateways.values()]  # with attributes of ours
         for gateway in gateways:
-            if gateway.state in ("available", "deleted") or now < gateway.change_time + sim.nat_seconds:
+            if gateway.state in ("available", "failed", "deleted") or now < gateway.change_time + sim.nat_seconds:
                 continue
-            gateway.state = {"pending": "available", "deleting": "deleted"}[gateway.state]
+            new_state = "failed" if sim.nat_failure else "available"
+            gateway.state = {"pending": new_state, "deleting": "deleted"}[gateway.state]
+            gateway.failure_message = sim.nat_failure if gateway.state == "failed" else None
             if gateway.state == "deleted":
                 gateway.delete_time = utcnow()
+            if gateway.state in ("failed", "deleted"):
+                sim.meter.stop(gateway.id)
                 for address in [one for one in backend.addresses if one.eni is gateway._eni]:
                     disassociate(address)
                 backend.enis.pop(gateway._eni.id, None)

@@ -238,7 +238,8 @@ class SimulatedMachines:
         failure = SETUP_FAILURE if machine.number in self.sim.failing_machines else ""
         with self.sim.lock:
             is_cut_off = self.sim.needs_internet and not has_internet(self.sim.find(id))
-        if is_cut_off and self.sim.now() < machine.start_time + self.sim.internet_wait_seconds:
+        patience = min(self.sim.internet_wait_seconds, machine.user_data.internet_seconds)
+        if is_cut_off and self.sim.now() < machine.start_time + patience:
             self._set_timer(id, "finish setup", INTERNET_POLL_SECONDS)
             return
         if self.sim.boot_download_bytes and not is_cut_off:

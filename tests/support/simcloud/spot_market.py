@@ -110,10 +110,17 @@ def _quota_count(sim: SimulatedAws, request: Any) -> float:
     code = quota_code(request.type, request.market)
     if code is None:
         return float(request.max_count)
-    live = [one for one in sim.live_instances() if one.region_name == request.region and one.state in BILLED_STATES]
-    types = [one.instance_type for one in live if quota_code(one.instance_type, one.life.market) == code]
+    counted = [one for one in sim.all_instances(request.backend) if _counts_towards_quota(sim, one)]
+    types = [one.instance_type for one in counted if quota_code(one.instance_type, one.life.market) == code]
     used = sum(map(vcpus, types))
     return (sim.quota_vcpu.get(code, PLENTY_VCPU) - used) // vcpus(request.type)
+
+
+def _counts_towards_quota(sim: SimulatedAws, instance: Any) -> bool:
+    """Return whether EC2 counts an instance: also while it ends, and for a while after its end."""
+    end = instance.life.termination_time
+    is_fresh_end = end is not None and sim.now() < end + sim.quota_seconds
+    return instance.state in (*BILLED_STATES, "shutting-down") or is_fresh_end
 
 
 @ec2_call

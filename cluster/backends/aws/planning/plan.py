@@ -342,9 +342,8 @@ def preview_requests(
     )
     image = amis.Image("ami-of-the-parameter", "ubuntu", 22, 0, "/dev/sda1", "", "")
     keys = "(generated for this request)", "(its public half)"
-    user_data = build_user_data(
-        placeholder_stack, image, rental_spec.internet, keys, poweroff_seconds=round(3600 * power_off_hours)
-    )
+    seconds, cards = round(3600 * power_off_hours), len(instance_type.interface_cards)
+    user_data = build_user_data(placeholder_stack, image, cards, rental_spec.internet, keys, poweroff_seconds=seconds)
     instance_request = InstanceRequest(
         own_tags=job_tags("job-N-xxxxxxxx", "job-N", rental_spec.owner, 0.0, rental_spec.user_tags),
         image=image,

@@ -4,6 +4,7 @@ Reads the run folder only and makes no request.
 """
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -109,6 +110,15 @@ class InstanceHistory:
         started_ids = {event.launch_id for event in self.journal.events(LaunchStarted)}
         moved_ids = {event.launch_id for event in self.journal.events(LaunchMoved)}
         return launch_id in started_ids | moved_ids
+
+    def record_launch(self, launch_id: str) -> None:
+        """Record when a launch starts, by the later of two clocks: this process's own may have stood still."""
+        if not self.has_launch(launch_id):  # a restarted supervisor repeats the call
+            self.journal.copy(LaunchStarted(time=max(time.time(), host.unix_time()), launch_id=launch_id))
+
+    def record_move(self, launch_id: str) -> None:
+        """Record that the launch continues on other instances, under a new launch ID."""
+        self.journal.write(LaunchMoved(launch_id=launch_id))
 
     def _launch_events(self, event_type: type[EventT]) -> list[EventT]:
         """Return the events of a type in this launch, a launch being a start or a resume of the job."""
@@ -343,6 +353,14 @@ class InstanceHistory:
             late_spares=self.rental_spec.late_spares,
             traffic=(round(traffic.dollars_once, 2), round(traffic.dollars_per_hour, 2)),
         )
+
+    def hosts(self, machines: Mapping[str, Instance]) -> dict[str, Host]:
+        """Return how to reach each instance. Raises `CloudError` for one whose host key is unknown."""
+        return ssh_hosts(self.journal.events(LaunchRequest, HostKeyReplaced), machines)
+
+    def has_own_host_key(self, machine: Instance) -> bool:
+        """Whether the journal has the host key that an instance generated itself."""
+        return machine.id in own_host_keys(self.journal.events(HostKeyReplaced))
 
 
 # --- how to log in: jump host, user and host keys ---------------------------------------------------------------------

@@ -8,15 +8,14 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from cluster.connectors.hosts_file import Host
 from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
 from infra.aws import prices, tags
 from infra.aws.client import Account, get_public_address
-from infra.aws.error_codes import AUTHENTICATION_CODES, DENIED_CODES, may_succeed_later
+from infra.aws.error_codes import AUTHENTICATION_CODES, DENIED_CODES, ErrorKind, may_succeed_later
 from infra.aws.instances import amis, instances, internet
 from infra.aws.instances.gang import Gang, LaunchRefused
 from infra.aws.instances.instances import Instance
@@ -27,16 +26,14 @@ from infra.aws.journal_events import (
     ExpiryChanged,
     HostKeyReplaced,
     InstancesReleased,
-    LaunchMoved,
     LaunchRequest,
-    LaunchStarted,
     NatGatewayRequested,
     PublicAddressRefused,
     PublicAddressRequested,
     TerminationFinished,
 )
 from infra.aws.launch_request import Internet, Place
-from infra.aws.market import billing
+from infra.aws.market import billing, quotas
 from infra.aws.market.instance_types import InstanceType
 from infra.aws.market.offers import list_instance_types
 from infra.aws.market.reservations import find_reservation
@@ -45,10 +42,11 @@ from infra.aws.stack.resources import StackContext
 from infra.errors import AdoptedElsewhere, CloudError, Interrupted, NoCredentials, NoMachines
 from train.tools import host
 
-from .instance_history import NO_MACHINES_IN_TIME, InstanceHistory, own_host_keys, ssh_hosts
+from .instance_history import NO_MACHINES_IN_TIME, InstanceHistory
 from .traffic import GatewayMeter
 
 ACQUIRE_TIMEOUT_SECONDS = 1200.0
+QUOTA_POLL_SECONDS = 15.0
 
 logger = logging.getLogger(__name__)
 
@@ -95,15 +93,6 @@ class JobInstances(InstanceHistory):
             time.sleep(min(0.5, seconds_left))
 
     # --- state --------------------------------------------------------------------------------------------------------
-
-    def record_launch(self, launch_id: str) -> None:
-        """Record when a launch starts, by the later of two clocks: this process's own may have stood still."""
-        if not self.has_launch(launch_id):  # a restarted supervisor repeats the call
-            self.journal.copy(LaunchStarted(time=max(time.time(), host.unix_time()), launch_id=launch_id))
-
-    def record_move(self, launch_id: str) -> None:
-        """Record that the launch continues on other instances, under a new launch ID."""
-        self.journal.write(LaunchMoved(launch_id=launch_id))
 
     def check_access(self, ask_cloud: bool) -> None:
         """Raise `NoCredentials` without credentials, with `ask_cloud` also when AWS or the job does not accept them."""
@@ -260,8 +249,6 @@ class JobInstances(InstanceHistory):
                 rented_instances = self.gang.acquire(
                     places, self.first_names, self._instance_request, self.instance_types, timeout_seconds
                 )
-                rented_instances += self._rent_first_spares()
-                return {instance.name: instance for instance in rented_instances}
             except Interrupted:
                 raise
             except CloudError as error:
@@ -271,6 +258,10 @@ class JobInstances(InstanceHistory):
                     raise
                 logger.info(f"{error}; trying the next region")
                 self._leave_region()
+            else:  # addresses come before spares: a machine waits only so long for its way to the internet
+                machines = self.ensure_reachable({instance.name: instance for instance in rented_instances})
+                spares = self._rent_first_spares() if machines else self.rent_all().values()
+                return machines | {instance.name: instance for instance in spares}
         raise CloudError("there is no region to rent machines in; name one: --region us-east-1")
 
     def _leave_region(self) -> None:
@@ -336,6 +327,16 @@ class JobInstances(InstanceHistory):
 
         If the answer to an earlier request was lost, the instance that it started is taken: else both would be billed.
         """
+        while True:
+            try:
+                return self._find_or_rent_one(name)
+            except LaunchRefused as refusal:
+                if refusal.error_kind is not ErrorKind.QUOTA_EXCEEDED or not quotas.may_be_released(self.journal):
+                    raise
+                logger.info(f"{refusal}; EC2 may still count machines that have ended; asking again")
+            self.sleep_unless_stopping(QUOTA_POLL_SECONDS)
+
+    def _find_or_rent_one(self, name: str) -> Instance:
         with self.rent_lock:
             self.finish_open_requests()
             found = self.list_machines().get(name)
@@ -385,12 +386,12 @@ class JobInstances(InstanceHistory):
         rate = rental_spec.dollars_per_hour(len(self.spec.machine_names), first_place or place)
         max_hours, grace_seconds = self.compute_limits(rate)
         elapsed_seconds = max(0.0, now - (self.first_machine_time or now))  # the clock may have been set back
-        seconds_left = max(0.0, 3600 * max_hours - elapsed_seconds) + grace_seconds
+        seconds_left = round(max(0.0, 3600 * max_hours - elapsed_seconds) + grace_seconds)
         if self.internet is Internet.NAT:
             own_stack = replace(
                 own_stack, subnets={place.zone: self._ensure_nat_subnet(place.zone, now + seconds_left)}
             )
-        keys = key_pairs.generate_key_pair()
+        keys, cards = key_pairs.generate_key_pair(), len(instance_type.interface_cards)
         return InstanceRequest(
             own_tags={
                 **self._job_tags(now + seconds_left),
@@ -399,7 +400,7 @@ class JobInstances(InstanceHistory):
             },
             image=image,
             stack=own_stack,
-            user_data=build_user_data(own_stack, image, self.internet, keys, poweroff_seconds=round(seconds_left)),
+            user_data=build_user_data(own_stack, image, cards, self.internet, keys, poweroff_seconds=seconds_left),
             internet=self.internet,
             use_placement_group=self.rental_spec.use_placement_group,
         )
@@ -471,14 +472,6 @@ class JobInstances(InstanceHistory):
         return instances.read_console(self.account, machine.id)
 
     # --- access -------------------------------------------------------------------------------------------------------
-
-    def hosts(self, machines: Mapping[str, Instance]) -> dict[str, Host]:
-        """Return how to reach each instance. Raises `CloudError` for one whose host key is unknown."""
-        return ssh_hosts(self.journal.events(LaunchRequest, HostKeyReplaced), machines)
-
-    def has_own_host_key(self, machine: Instance) -> bool:
-        """Whether the journal has the host key that an instance generated itself."""
-        return machine.id in own_host_keys(self.journal.events(HostKeyReplaced))
 
     def record_host_key(self, machine: Instance, key: str) -> None:
         """Write the host key that an instance generated itself to the journal and to a tag.

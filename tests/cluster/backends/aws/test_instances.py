@@ -18,7 +18,9 @@ from cluster.backends.aws.renting.controller import RentedJobController
 from cluster.backends.aws.renting.instances import JobInstances
 from cluster.backends.aws.renting.traffic import TRAFFIC_FILE, TrafficCount, TrafficRecord
 from cluster.backends.aws.terms.rental_spec import DISK_DOLLARS_PER_HOUR, RentalSpec, internet_dollars
+from infra.aws.error_codes import ErrorKind
 from infra.aws.instances import internet
+from infra.aws.instances.gang import LaunchRefused
 from infra.aws.journal_events import (
     FORGOTTEN,
     ExpiryChanged,
@@ -421,6 +423,18 @@ def test_machine_of_a_request_whose_answer_was_lost_is_not_rented_twice(with_spa
     with_spare.journal.write(InstancesReleased(ids=("i-22",), reason="its boot failed"))
     with_spare.rent_replacement("2")
     assert [names for _, names, _ in with_spare.requests] == [("2",)], "EC2 may still show the one that was terminated"
+
+
+def test_replacement_waits_for_the_quota_to_which_ec2_still_counts_the_lost_machine(
+    with_spare: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MODULE, "QUOTA_POLL_SECONDS", 0.0)
+    refusal = LaunchRefused("the quota allows 0", "MaxSpotInstanceCountExceeded", ErrorKind.QUOTA_EXCEEDED)
+    with_spare.fake_gang.request_instances = Mock(side_effect=[refusal, refusal, [SimpleNamespace(name="1")]])
+    with pytest.raises(LaunchRefused, match="the quota allows 0"):
+        with_spare.rent_replacement("1")  # no machine has ended
+    with_spare.journal.write(InstancesReleased(ids=("i-11",), reason="its boot failed"))
+    assert with_spare.rent_replacement("1").name == "1" and with_spare.fake_gang.request_instances.call_count == 3
 
 
 def test_spare_that_cannot_be_rented_does_not_end_the_launch(with_spare: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -102,6 +102,14 @@ def test_remove_leftovers_removes_disks_and_ignores_one_that_vanishes(bed: GangT
     assert bed.account.ec2.describe_volumes()["Volumes"] == []
 
 
+def test_address_is_released_although_the_end_of_its_machine_removes_the_association(bed: GangTestbed) -> None:
+    (machine,) = bed.acquire(n=1, use_placement_group=False)
+    instances.attach_elastic_ip(bed.account, machine, {tags.STACK: tags.STACK_VALUE, tags.JOB: bed.uid})
+    bed.front.fault(action="DisassociateAddress", code="InvalidAssociationID.NotFound", after=True)
+    assert instances.remove_leftovers(bed.account, bed.uid) == []
+    assert bed.account.ec2.describe_addresses()["Addresses"] == []
+
+
 def test_describe_all_finds_an_untagged_machine_and_rejects_a_response_that_omits_one(bed: GangTestbed) -> None:
     """An ID that EC2 says it does not know is no such response."""
     (machine,) = bed.acquire(n=1)

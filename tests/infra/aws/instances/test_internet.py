@@ -7,8 +7,10 @@ from support.aws_gang import GangTestbed
 from support.simcloud.internet import count_bytes
 
 from infra.aws import tags
+from infra.aws.error_codes import may_succeed_later
 from infra.aws.instances import instances, internet
 from infra.aws.stack.resources import StackContext
+from infra.errors import CloudError
 
 ZONE = "us-east-1a"
 SSH_ADDRESS = "203.0.113.7/32"
@@ -73,6 +75,36 @@ def test_subnet_of_a_job_leads_through_its_nat_gateway(bed: GangTestbed, gateway
     assert targets["0.0.0.0/0"]["NatGatewayId"] == nat_gateway["NatGatewayId"]
     assert targets[SSH_ADDRESS]["GatewayId"] == gateway, "answers over ssh leave by the jump host's own address"
     assert [association["SubnetId"] for association in table["Associations"]] == [subnet]
+
+
+def test_parts_that_ec2_does_not_show_yet_are_waited_for(bed: GangTestbed, gateway: str) -> None:
+    bed.sim.visible_after = 5.0
+    bed.front.fault(action="CreateNatGateway", code="InvalidElasticIpID.NotFound", times=2)
+    ensure(bed)
+    assert count_parts(bed) == PARTS
+
+
+def test_failed_nat_gateway_is_told_at_once_and_the_next_try_makes_another(bed: GangTestbed, gateway: str) -> None:
+    bed.sim.nat_seconds, bed.sim.nat_failure = 20.0, "Subnet has insufficient free addresses"
+    for _ in range(2):
+        with pytest.raises(CloudError, match=r"^the NAT gateway failed: Subnet has insufficient free addresses$"):
+            ensure(bed)
+    assert sum(bed.clock.pauses) < 60
+    bed.sim.nat_failure = ""
+    ensure(bed)
+    assert count_parts(bed) == {**PARTS, "describe_nat_gateways": 3}
+
+
+def test_machine_that_ends_before_it_has_an_address_is_no_refusal(bed: GangTestbed) -> None:
+    (machine,) = bed.acquire(bed.place(ZONE, type="p4d.24xlarge"), n=1)
+    bed.sim.stop_seconds = 60.0
+    instances.terminate(bed.account, [machine.id])
+    for code in ("IncorrectState", "InvalidNetworkInterfaceID.NotFound"):
+        with pytest.raises(CloudError, match=code) as caught:
+            internet.give_public_address(bed.account, machine.primary_interface_id)
+        assert may_succeed_later(caught.value)
+        bed.sim.advance(60.0)
+    assert bed.clock.pauses == [], "the other machines wait for their addresses"
 
 
 def test_jump_host_has_one_address_that_is_not_the_nat_gateways(bed: GangTestbed, gateway: str) -> None:

@@ -25,9 +25,9 @@ from infra.aws.launch_request import Internet
 from infra.aws.stack import key_pairs
 
 
-def build(internet: Internet = Internet.PUBLIC) -> tuple[str, dict[str, Any]]:
+def build(internet: Internet = Internet.PUBLIC, cards: int = 1) -> tuple[str, dict[str, Any]]:
     """Return user data as text and parsed."""
-    text = build_user_data(STACK, IMAGE, internet, key_pairs.generate_key_pair(), poweroff_seconds=4321)
+    text = build_user_data(STACK, IMAGE, cards, internet, key_pairs.generate_key_pair(), poweroff_seconds=4321)
     first_line, _, json_text = text.partition("\n")
     assert first_line == "#cloud-config"
     return text, json.loads(json_text)
@@ -45,6 +45,8 @@ def test_user_data_arms_the_poweroff_first_and_has_no_secret(monkeypatch: pytest
     assert private.startswith("-----BEGIN OPENSSH PRIVATE KEY-----") and text.count("PRIVATE KEY-----") == 2
     assert not re.search(r"PRIVATE|(?i:password|secret|AKIA)", json.dumps(config))
     assert build(Internet.NONE)[1]["runcmd"][0][-1] == "", "the machine does not try its way to the internet"
+    ways = (Internet.PUBLIC, 1), (Internet.NAT, 4), (Internet.PUBLIC, 4)
+    assert [build(*way)[1]["runcmd"][0][-2] for way in ways] == ["50", "50", "600"], "the last one's address comes late"
 
 
 class Machine:
@@ -197,7 +199,7 @@ def run_setup(
         machine.fake_if_missing(name, code)
     for name in ("chown", "lsblk", "mdadm", "mkfs.ext4", "mount", "mount.efs", "mountpoint", "tmux"):
         machine.fake_if_missing(name)
-    completed = machine.run(script, "fs-1", "fsap-1", "me", python, "https://example.org/")
+    completed = machine.run(script, "fs-1", "fsap-1", "me", python, "50", "https://example.org/")
     return home / ".imgnet", completed
 
 
@@ -279,3 +281,10 @@ def test_setup_script_installs_efs_utils_from_a_file(machine: Machine, installer
     folder, completed = run_setup(machine, script=script)
     failed = folder / "failed"
     assert (failed.read_text().strip() if failed.exists() else "") == reason, completed.stderr
+
+
+def test_setup_script_installs_tmux_by_a_fresh_list_of_packages(machine: Machine) -> None:
+    machine.fake("apt-get")
+    folder, completed = run_setup(machine, script=SETUP_SCRIPT.replace("command -v tmux", "command -v no-tmux"))
+    assert (folder / "ready").exists(), completed.stderr
+    assert [call for call in machine.calls if "apt" in call] == ["apt-get -q update", "apt-get -q -y install tmux"]
