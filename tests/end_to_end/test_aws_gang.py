@@ -43,6 +43,9 @@ def test_sixteen_machines_start_in_one_zone_are_billed_and_leave_nothing(renter:
     logs = {job.log_path(rank, 1): f"rank {rank} of {MACHINES} in {REGION}" for rank in range(MACHINES)}
     renter.wait_for(lambda: all(path.exists() and line in path.read_text() for path, line in logs.items()), 400)
     renter.cloud.post("advance", seconds=900)  # more than the minute that is billed at least
+    asked = renter.calls().count("DescribeInstances")
+    # The supervisor has read the time of a first answer when it asks again.
+    renter.wait_for(lambda: renter.calls().count("DescribeInstances") > asked + 1)
     end.touch()
     renter.wait_for(lambda: job.has_ended, 100)
     assert job.state == "done", renter.describe()
