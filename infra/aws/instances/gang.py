@@ -448,7 +448,7 @@ class Gang:
         return lines
 
     def _record_forgotten(self, visible: Sequence[Instance], launched_before: float) -> None:
-        """Record the end of machines that were launched before a moment, and that EC2 no longer shows.
+        """Record the end of machines that were launched before a given time and that EC2 no longer shows.
 
         They ended long ago. Their time limit is the latest possible end.
         """

@@ -151,7 +151,7 @@ def job_cost(journal: Journal, now: float, traffic: Traffic = NO_TRAFFIC) -> Job
 
 
 def record_spot_costs(account: Account, journal: Journal, now: float) -> None:
-    """Write the exact cost of each spot machine of the account's region that has ended to the journal.
+    """Write to the journal the exact cost of each spot machine that has ended in the account's region.
 
     Spot prices change while machines run. Raises `CloudError`.
     """

@@ -84,6 +84,13 @@ class Run:
             self.trainer.step += 1
             self.trainer.is_updating = False
 
+    def keep_two_steps(self, work: Path) -> None:
+        """Make two steps, keep their state, and begin the next attempt."""
+        self.run_steps(2)
+        assert self.handover.keep(PEER_FAILURE)
+        (work / "kept-0.json").unlink()
+        self.handover.begin_attempt()
+
     def fail_in_step(self, place: str) -> None:
         """Begin a step, and fail in it as a collective does."""
 
@@ -409,10 +416,7 @@ def test_the_head_whose_new_process_is_lost_before_it_joins_goes_on_with_another
 def test_a_process_that_stands_behind_the_agreed_step_keeps_its_state(work: Path, tmp_path: Path) -> None:
     """The one that had finished the step was lost before it joined."""
     run = Run(tmp_path)
-    run.run_steps(2)
-    assert run.handover.keep(PEER_FAILURE)
-    (work / "kept-0.json").unlink()
-    run.handover.begin_attempt()
+    run.keep_two_steps(work)
     run.trainer.options = replace(run.trainer.options, live_step=3)
     with pytest.raises(HandoverFailed, match="the processes stand at step 2, and not at 3") as raised:
         go_on_in_place(run.trainer, run.handover)
@@ -423,10 +427,7 @@ def test_a_process_that_stands_behind_the_agreed_step_keeps_its_state(work: Path
 def test_a_process_that_waits_for_a_lost_head_keeps_its_state_on_request(work: Path, tmp_path: Path) -> None:
     """The head of the new group dies before it listens. No other process can say so, but the agent does."""
     run = Run(tmp_path)
-    run.run_steps(2)
-    assert run.handover.keep(PEER_FAILURE)
-    (work / "kept-0.json").unlink()
-    run.handover.begin_attempt()
+    run.keep_two_steps(work)
     run.handover.channel.report_state(TrainerState.JOINING)
     assert json.loads((work / "progress.json").read_text())["not_in_place"] == "", "else it would be killed"
     (work / "abort").touch()

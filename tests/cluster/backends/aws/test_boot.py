@@ -36,7 +36,7 @@ class Machine:
         self.recorded_key = ""
 
     def run_repeatable(self, script: str, **variables: str) -> bytes:
-        """Run the script that waits for the end of the boot, on the files as they are now. It waits for one second."""
+        """Run the script that waits for the end of the boot with the present files. It waits for one second."""
         for name in ("ready", "failed"):
             (self.folder / name).unlink(missing_ok=True)
         for name, text in self.files(self.seconds).items():

@@ -447,7 +447,7 @@ def test_forgotten_machines_ended_at_their_limit_at_the_latest(bed: GangTestbed,
 
 
 def test_machine_that_ended_while_this_computer_slept_is_billed_no_longer(bed: GangTestbed) -> None:
-    """A machine of which EC2 does not know yet, in its first hour, has not ended."""
+    """A machine younger than an hour that EC2 does not show yet has not ended."""
     bed.sim.forget_seconds = 10.0
     lost, *_ = bed.acquire()
     bed.sim.kill(lost.id, "Server.SpotInstanceTermination")
