@@ -20,6 +20,8 @@ from cluster.state.attempts import Attempt
 
 STEPS_FOLDER = "steps"
 MAX_USAGE_ROWS = 10
+MANY_REGROUPS = 20
+MAX_GROWTH = (2, 2, 20.0)  # of file descriptors, threads and megabytes, from the second quarter of them to the last
 STEP_LOG = """
 
 import hashlib, json, os, sys
@@ -128,8 +130,16 @@ def check_steps(
     _compare_processes(rows, {attempt.number: attempt for attempt in history}, procs, set(hit), findings)
     first_rows = [list({row.attempt: row for row in reversed(own_rows)}.values())[::-1] for own_rows in by_pid.values()]
     longest = max(first_rows, key=len, default=[])
-    numbers = range(0, len(longest), max(1, (len(longest) - 1) // MAX_USAGE_ROWS))
-    findings.usage = [(number, *longest[number].usage) for number in numbers]
+    numbers = {*range(0, len(longest), max(1, len(longest) // MAX_USAGE_ROWS)), len(longest) - 1} if longest else set()
+    findings.usage = [(number, *longest[number].usage) for number in sorted(numbers)]
+    quarter = len(longest) // 4
+    if len(longest) > MANY_REGROUPS:  # in the first quarter memory that stays is still allocated
+        early, last = (
+            [max(row.usage[kind] for row in rows) for kind in range(len(MAX_GROWTH))]
+            for rows in (longest[quarter : 2 * quarter], longest[-quarter:])
+        )
+        if any(after > before + limit for before, after, limit in zip(early, last, MAX_GROWTH, strict=True)):
+            findings.problems.append(f"a process has grown from {early} to {last} (descriptors, threads, megabytes)")
     return findings
 
 

@@ -51,11 +51,11 @@ from benchmarks.elastic.fault_plan import (
     TrialOutcome,
     TrialPlan,
 )
+from benchmarks.elastic.step_log import MANY_REGROUPS
 from benchmarks.elastic.trial import Trial
 from benchmarks.measure import describe_machine, write_section
 
 Row = Mapping[str, Any]  # a line of a results file
-MANY_REGROUPS = 9
 
 
 def run_trials(
@@ -147,9 +147,11 @@ def table(rows: Iterable[Row]) -> Iterator[str]:
         return ", ".join(f"{count} {name}" for name, count in counts.most_common())
 
     def usage(column: list[Row]) -> str:
-        """Return what the processes of trials with many regroups have used."""
-        many = [row["usage"] for row in column if len(row["usage"]) > MANY_REGROUPS]
-        return "; ".join(f"{number}: {fds}, {threads}, {mb:.0f}" for each in many for number, fds, threads, mb in each)
+        """Return what the process that regrouped most often has used: early on, in the middle, and at the end."""
+        usage = max((row["usage"] for row in column if row["usage"]), key=lambda usage: usage[-1][0], default=[])
+        is_long = bool(usage) and usage[-1][0] >= MANY_REGROUPS
+        shown = [usage[len(usage) // 4], usage[len(usage) // 2], usage[-1]] if is_long else []
+        return "; ".join(f"{number}: {fds}, {threads}, {mb:.0f}" for number, fds, threads, mb in shown)
 
     yield from (f"| | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}")
     yield line("good schedules", lambda column: f"{sum(not row['problems'] for row in column)} of {len(column)}")
@@ -167,7 +169,7 @@ def table(rows: Iterable[Row]) -> Iterator[str]:
             statistics.median(row["seconds"] for row in column), max(row["seconds"] for row in column)
         ),
     )
-    yield line("load average: median", lambda column: statistics.median(row["load"] for row in column))
+    yield line("load average: median", lambda column: round(statistics.median(row["load"] for row in column), 1))
 
 
 def section(rows: list[Row]) -> list[str]:

@@ -83,3 +83,18 @@ def test_step_log_shows_a_wrong_step_a_repeated_one_and_another_process(trials: 
     assert check((8, 3, "d3")) == (0, 0, 1, "process 0 of 0.a was replaced in attempt 2")
     assert check((8, 3, "d3"), hit="0") == (0, 0, 1, "")
     assert check() == (0, 0, 0, "no process has made the steps [3]")
+
+
+def test_step_log_shows_a_process_that_grows_with_each_regroup(tmp_path: Path) -> None:
+    from benchmarks.elastic import step_log
+    from cluster.state.attempts import Attempt
+
+    steps = range(1, 41)
+    history = [Attempt(number=step, members=("0.a",), live_step=step - 1 or None) for step in steps]
+    for growth, problem in ((0, ""), (1, "a process has grown from [40, 5, 300.0] to [60, 5, 300.0]")):
+        (folder := tmp_path / str(growth)).mkdir()
+        lines = [f'[{step}, {step}, 0, "d{step}", {20 + growth * step}, 5, 300.0]' for step in steps]
+        (folder / "7.jsonl").write_text("\n".join(lines))
+        found = step_log.check_steps(folder, folder, history, 1, [])
+        assert "; ".join(found.problems).removesuffix(" (descriptors, threads, megabytes)") == problem
+        assert [row[0] for row in found.usage][-1] == 39 and len(found.usage) <= 12
