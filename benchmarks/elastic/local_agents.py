@@ -18,6 +18,7 @@ from cluster.connectors.local import module_command
 from cluster.jobs.submit import Job
 from cluster.state import attempts
 from cluster.state.run_folder import AGENT_LOCK
+from cluster.state.timeline import read_timeline
 from train.recipe.schedule import Schedule
 from train.tools import process
 from train.tools.files import is_locked
@@ -42,6 +43,7 @@ class LocalJob:
         self.crashed: set[str] = set()  # machines of the running job
         self.own_agent: subprocess.Popen[bytes] | None = None  # the agent of `own_machine`, if we started it
         self.own_machine = ""
+        self.steps_lost = 0  # by the loss that was measured last
 
     def __enter__(self) -> "LocalJob":
         self.folder.mkdir()
@@ -171,6 +173,8 @@ class LocalJob:
             raise RuntimeError(
                 f"the reason of attempt {attempt.number} is {attempt.reason!r}, expected {expected_reason!r} in it"
             )
+        rows = read_timeline(self.running_job.run_folder).rows
+        self.steps_lost = sum(row.steps_lost for row in rows if previous_attempt.number < row.attempt <= attempt.number)
         return float(step_time - since)
 
     def kill_agents(self, previous: attempts.Attempt, *member_indexes: int) -> float:
@@ -261,7 +265,13 @@ class LocalJob:
         return next_step_time - self.training_lines(previous.number)[-1][1]
 
     def crash(self) -> float:
-        """Kill one trainer. Each call takes another machine: after a second crash a machine is left out."""
+        """Kill one trainer. Each call takes another machine: after a second crash a machine is left out.
+
+        When each has crashed once, another job is launched.
+        """
+        if len(self.crashed) == MACHINES:
+            self.launch()
+            self.wait_until_ready()
         name = next(name for name in self.newest_attempt().machine_names if name not in self.crashed)
         self.crashed.add(name)
         return self.signal_trainer(name, signal.SIGKILL, "killed by SIGKILL")

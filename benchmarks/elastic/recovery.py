@@ -43,7 +43,8 @@ from benchmarks.elastic.torchrun_peer import MACHINES, TorchrunElastic
 from benchmarks.measure import goal_verdict, write_section
 from cluster.state.timeline import read_timeline
 
-ROUNDS, PEER_ROUNDS = 5, 3
+ROUNDS = 5
+SILENT_ROUNDS = 3  # of torchrun's defaults, whose rounds end without a step, after four minutes
 EXIT_UNFINISHED = 75  # EX_TEMPFAIL of sysexits.h
 LOSS_INTERVAL_SECONDS = 60.0
 GOODPUT_GOAL = 0.95
@@ -72,6 +73,7 @@ class Measurements:
 
     def __init__(self, path: Path | None, end_time: float = math.inf) -> None:
         self.path, self.end_time = path, end_time
+        self.load_before = os.getloadavg()[0]
         self.rows: list[dict[str, Any]] = []
         if path and path.exists():
             self.rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -88,10 +90,13 @@ class Measurements:
             sys.exit(EXIT_UNFINISHED)
         return is_missing
 
-    def add(self, way: str, case: str, value: float | str) -> None:
+    def add(self, way: str, case: str, value: float | str, steps_lost: int | None = None) -> None:
         """Add a measurement, print it, and write it to the file."""
         text = value if isinstance(value, str) else round(value, 4)
-        self.rows.append({"way": way, "case": case, "value": text, "load": os.getloadavg()[0], "time": time.time()})
+        loads = {"load_before": self.load_before, "load": os.getloadavg()[0]}
+        self.rows.append(
+            {"way": way, "case": case, "value": text, "steps_lost": steps_lost, **loads, "time": time.time()}
+        )
         print(time.strftime("%H:%M:%S"), self.rows[-1], flush=True)
         if self.path:
             with self.path.open("a") as file:
@@ -104,15 +109,13 @@ def measure_ours(
     """Measure the rounds that are missing of each case, each on a new job. The pause of each join is measured too."""
     environment = process_environment(work_folder)
     for case in cases:
-        # A machine whose trainers crash a second time is left out, and the job would not be whole again.
-        case_rounds = min(rounds, MACHINES) if case == "crash" else rounds
-        if not measurements.lacks(way, case, case_rounds):
+        if not measurements.lacks(way, case, rounds):
             continue
         with LocalJob(work_folder / f"{way}-{case}", data, environment, way == "in-place") as local_job:
-            while measurements.lacks(way, case, case_rounds):
+            while measurements.lacks(way, case, rounds):
                 seconds = measure_case(local_job, "worker" if case == "join" else case)
                 if case != "join":
-                    measurements.add(way, case, seconds)
+                    measurements.add(way, case, seconds, local_job.steps_lost)
                 local_job.wait_until_ready()
                 while local_job.join_pauses:
                     measurements.add(way, "join", local_job.join_pauses.pop())
@@ -192,21 +195,32 @@ def table(measurements: Measurements) -> Iterator[str]:
     """Yield the section of RESULTS.md."""
     import torch
 
-    loads = [row["load"] for row in measurements.rows]
+    def median(key: str) -> float:
+        return statistics.median([row[key] for row in measurements.rows] or [math.nan])
+
+    def repeated(way: str) -> str:
+        steps = [row["steps_lost"] for row in measurements.rows if row["way"] == way and row["steps_lost"] is not None]
+        return f"{statistics.median(steps):.0f} ({min(steps)}-{max(steps)}), {len(steps)}" if steps else ""
+
     yield "## Seconds from a loss to the next training step, compared with torchrun elastic"
     yield ""
     yield (
         f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, Python {platform.python_version()}, torch "
-        f"{torch.__version__}, gloo; load average {statistics.median(loads):.1f} (median, at most {max(loads):.1f}). "
+        f"{torch.__version__}, gloo; load average {median('load_before'):.1f} before, {median('load'):.1f} with the "
+        "job's four trainers and agents (medians). "
         f"`launch --local --machines {MACHINES} --workers 0 --save-seconds {SAVE_SECONDS}` with recipes/cifar10.py, of "
         "six times the epochs; torchrun with the same trainer, four agents, `--max-restarts=1000`. Median (min-max), "
-        "and the number of rounds. Written by `benchmarks/elastic/recovery.py`."
+        "and the number of rounds. torchrun starts all processes again in each case, and knows no notice: it is "
+        "measured for one lost machine only. A frozen trainer has five seconds to leave before it is killed, so that "
+        "the others lose no step; with a restart all trainers are killed at once. Written by "
+        "`benchmarks/elastic/recovery.py`."
     )
     yield ""
     yield f"| | {' | '.join(WAYS.values())} |"
     yield f"|---|{'---|' * len(WAYS)}"
     for case, title in CASE_TITLES.items():
         yield f"| {title} | {' | '.join(format_cell(measurements.values(way, case)) for way in WAYS)} |"
+    yield f"| steps that were done again | {' | '.join(map(repeated, WAYS))} |"
     goodputs = [[f"{value:.1%}" for value in measurements.values(way, "goodput")] for way in WAYS]
     yield f"| goodput with a loss a minute, goal {GOODPUT_GOAL:.0%} | {' | '.join(map(', '.join, goodputs))} |"
 
@@ -241,13 +255,14 @@ def main() -> int:
     common = work_folder, options.data.resolve()
     try:
         for way in options.way or WAYS:
+            rounds = 1 if options.quick else SILENT_ROUNDS if way == "torchrun-defaults" else ROUNDS
             if options.losses:
                 if way in OUR_WAYS and measurements.lacks(way, "goodput", 1):
                     measure_goodput(measurements, way, *common, options.losses)
             elif way in OUR_WAYS:
-                measure_ours(measurements, way, *common, cases, 1 if options.quick else ROUNDS)
+                measure_ours(measurements, way, *common, cases, rounds)
             else:
-                measure_torchrun(measurements, way, *common, cases, 1 if options.quick else PEER_ROUNDS)
+                measure_torchrun(measurements, way, *common, cases, rounds)
     except KeyboardInterrupt:
         return 130
     finally:

@@ -71,6 +71,7 @@ def test_job_survives_a_node_without_power_and_uses_each_image_once(user: SlurmU
     lost_node = user.cluster.run("squeue", "--noheader", "--format=%B", f"--jobs={slurm_job}").strip()
     next(node for node in user.cluster.nodes if node.name == lost_node).power_off()
     wait_for_steps(job, 5, "0", "1", "2", after_attempt=2)  # the second attempt is that of the two others
+    assert job.run_folder.attempts.all()[1].live_step, "the others go on in place"
     assert len(user.slurm_jobs()) == 2  # the replacement has a job of its own
     new_host = ({node.name for node in user.cluster.nodes} - {*hosts}).pop()
     assert [row.host for row in job.machine_details().values()] == [
@@ -98,6 +99,7 @@ def test_rehearse_loss_stop_resume_attach_and_shell(user: SlurmUser) -> None:
         number = newest_attempt(job).number
         assert sandbox.cli("rehearse-loss", "job-1", "--machine", "1", *notice).code == 0
         wait_for_steps(job, 3, "0", "1", "2", after_attempt=number + 1)
+        assert job.run_folder.attempts.all()[number].live_step, "the others go on in place"
         assert len(user.slurm_jobs()) == 1  # the node was still ours
 
     stopped = sandbox.cli("stop", "job-1")

@@ -201,10 +201,10 @@ def undisturbed(runs: Any, recipe: Path) -> dict[str, Any]:
 
 LOSSES = [
     *(Loss("validation", 1, number, number % 3, freezes=number % 2 == 1) for number in range(5)),
-    Loss("saving", 1, 0, 0),
+    Loss("saving", 1, 0, 0), Loss("saving", 1, 0, 1, freezes=True),
     Loss("phase", 3, 0, 0), Loss("phase", 3, 1, 1), Loss("phase", 4, 1, 2),
     # The sums of one step: statistics, two buckets of gradients, metrics.
-    *(Loss("join", 1, number, number % 3) for number in range(23, 27)),
+    *(Loss("join", 1, number, number % 3, freezes=freezes) for number in range(23, 27) for freezes in (False, True)),
     # While the survivors of a loss form their group: connections, ten comparisons, transport, position and digest,
     # size and content of what is sent, the step, two buckets of the first pass.
     *(Loss("join", 1, number, number % 3, 2, number % 2 == 0) for number in (0, 1, *range(11, 18))),
