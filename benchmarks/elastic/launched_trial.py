@@ -216,7 +216,10 @@ class RentedTrial(LaunchedTrial):
         agents = self.program_pids(instance_id, "cluster.agent")
         match kind:
             case "machine interrupted with notice":
-                self.cloud.interrupt(instance_id, notice=4 + 16 * (10 * number % 1))
+                try:
+                    self.cloud.interrupt(instance_id, notice=4 + 16 * (10 * number % 1))
+                except RuntimeError:  # an earlier interruption has ended it since
+                    return False
             case "machine lost" | "all machines lost" | "no capacity":
                 if kind == "no capacity":
                     self.cloud.post("fault", action="RunInstances", code="InsufficientInstanceCapacity", times=2)
