@@ -10,6 +10,7 @@ import io
 import tarfile
 import zlib
 from pathlib import Path
+from typing import IO, cast
 from uuid import uuid4
 
 from cluster.connectors.ssh import SSHConnector
@@ -44,7 +45,7 @@ def pack_code(root: Path = PROJECT_ROOT, project: Path | None = None) -> PackedC
     if project:
         paths |= {f"{USER_PROJECT_FOLDER}/{name}": project / name for name in _file_names(project)}
     packer = _Packer()
-    with tarfile.open(fileobj=packer, mode="w|", format=tarfile.PAX_FORMAT) as archive:
+    with tarfile.open(fileobj=cast(IO[bytes], packer), mode="w|", format=tarfile.PAX_FORMAT) as archive:
         for name in sorted(paths):
             try:
                 _add_file(archive, paths[name], name)
