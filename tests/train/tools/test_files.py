@@ -160,7 +160,7 @@ def test_read_file_takes_memory_for_its_bytes_only(tmp_path: Path) -> None:
     path.write_bytes(bytes(1000))
     tracemalloc.start()
     try:
-        assert files.read_file(path, 1000) == bytes(1000)
+        assert files.read_file(path) == bytes(1000)
         assert tracemalloc.get_traced_memory()[1] < 1_000_000
     finally:
         tracemalloc.stop()
