@@ -35,6 +35,8 @@ PACKET_BYTES = 1 << 15
 WINDOW_BYTES = 1 << 23
 # The names of the signature algorithms that an RSA host key may have in the negotiation.
 RSA_SIGNATURE_TYPES = {"rsa-sha2-512": "ssh-rsa", "rsa-sha2-256": "ssh-rsa"}
+# Our own errors say what is wrong. Once, not for each connection: a logger keeps all the handlers that it gets.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
 class Unreachable(ClusterError):
@@ -131,7 +133,6 @@ def connect(route: Route, machine_label: str, timeout_seconds: float = CONNECT_S
     """Connect and log in. Raises `Unreachable` or `SSHRefused`, each with one line."""
     import paramiko
 
-    logging.getLogger("paramiko").addHandler(logging.NullHandler())  # our own errors say what is wrong
     jump_connection = (
         connect(route.jump_route, f"the jump host {route.jump_route.host} of {machine_label}", timeout_seconds)
         if route.jump_route

@@ -4,12 +4,13 @@ The unpacked code is in <folder>/code/<hash>. Equal files give equal archives, s
 code once.
 """
 
-import gzip
 import hashlib
 import importlib.metadata
 import io
 import tarfile
+import zlib
 from pathlib import Path
+from typing import IO, cast
 from uuid import uuid4
 
 from cluster.connectors.ssh import SSHConnector
@@ -43,8 +44,8 @@ def pack_code(root: Path = PROJECT_ROOT, project: Path | None = None) -> PackedC
         paths["pyproject.toml"] = root / "pyproject.toml"
     if project:
         paths |= {f"{USER_PROJECT_FOLDER}/{name}": project / name for name in _file_names(project)}
-    tar_file = io.BytesIO()
-    with tarfile.open(fileobj=tar_file, mode="w", format=tarfile.PAX_FORMAT) as archive:
+    packer = _Packer()
+    with tarfile.open(fileobj=cast(IO[bytes], packer), mode="w|", format=tarfile.PAX_FORMAT) as archive:
         for name in sorted(paths):
             try:
                 _add_file(archive, paths[name], name)
@@ -55,8 +56,25 @@ def pack_code(root: Path = PROJECT_ROOT, project: Path | None = None) -> PackedC
                 ) from None
         if "pyproject.toml" not in paths:
             _add_bytes(archive, tarfile.TarInfo("pyproject.toml"), _pyproject_of_installed())
-    tar_bytes = tar_file.getvalue()
-    return gzip.compress(tar_bytes, compresslevel=6, mtime=0), hashlib.sha256(tar_bytes).hexdigest()[:16]
+    return packer.finish()
+
+
+class _Packer:
+    """A file that hashes and compresses what is written to it: the archive itself is never in memory as a whole."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+        self._compressor = zlib.compressobj(level=6, wbits=zlib.MAX_WBITS + 16)  # as gzip does, without a time
+        self._parts: list[bytes] = []
+
+    def write(self, data: bytes) -> int:
+        self._hash.update(data)
+        self._parts.append(self._compressor.compress(data))
+        return len(data)
+
+    def finish(self) -> PackedCode:
+        """Return what was written, compressed, and its hash."""
+        return b"".join([*self._parts, self._compressor.flush()]), self._hash.hexdigest()[:16]
 
 
 def code_folder(folder: str, code_hash: str) -> str:

@@ -3,13 +3,14 @@
 import contextlib
 import json
 import os
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from train.tools import host
-from train.tools.files import open_regular, read_file, sync
+from train.tools.files import FileVersion, file_version, open_regular, read_file, sync
 from train.tools.text_files import parse_json
 
 from .journal_events import (
@@ -51,10 +52,16 @@ class RecordedRequest:
 
 
 class Journal:
-    """An append-only file of events, a JSON line each. After a crash it tells which calls may have been made."""
+    """An append-only file of events, a JSON line each. After a crash it tells which calls may have been made.
+
+    It is read again only when it has changed: a supervisor asks for events several times a second.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock = threading.Lock()  # guards what was read last
+        self._events: list[JournalEvent] = []
+        self._version: FileVersion | None = None
 
     def write(self, event: JournalEvent) -> None:
         """Append an event, at the present time, and return when it is on disk.
@@ -90,7 +97,15 @@ class Journal:
         A torn line is left out. Raises `DamagedRecord` with file and line for a complete line that is no event.
         """
         wanted_types = (event_type, *more_types)
-        return [event for event in self._read() if isinstance(event, wanted_types)]
+        return [event for event in self._all_events() if isinstance(event, wanted_types)]
+
+    def _all_events(self) -> list[JournalEvent]:
+        with self._lock:
+            version = file_version(self.path)  # what is appended from here on makes another version
+            if version is None or version != self._version:
+                self._events = list(self._read())
+                self._version = version
+            return self._events
 
     def _read(self) -> Iterator[JournalEvent]:
         if self.path.exists():

@@ -133,6 +133,9 @@ class ToyCloud(JobInstances):
     def job_cost(cls, run_path: Path, moment: float) -> JobCost:
         return JobCost()
 
+    def cost_until(self, moment: float) -> JobCost:
+        return JobCost()
+
 
 class ToyBackend(AwsBackend):
     name = "toy"

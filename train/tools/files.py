@@ -151,7 +151,10 @@ def is_visible(path: Path) -> bool:
 def read_file(path: Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
     """Return the content of a file. Raises `OSError`, also when it is not a regular file or has more bytes."""
     with open_regular(path) as file:
-        content = file.read(max_bytes + 1)
+        size = os.fstat(file.fileno()).st_size
+        content = file.read(min(size, max_bytes) + 1)  # takes memory for so many bytes, however many there are
+        if len(content) > size:  # it has grown meanwhile
+            content += file.read(max_bytes + 1 - len(content))
     if len(content) > max_bytes:
         raise OSError(errno.EFBIG, f"has more than {max_bytes / 1e6:.0f} MB", str(path))
     return content

@@ -1,5 +1,6 @@
 """The ssh connector against the real sshd of the testbed: commands, dropped connections, files, login, errors."""
 
+import gc
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -611,6 +613,31 @@ def test_connect_without_ssh_server_raises_unreachable(
         name = "no-such-host.invalid" if what == "no name" else "127.1.0.9"
         line = refusal_line(host(shared_bed, host=name, port=port), Unreachable)
     assert f"cannot be reached at {name} port {port}: " in line
+
+
+def test_connections_that_failed_or_were_closed_leave_nothing_in_memory(shared_bed: Testbed) -> None:
+    """A supervisor makes thousands of them in a day: one for each try to reach a machine that boots."""
+    own_host, rounds = host(shared_bed), 5
+    with socket.create_server(("127.1.0.9", 0)) as listener:
+        closed_host = host(shared_bed, host="127.1.0.9", port=listener.getsockname()[1])
+
+    def connect_to_both() -> None:
+        assert can_connect(own_host)
+        with pytest.raises(Unreachable):
+            ssh_connection.connect(resolve_route(closed_host), "machine 1")
+
+    def count_objects() -> Counter[type]:
+        gc.collect()
+        return Counter(map(type, gc.get_objects()))
+
+    def left_objects() -> dict[type, int]:
+        return {kind: number for kind, number in (count_objects() - before).items() if number >= rounds}
+
+    connect_to_both()
+    before = count_objects()
+    for _ in range(rounds):
+        connect_to_both()
+    wait_for(lambda: not left_objects(), describe=lambda: str(left_objects()))  # until their threads have ended
 
 
 # --- ssh-agent ----------------------------------------------------------------------------------------------------

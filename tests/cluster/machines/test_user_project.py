@@ -7,6 +7,7 @@ import io
 import os
 import subprocess
 import tarfile
+import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -384,6 +385,17 @@ def test_pack_code_hash_is_of_names_kinds_x_bits_and_contents(
     assert len(before) == 16 and set(before) <= set("0123456789abcdef") and (after != before) == bool(change)
     members = archive_members(archive).values()
     assert {(info.mtime, info.uid, info.gid, info.uname, info.gname) for info in members} == {(0, 0, 0, "", "")}
+
+
+def test_pack_code_takes_less_memory_than_the_code(checkout: Path) -> None:
+    for number in range(20):
+        (checkout / f"train/large{number}").write_bytes(bytes(1_000_000))
+    tracemalloc.start()
+    try:
+        code_archive.pack_code(checkout)
+        assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    finally:
+        tracemalloc.stop()
 
 
 # --- the code on a machine ------------------------------------------------------------------------------------------

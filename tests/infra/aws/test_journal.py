@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,27 @@ def test_events_come_back_from_the_file_in_order_selected_by_type(journal: Journ
     assert copied_events == [*EVENTS] and written_event.time > 0
     assert [event.launch_id for event in journal.events(LaunchStarted)] == ["a", "b"]
     assert len(journal.events(LaunchStarted, AddressRequested)) == 3
+
+
+def test_events_are_parsed_again_only_when_the_file_has_changed(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[str] = []
+
+    def decode_event(data: Mapping[str, object], source: str) -> JournalEvent:
+        parsed.append(source)
+        return journal_events.decode_event(data, source)
+
+    monkeypatch.setattr("infra.aws.journal.decode_event", decode_event)
+    journal.write(LaunchStarted(launch_id="a"))
+    for _ in range(3):
+        assert len(all_events(journal)) == len(journal.events(LaunchStarted)) == len(parsed) == 1
+    Journal(journal.path).write(AddressRequested(id="i-1"))  # as another process does
+    assert len(all_events(journal)) == 2
+    journal.path.unlink()
+    assert all_events(journal) == []
+    journal.write(AddressRequested(id="i-1"))
+    assert len(all_events(journal)) == 1
 
 
 @pytest.mark.parametrize(("damaged", "problem"), [

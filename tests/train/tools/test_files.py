@@ -6,6 +6,7 @@ import resource
 import subprocess
 import sys
 import threading
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,18 @@ def test_read_lines_leaves_out_endless_ones(tmp_path: Path, monkeypatch: pytest.
 def test_lock_is_held_by_no_other_user(tmp_path: Path) -> None:
     with files.locked(tmp_path / "own"), files.locked(tmp_path / "shared", permissions=files.SHARED_LOCK):
         assert (tmp_path / "own").stat().st_mode & 0o077 == 0 != (tmp_path / "shared").stat().st_mode & 0o077
+
+
+def test_read_file_takes_memory_for_its_bytes_only(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(bytes(1000))
+    tracemalloc.start()
+    try:
+        assert files.read_file(path) == bytes(1000)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+    assert files.read_file(Path("/proc/self/status")).endswith(b"\n"), "a file whose size says less than it has"
 
 
 def test_read_file_too_large_says_so(tmp_path: Path) -> None:

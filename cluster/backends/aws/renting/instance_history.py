@@ -231,7 +231,11 @@ class InstanceHistory:
 
     def total_dollars(self, moment: float) -> float:
         """Return the known dollars until `moment`."""
-        return self.job_cost(self.run_folder.path, moment).dollars
+        return self.cost_until(moment).dollars
+
+    def cost_until(self, moment: float) -> JobCost:
+        """Return what `job_cost` does. Called several times a second, so it reads a journal that is known already."""
+        return billing.job_cost(self.journal, moment, read_traffic(self.run_folder.path).until(moment))
 
     @property
     def earlier_cost(self) -> float:
@@ -304,7 +308,7 @@ class InstanceHistory:
         now = host.unix_time()
         if self.has_moved:  # the earlier machines had another price
             return self.total_dollars(now) - dollars_per_hour * (now - start) / 3600 + dollars_once
-        cost, earlier_cost = (self.job_cost(self.run_folder.path, moment) for moment in (now, start))
+        cost, earlier_cost = (self.cost_until(moment) for moment in (now, start))
         expected_dollars = dollars_once + self.expected_traffic.dollars_per_hour * (now - start) / 3600
         excess_dollars = max(0.0, cost.traffic_dollars - earlier_cost.traffic_dollars - expected_dollars)
         return earlier_cost.dollars + dollars_once + excess_dollars
