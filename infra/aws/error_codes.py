@@ -199,18 +199,17 @@ def explain_error(error: Exception, action: str) -> CloudError:
             f"{action}: not permitted ({_shorten(message)}); print the policy you need: imgnet-cluster check --iam",
             code,
         )
+    message = _shorten(message)
     if isinstance(error, boto.SSLError):
         return NoAnswer(
-            f"{action}: what answers has no certificate of AWS ({_shorten(message)}); behind a company's proxy, set "
+            f"{action}: what answers has no certificate of AWS ({message}); behind a company's proxy, set "
             "AWS_CA_BUNDLE to the file of its certificates"
         )
     if isinstance(error, boto.ProxyConnectionError):
-        return NoAnswer(f"{action}: {_shorten(message)}; check HTTPS_PROXY")
+        return NoAnswer(f"{action}: {message}; check HTTPS_PROXY")
     if isinstance(error, boto.EndpointConnectionError | boto.ConnectTimeoutError):
-        return NoAnswer(
-            f"{action}: AWS cannot be reached ({_shorten(message)}); check the region's name and your network"
-        )
-    return CloudError(f"{action}: {f'{code}: ' if code else ''}{_shorten(message) or type(error).__name__}", code)
+        return NoAnswer(f"{action}: AWS cannot be reached ({message}); check the region's name and your network")
+    return CloudError(f"{action}: {f'{code}: ' if code else ''}{message or type(error).__name__}", code)
 
 
 def quota_service(code: str) -> str:
