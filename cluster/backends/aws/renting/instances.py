@@ -6,6 +6,7 @@ command may terminate. This module never connects to the machines themselves.
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -33,10 +34,10 @@ from infra.errors import AdoptedElsewhere, CloudError, Interrupted, NoCredential
 from train.tools import host
 
 from .instance_history import NO_MACHINES_IN_TIME, InstanceHistory
-from .traffic import GatewayMeter
 
 ACQUIRE_TIMEOUT_SECONDS = 1200.0
 QUOTA_POLL_SECONDS = 15.0
+GATEWAY_LOOK_SECONDS = 300.0  # CloudWatch has a new value so often, and each question is billed
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,8 @@ class JobInstances(InstanceHistory):
         self.stack: stack.Stack | None = None
         self.instance_types: dict[str, InstanceType] = {}
         self.nat_subnets: dict[str, str] = {}  # by zone
-        self.gateways = GatewayMeter()
+        self.gateway_bytes: dict[str, int] = {}  # what the job's NAT gateways had processed at the last look, by ID
+        self._gateway_look_time = -math.inf  # monotonic seconds
         self.resolved_images: dict[tuple[str, str], amis.Image] = {}  # by region and GPU architecture
         if seen := self.rental_spec.fresh_inspection:
             self.instance_types |= seen.types
@@ -118,7 +120,11 @@ class JobInstances(InstanceHistory):
         """Return the live instances by machine name. Raises `CloudError` when AWS does not answer."""
         self.check_account()
         self.require_ownership()
-        self.gateways.look(lambda: self.account if self.internet is Internet.NAT else None, self.spec.uid)
+        if time.monotonic() - self._gateway_look_time > GATEWAY_LOOK_SECONDS:
+            self._gateway_look_time = time.monotonic()
+            with contextlib.suppress(CloudError):  # the machines' own counts remain
+                is_nat = self.internet is Internet.NAT
+                self.gateway_bytes |= internet.read_nat_bytes(self.account, self.spec.uid) if is_nat else {}
         return instances.live_by_name(self._without_strays(self.gang.list_instances()))
 
     def _without_strays(self, found_instances: list[Instance]) -> list[Instance]:
