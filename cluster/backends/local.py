@@ -35,6 +35,7 @@ class LocalPlanner(MachinePlanner):
 
     default_fetch_folder = None
     is_this_computer = True
+    default_access = SourceAccess.REQUIRED  # this computer is the machine that fetches
 
     @property
     def machine_count(self) -> int:
@@ -44,10 +45,6 @@ class LocalPlanner(MachinePlanner):
     def default_procs(self, machines: int) -> int:
         """Return the number of processes by which the machines share this computer's GPUs."""
         return max(1, len(visible_gpus()) // (machines + self.request.spares))
-
-    def source_access(self, is_in_object_store: bool) -> SourceAccess:
-        """Return REQUIRED: this computer is the machine that fetches."""
-        return SourceAccess.REQUIRED
 
     def requirement_notes(self, recipe: Recipe, project: UserProject | None) -> list[str]:
         """Return nothing: a launch that lacks a requirement is refused."""

@@ -88,6 +88,7 @@ class MachinePlanner:
     default_max_hours: float | None = None
     default_fetch_folder: str | None = RENTED_DATA_FOLDER  # None: the user has to name it
     is_this_computer = False  # paths of the data are paths of this computer
+    default_access = SourceAccess.NONE  # to the source of a data set that the machines fetch
 
     def __init__(self, request: MachineRequest) -> None:
         self.request = request
@@ -107,7 +108,7 @@ class MachinePlanner:
 
     def source_access(self, is_in_object_store: bool) -> SourceAccess:
         """Return whether this computer reads the source of a data set that the machines fetch."""
-        return SourceAccess.NONE
+        return self.default_access
 
     def requirement_notes(self, recipe: Recipe, project: UserProject | None) -> list[str]:
         """Return notes on the libraries and modules that the recipe needs."""

@@ -56,27 +56,22 @@ class RentedNow:
     is_overdue: bool = False  # whether that time is past by the job's clock
 
     def __str__(self) -> str:
-        return "; ".join(filter(None, (self._describe_running(), self._describe_requested())))
+        lines = []
+        if self.machines and self.is_overdue:
+            subject = "1 machine" if self.machines == 1 else f"{self.machines} machines"
+            lines.append(f"{subject} should be off since {self.power_off}, but nothing has confirmed it")
+        elif self.machines == 1:
+            lines.append(f"1 machine still runs and is billed; it powers off at {self.power_off}")
+        elif self.machines:
+            lines.append(f"{self.machines} machines still run and are billed; they power off at {self.power_off}")
+        if self.requested:
+            subject = "1 machine that was" if self.requested == 1 else f"{self.requested} machines that were"
+            lines.append(f"{subject} requested may run and be billed until {self.power_off}: the answer is not known")
+        return "; ".join(lines)
 
     def describe(self, job: str) -> str:
         """Return what the job of this name rents, and how to end it."""
         return f"{self}; to end them now: imgnet-cluster down {job}"
-
-    def _describe_running(self) -> str:
-        if not self.machines:
-            return ""
-        subject = "1 machine" if self.machines == 1 else f"{self.machines} machines"
-        if self.is_overdue:
-            return f"{subject} should be off since {self.power_off}, but nothing has confirmed it"
-        if self.machines == 1:
-            return f"{subject} still runs and is billed; it powers off at {self.power_off}"
-        return f"{subject} still run and are billed; they power off at {self.power_off}"
-
-    def _describe_requested(self) -> str:
-        if not self.requested:
-            return ""
-        subject = "1 machine that was" if self.requested == 1 else f"{self.requested} machines that were"
-        return f"{subject} requested may run and be billed until {self.power_off}: the answer is not known"
 
     @property
     def power_off(self) -> str:

@@ -36,6 +36,7 @@ class SshPlanner(ElsewherePlanner):
     """Plans a job on machines of a hosts file."""
 
     default_fetch_folder = None
+    default_access = SourceAccess.OPTIONAL  # the machines may have access that this computer lacks
 
     def __init__(self, request: MachineRequest) -> None:
         """Raises `BadInput` when the hosts file is missing or wrong."""
@@ -65,10 +66,6 @@ class SshPlanner(ElsewherePlanner):
                 f"--data {path}: the images are on the machines; give their absolute path there, such as /data/imagenet"
             )
         return path
-
-    def source_access(self, is_in_object_store: bool) -> SourceAccess:
-        """Return OPTIONAL: the machines may have access that this computer lacks."""
-        return SourceAccess.OPTIONAL
 
     def complete(self, spec: JobSpec, schedule: Schedule | None) -> Plan:
         """Add the machines to the specification."""

@@ -405,7 +405,7 @@ def put(folder: Path, place: str, sizes: str) -> None:
             source = data_fetch.copies_location(source, "", short_side)
             destination = data_fetch.copies_location(destination, "", short_side)
         with ProgressBar(f"uploading {source}", format_bytes) as progress:
-            uploaded, existing = S3Source(destination).upload(Path(source).expanduser(), progress)
+            uploaded, existing = S3Source(destination).upload_set(Path(source).expanduser(), progress)
         uploaded_count += uploaded
         existing_count += existing
     click.echo(f"{place}: {uploaded_count} files uploaded, {existing_count} already present")

@@ -64,7 +64,7 @@ class Account:
             self._session = boto3.session.Session(region_name=region)
             self._session._session.register_component("data_loader", _loader)
             _forbid_questions(self._session)
-            _name_key_errors(self._session)
+            _guard_keys(self._session)
             _follow_clock(self._session)
         if not self._session.region_name:
             with _explain_errors("AWS"):
@@ -196,32 +196,31 @@ def _forbid_questions(session: Any) -> None:  # Any: boto3 ships no types
     provider._prompter = refuse
 
 
-def _name_key_errors(session: Any) -> None:  # Any: boto3 ships no types
-    """Let all that keeps botocore from getting keys be errors of its own, also of a profile's program or file.
+@contextlib.contextmanager
+def _name_key_errors() -> Iterator[None]:
+    """Raise what keeps botocore from getting keys as an error of its own, also of a profile's program or file.
 
     The program may be gone, for example, or may print something else than keys.
     """
+    try:
+        yield
+    except (NoCredentials, BotoCoreError, ClientError):
+        raise
+    except Exception as error:
+        raise CredentialRetrievalError(provider="environment or profile", error_msg=one_line_error(error)) from error
+
+
+def _guard_keys(session: Any) -> None:  # Any: boto3 ships no types
+    """Let the session get its keys within `_name_key_errors`, at once and when they are renewed."""
     resolver = session._session.get_component("credential_provider")
+    load_credentials = resolver.load_credentials
 
-    def guard(get_keys: Callable[[], Response]) -> Callable[[], Response]:
-        def get() -> Response:
-            try:
-                return get_keys()
-            except (NoCredentials, BotoCoreError, ClientError):
-                raise
-            except Exception as error:
-                raise CredentialRetrievalError(
-                    provider="environment or profile", error_msg=one_line_error(error)
-                ) from error
-
-        return get
-
+    @_name_key_errors()
     def load() -> Any:
         if (credentials := load_credentials()) is not None:
-            credentials.get_frozen_credentials = guard(credentials.get_frozen_credentials)
+            credentials.get_frozen_credentials = _name_key_errors()(credentials.get_frozen_credentials)
         return credentials
 
-    load_credentials = guard(resolver.load_credentials)
     resolver.load_credentials = load
 
 

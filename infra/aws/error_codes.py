@@ -139,14 +139,16 @@ def explain_error(error: Exception, action: str) -> CloudError:
     if isinstance(error, CloudError):
         return error
     code = get_error_code(error)
-    message = " ".join(str(error).split())
+    message = str(error.response["Error"].get("Message", "") if isinstance(error, boto.ClientError) else error)
+    message = " ".join(message.split())
+    reason = _shorten(message)
     if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError):
         return NoCredentials(
             "AWS: no credentials; type: aws configure, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         )
     if isinstance(error, LOGIN_ERRORS):
         login = "login" if isinstance(error, boto.LoginError) else "sso login"
-        return NoCredentials(f"AWS: the login has ended ({_shorten(message)}); type: aws {login}{_profile_option()}")
+        return NoCredentials(f"AWS: the login has ended ({reason}); type: aws {login}{_profile_option()}")
     if isinstance(error, boto.RefreshWithMFAUnsupportedError):
         return mfa_refusal()
     if EXPIRED_KEYS in message:  # as AWS_CREDENTIAL_EXPIRATION tells, for example
@@ -155,11 +157,9 @@ def explain_error(error: Exception, action: str) -> CloudError:
             "see: aws sts get-caller-identity"
         )
     if isinstance(error, CREDENTIAL_ERRORS):
-        return NoCredentials(f"AWS: no credentials ({_shorten(message)}); see: aws sts get-caller-identity")
+        return NoCredentials(f"AWS: no credentials ({reason}); see: aws sts get-caller-identity")
     if isinstance(error, boto.ProfileNotFound | boto.ConfigParseError):
         return NoCredentials(f"AWS: {message}; see: aws configure list")
-    if isinstance(error, boto.ClientError):
-        message = " ".join(str(error.response["Error"].get("Message", "")).split())
     if MISSING_SPOT_ROLE_CODE in code:
         return CloudError(
             f"{action}: the account has no service role for spot instances yet; "
@@ -167,12 +167,10 @@ def explain_error(error: Exception, action: str) -> CloudError:
             code,
         )
     if code == "RequestTimeTooSkewed" or message.startswith(("Signature expired", "Signature not yet current")):
-        return NoCredentials(
-            f"AWS: the clock of this computer is wrong ({_shorten(message)}); set it, by NTP for example"
-        )
+        return NoCredentials(f"AWS: the clock of this computer is wrong ({reason}); set it, by NTP for example")
     operation = error.operation_name if isinstance(error, boto.ClientError) else ""
     if operation == "RunInstances" and code in LAUNCH_REFUSAL_CODES:
-        return CloudError(f"{action}: {code}: {_shorten(message)}", code)
+        return CloudError(f"{action}: {code}: {reason}", code)
     if code in AUTHENTICATION_CODES:
         other_cause = ", or the region is not enabled for the account" if code in DISABLED_REGION_CODES else ""
         return NoCredentials(
@@ -180,37 +178,33 @@ def explain_error(error: Exception, action: str) -> CloudError:
         )
     if operation in KEY_CALLS and classify_error(error) is ErrorKind.PERMANENT:
         return NoCredentials(
-            f"AWS: the profile's role cannot be assumed ({code}: {_shorten(message)}); see: aws sts get-caller-identity"
+            f"AWS: the profile's role cannot be assumed ({code}: {reason}); see: aws sts get-caller-identity"
         )
     if code in DENIED_CODES and OTHER_POLICY.search(message):
         return NoAnswer(
-            f"{action}: a policy forbids it, whatever else permits it ({_shorten(message)}); if the organization "
+            f"{action}: a policy forbids it, whatever else permits it ({reason}); if the organization "
             "demands tags, pass them: --tag KEY=VALUE; else ask who administers the account or the organization",
             code,
         )
     if code == TAG_POLICY_CODE:
         return CloudError(
-            f"{action}: the organization's tag policy refuses it ({_shorten(message)}); pass the tag as the "
+            f"{action}: the organization's tag policy refuses it ({reason}); pass the tag as the "
             "policy wants it: --tag KEY=VALUE",
             code,
         )
     if code in DENIED_CODES:
-        return NoAnswer(
-            f"{action}: not permitted ({_shorten(message)}); print the policy you need: imgnet-cluster check --iam",
-            code,
-        )
+        hint = "print the policy you need: imgnet-cluster check --iam"
+        return NoAnswer(f"{action}: not permitted ({reason}); {hint}", code)
     if isinstance(error, boto.SSLError):
         return NoAnswer(
-            f"{action}: what answers has no certificate of AWS ({_shorten(message)}); behind a company's proxy, set "
+            f"{action}: what answers has no certificate of AWS ({reason}); behind a company's proxy, set "
             "AWS_CA_BUNDLE to the file of its certificates"
         )
     if isinstance(error, boto.ProxyConnectionError):
-        return NoAnswer(f"{action}: {_shorten(message)}; check HTTPS_PROXY")
+        return NoAnswer(f"{action}: {reason}; check HTTPS_PROXY")
     if isinstance(error, boto.EndpointConnectionError | boto.ConnectTimeoutError):
-        return NoAnswer(
-            f"{action}: AWS cannot be reached ({_shorten(message)}); check the region's name and your network"
-        )
-    return CloudError(f"{action}: {f'{code}: ' if code else ''}{_shorten(message) or type(error).__name__}", code)
+        return NoAnswer(f"{action}: AWS cannot be reached ({reason}); check the region's name and your network")
+    return CloudError(f"{action}: {f'{code}: ' if code else ''}{reason or type(error).__name__}", code)
 
 
 def quota_service(code: str) -> str:

@@ -75,9 +75,9 @@ class RequestRefused(JournalEvent):
     """A request has no machines. Those that EC2 launched all the same were terminated, and are billed."""
 
     number: int
-    code: str
+    code: str = ""
     message: str
-    has_no_capacity: bool
+    has_no_capacity: bool = False
     machines: tuple[LaunchedMachine, ...]
 
 

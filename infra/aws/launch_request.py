@@ -26,17 +26,8 @@ def parse_reservation_id(text: str) -> str:
     return text
 
 
-def parse_vpc_id(text: str) -> str:
-    """Return the ID of a network (VPC). Raises `ValueError` for any other text."""
-    return _parse_id(text, "vpc")
-
-
-def parse_subnet_id(text: str) -> str:
-    """Return the ID of a subnet. Raises `ValueError` for any other text."""
-    return _parse_id(text, "subnet")
-
-
-def _parse_id(text: str, prefix: str) -> str:
+def parse_id(text: str, prefix: str) -> str:
+    """Return the ID of a network ("vpc") or a subnet ("subnet"). Raises `ValueError` for any other text."""
     if not re.fullmatch(rf"{prefix}-[0-9a-f]+", text, re.ASCII):
         raise ValueError(f"{text!r} is no ID such as {prefix}-0123456789abcdef0.")
     return text

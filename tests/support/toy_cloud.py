@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 from cluster.backends.aws.backend import AwsBackend
 from cluster.backends.aws.renting.instance_history import REMOTE_FOLDER
 from cluster.backends.aws.renting.instances import JobInstances
-from cluster.backends.aws.renting.traffic import GatewayMeter
 from cluster.connectors.hosts_file import Host
 from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
@@ -47,7 +46,7 @@ class ToyCloud(JobInstances):
     expected_traffic = TrafficForecast()
 
     def __init__(self, spec: JobSpec, run_folder: RunFolder, get_stop_reason: Callable[[], str] = lambda: "") -> None:
-        self.gateways = GatewayMeter()
+        self.gateway_bytes = {}
         self.spec = spec
         self.run_folder = run_folder
         self.get_stop_reason = get_stop_reason

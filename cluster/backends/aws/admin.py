@@ -192,7 +192,9 @@ class AwsAdministration:
         With a recipe, each row has the forecast on `machine_count` machines (None: the recipe's number), and the
         cheapest row is first.
         """
-        found_offers = offers.list_offers(Account(region), gpu)
+        account = Account(region)
+        types = offers.list_instance_types(account, list(BUILTIN_TYPES)).values()
+        found_offers = offers.list_offers(account, [each for each in types if offers.matches_gpu(each, gpu)])
         rows = [_offer_row(offer, recipe, machine_count) for offer in found_offers]
         return sorted(rows, key=lambda row: row.dollars or float("inf")) if recipe else rows
 

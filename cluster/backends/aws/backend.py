@@ -146,20 +146,13 @@ class AwsBackend(RemoteBackend):
         cost = self.job_cost()
         if not cost.running and not cost.requested:
             return None
-        rate: float | None = None
-        power_off_time: float | None = None
-        is_overdue = False
+        rented = RentedNow(machines=cost.running, requested=cost.requested)
         with contextlib.suppress(CloudError):
             provider = self._open_provider()
-            rate, power_off_time = provider.dollars_per_hour, provider.power_off_time
-            is_overdue = power_off_time < self.run.clock()
-        return RentedNow(
-            machines=cost.running,
-            requested=cost.requested,
-            dollars_per_hour=rate,
-            power_off_time=power_off_time,
-            is_overdue=is_overdue,
-        )
+            rate, end = provider.dollars_per_hour, provider.power_off_time
+            is_overdue = end < self.run.clock()
+            return replace_fields(rented, dollars_per_hour=rate, power_off_time=end, is_overdue=is_overdue)
+        return rented
 
     def rental_limit(self, hours: float | None = None, dollars: float | None = None) -> RentalLimit:
         """Return the limit of this launch's machines, or the one that they would get from `extend_limits`."""

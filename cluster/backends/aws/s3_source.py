@@ -8,35 +8,27 @@ from infra.aws.client import Account
 from infra.aws.s3 import S3_SCHEME, ObjectNotFound, S3Prefix, parse_s3_url
 from infra.aws.stack import efs, policies
 from infra.aws.stack.resources import StackContext
-from train.data.fetch.sources import ByteCallback, FolderSource, fetch_manifest
+from train.data.fetch.sources import FolderSource, fetch_manifest
 from train.data.manifest import MANIFEST_FILE, SPLITS, Manifest
 from train.tools.process_log import Progress
 
 
-class S3Source:
+class S3Source(S3Prefix):
     """A packed data set under an S3 prefix such as s3://my-bucket/data/imagenet."""
-
-    def __init__(self, url: str) -> None:
-        self.s3_prefix = S3Prefix(url)
-        self.name = self.s3_prefix.name
 
     def read_small_file(self, path: str) -> bytes | None:
         """Return the content of a small file, None when it does not exist."""
         with contextlib.suppress(ObjectNotFound):
-            return self.s3_prefix.read(path)
+            return self.read(path)
         return None
-
-    def download(self, path: str, file: Path, on_bytes: ByteCallback) -> None:
-        """Copy a file of the set to a local file."""
-        self.s3_prefix.download(path, file, on_bytes)
 
     def describe_missing(self, split: str) -> str:
         """Return an error message: no packed set is here, and how to upload one."""
         upload_command = f"imgnet-cluster data put FOLDER {self.name}"
         return f"{self.name}/{split}/{MANIFEST_FILE}: not found; to upload a packed set: {upload_command}"
 
-    def upload(self, folder: Path, progress: Progress) -> tuple[int, int]:
-        """Upload a packed set to S3, the manifests last."""
+    def upload_set(self, folder: Path, progress: Progress) -> tuple[int, int]:
+        """Upload a packed set, the manifests last. Returns the numbers of files that were sent and that S3 had."""
         manifests = {split: fetch_manifest(FolderSource(folder), split) for split in SPLITS}
         files = [
             (f"{split}/{name}", file)
@@ -48,11 +40,11 @@ class S3Source:
         done_bytes = 0
         uploaded_count = 0
         for path, file in files:
-            uploaded_count += self.s3_prefix.upload(folder / path, path, file.sha256)
+            uploaded_count += self.upload(folder / path, path, file.sha256)
             done_bytes += file.bytes
             progress(done_bytes, total_bytes)
         for split in SPLITS:
-            uploaded_count += self.s3_prefix.upload(folder / split / MANIFEST_FILE, f"{split}/{MANIFEST_FILE}")
+            uploaded_count += self.upload(folder / split / MANIFEST_FILE, f"{split}/{MANIFEST_FILE}")
         return uploaded_count, len(files) + len(SPLITS) - uploaded_count
 
 

@@ -54,15 +54,12 @@ class SlurmPlanner(MachinePlanner):
     """Plans a job on nodes that see the file systems of this computer."""
 
     default_fetch_folder = None
+    default_access = SourceAccess.OPTIONAL  # the nodes may have access that this computer lacks
 
     def default_procs(self, machines: int) -> int:
         """Return a process for each GPU of a node, else the recipe's number."""
         assert isinstance(self.request.options, SlurmOptions)
         return self.request.options.gpus_per_node or self.request.workload.gpus
-
-    def source_access(self, is_in_object_store: bool) -> SourceAccess:
-        """Return OPTIONAL: the nodes may have access that this computer lacks."""
-        return SourceAccess.OPTIONAL
 
 
 @dataclass(frozen=True)

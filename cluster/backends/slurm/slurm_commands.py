@@ -101,32 +101,32 @@ def find_jobs(names: Sequence[str]) -> list[SlurmJob]:
     fields = "%i|%j|%T|%r|%M|%L|%N"
     wanted = ("--all", "--me", "--states=all", f"--name={','.join(names)}")  # --all: also of hidden partitions
     output = run("squeue", "--noheader", *wanted, f"--format={fields}")
-    jobs = []
-    for line in output.splitlines():
-        job_id, name, state, reason, elapsed, left, nodes = line.strip().split("|", 6)
-        jobs.append(
-            SlurmJob(
-                id=job_id,
-                name=name,
-                state=state,
-                reason=reason,
-                elapsed=parse_seconds(elapsed) or 0.0,
-                seconds_left=parse_seconds(left),
-                nodes=nodes,
-            )
+    jobs = [
+        SlurmJob(
+            id=job_id,
+            name=name,
+            state=state,
+            reason=reason,
+            elapsed=parse_seconds(elapsed) or 0.0,
+            seconds_left=parse_seconds(left),
+            nodes=nodes,
         )
+        for job_id, name, state, reason, elapsed, left, nodes in _split_lines(output, 7)
+    ]
     return sorted(jobs, key=lambda job: int(job.id))
+
+
+def _split_lines(output: str, count: int) -> list[list[str]]:
+    return [line.strip().split("|", count - 1) for line in output.splitlines()]
 
 
 def find_steps(job_ids: Iterable[str]) -> list[SlurmStep]:
     """Return the steps of running jobs."""
     output = run("squeue", "--noheader", "--all", "--steps", f"--jobs={','.join(job_ids)}", "--format=%i|%j|%N|%M")
-    steps = []
-    for line in output.splitlines():
-        step_id, name, node, elapsed = line.strip().split("|", 3)
-        job_id = step_id.partition(".")[0]
-        steps.append(SlurmStep(id=step_id, job_id=job_id, name=name, node=node, elapsed=parse_seconds(elapsed) or 0.0))
-    return steps
+    return [
+        SlurmStep(id=id, job_id=id.partition(".")[0], name=name, node=node, elapsed=parse_seconds(elapsed) or 0.0)
+        for id, name, node, elapsed in _split_lines(output, 4)
+    ]
 
 
 def parse_seconds(text: str) -> float | None:
@@ -153,18 +153,11 @@ def step_argv(job_id: str, node: str) -> list[str]:
 
 def does_node_answer(job_id: str, node: str) -> bool:
     """Whether a node of a job starts a step. A node without power stays in its job for minutes."""
-    try:
-        run(
-            *step_argv(job_id, node),
-            "--quiet",
-            "--job-name=probe",
-            "--input=none",
-            "true",
-            timeout=PROBE_TIMEOUT_SECONDS,
-        )
-    except SlurmError:
-        return False
-    return True
+    probe = [*step_argv(job_id, node), "--quiet", "--job-name=probe", "--input=none", "true"]
+    with contextlib.suppress(SlurmError):
+        run(*probe, timeout=PROBE_TIMEOUT_SECONDS)
+        return True
+    return False
 
 
 def kill_step(step_id: str) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from infra.aws import journal_events as events
 from infra.aws import tags
 from infra.aws.client import Account, list_tagged
 from infra.aws.error_codes import (
@@ -23,18 +24,6 @@ from infra.aws.error_codes import (
     quota_increase_command,
 )
 from infra.aws.journal import Journal, RecordedRequest
-from infra.aws.journal_events import (
-    FORGOTTEN,
-    ExpiryChanged,
-    InstanceEnded,
-    JournalEvent,
-    LaunchedMachine,
-    LaunchRequest,
-    RequestGranted,
-    RequestRefused,
-    TerminationFinished,
-    TerminationStarted,
-)
 from infra.aws.launch_request import Place
 from infra.aws.market import quotas
 from infra.aws.market.instance_types import InstanceType
@@ -96,7 +85,7 @@ class Gang:
     def _instances_of(self, token: str) -> list[Instance]:
         return instances.describe(self.account, {tags.LAUNCH: token})
 
-    def open_requests(self) -> list[LaunchRequest]:
+    def open_requests(self) -> list[events.LaunchRequest]:
         """Return this region's requests whose outcome is not recorded."""
         return [recorded.request for recorded in self._requests_in_region() if not recorded.outcome]
 
@@ -116,10 +105,10 @@ class Gang:
         for instance in found:
             end_time, reason = instance.end_time, instance.end_reason
             if end_time is not None and instance.id not in recorded_ids:
-                self._record(InstanceEnded(id=instance.id, name=instance.name, ended=end_time, reason=reason))
+                self._record(events.InstanceEnded(id=instance.id, name=instance.name, ended=end_time, reason=reason))
         stray_ids = list[str]()
         for recorded in self.journal.launch_requests():
-            if isinstance(recorded.outcome, RequestRefused):
+            if isinstance(recorded.outcome, events.RequestRefused):
                 own = [instance for instance in found if instance.launch_token == recorded.request.token]
                 stray_ids += [instance.id for instance in own if instance.is_billed]
                 launched = _launched_machines(own, recorded.request.names)
@@ -132,7 +121,7 @@ class Gang:
             instances.terminate(self.account, stray_ids)
         return [instance for instance in found if instance.id not in stray_ids]
 
-    def _record(self, event: JournalEvent) -> None:
+    def _record(self, event: events.JournalEvent) -> None:
         """Write an event to the journal. A full disk must not prevent termination, so errors are ignored."""
         with contextlib.suppress(OSError):
             self.journal.write(event)
@@ -216,10 +205,10 @@ class Gang:
     def _recently_failed(self, place: Place) -> bool:
         """Whether this job's last request at a place failed for lack of capacity, less than the cooldown ago."""
         for recorded in reversed(self.journal.launch_requests()):
-            request = recorded.request
+            request, outcome = recorded.request, recorded.outcome
             if (request.place.zone, request.place.type, request.place.market) == (place.zone, place.type, place.market):
-                has_no_capacity = isinstance(recorded.outcome, RequestRefused) and recorded.outcome.has_no_capacity
-                return has_no_capacity and host.unix_time() - request.time < CAPACITY_COOLDOWN_SECONDS
+                is_recent = host.unix_time() - request.time < CAPACITY_COOLDOWN_SECONDS
+                return is_recent and isinstance(outcome, events.RequestRefused) and outcome.has_no_capacity
         return False
 
     def request_instances(
@@ -251,7 +240,7 @@ class Gang:
             logger.info(f"{refusal}; asking with the device index {other.efa_only_device}")
         return self.request_instances(place, names, other, instance_type, placement_group)
 
-    def _send_request(self, request: LaunchRequest, is_retry: bool = False) -> list[Instance]:
+    def _send_request(self, request: events.LaunchRequest, is_retry: bool = False) -> list[Instance]:
         """Send a recorded request, wait until its machines run, and record the outcome.
 
         Raises `LaunchRefused`, `CloudError`, `Interrupted`.
@@ -263,11 +252,18 @@ class Gang:
             running_instances = self._wait_until_running(request, ids)
         except LaunchRefused as refusal:
             self._remove_placement_group(request.new_group)
-            has_no_capacity = refusal.error_kind is ErrorKind.NO_CAPACITY
-            self.journal.write(_refused(request, refusal.launched, str(refusal), refusal.code, has_no_capacity))
+            self.journal.write(
+                events.RequestRefused(
+                    number=request.number,
+                    code=refusal.code,
+                    message=str(refusal),
+                    has_no_capacity=refusal.error_kind is ErrorKind.NO_CAPACITY,
+                    machines=_launched_machines(refusal.launched, request.names),
+                )
+            )
             raise
         machines = _launched_machines(running_instances, request.names)
-        self.journal.write(RequestGranted(number=request.number, machines=machines))
+        self.journal.write(events.RequestGranted(number=request.number, machines=machines))
         return running_instances
 
     def _create_placement_group(self, name: str, own_tags: tags.Tags) -> None:
@@ -296,7 +292,7 @@ class Gang:
                 if classify_error(error) not in (ErrorKind.IN_USE, ErrorKind.NOT_VISIBLE_YET):
                     logger.info(str(explain_error(error, f"remove placement group {name}")))
 
-    def _run_instances(self, request: LaunchRequest, may_have_run: bool) -> list[str]:
+    def _run_instances(self, request: events.LaunchRequest, may_have_run: bool) -> list[str]:
         """Send RunInstances until there is a response, and return the machines' IDs.
 
         `may_have_run`: EC2 may have executed this request before. One that is so old that EC2 may have forgotten its
@@ -350,7 +346,7 @@ class Gang:
             return LaunchRefused(str(failure).removeprefix(f"{RENT_ACTION}: "), failure.code, error_kind)
         return failure if not failure.code else LaunchRefused(str(failure), failure.code, ErrorKind.PERMANENT)
 
-    def _recover_by_tag(self, request: LaunchRequest, cause: CloudError) -> list[str]:
+    def _recover_by_tag(self, request: events.LaunchRequest, cause: CloudError) -> list[str]:
         """Look for the machines of a request without response by their tag, for a minute, and return their IDs.
 
         When only some are found, they are terminated. Raises `LaunchRefused`.
@@ -372,7 +368,7 @@ class Gang:
 
     # --- the launched machines ---------------------------------------------------------------------------------------
 
-    def _wait_until_running(self, request: LaunchRequest, ids: Sequence[str]) -> list[Instance]:
+    def _wait_until_running(self, request: events.LaunchRequest, ids: Sequence[str]) -> list[Instance]:
         """Give all machines of a request their names, wait until they run, and return them by name.
 
         A name is a tag of its own for each machine: it becomes a part of what EC2 says of the machine, and a repeated
@@ -401,17 +397,14 @@ class Gang:
                 kind = ErrorKind.PERMANENT if is_ours else ErrorKind.NO_CAPACITY
                 raise LaunchRefused(problem, "", kind, found_instances)
             if len(found_instances) == count:
-                unnamed_instances = [
-                    instance for instance in found_instances if instance.name != tagged_names[instance.id]
-                ]
-                untagged_instances = [instance for instance in unnamed_instances if instance.id not in tagged_ids]
-                if untagged_instances:
-                    for instance in untagged_instances:
-                        instances.set_tags(self.account, [instance.id], {tags.MACHINE: instance.name})
-                        tagged_ids.add(instance.id)
-                    continue
-                if not unnamed_instances and all(instance.state == "running" for instance in found_instances):
+                unnamed = [instance for instance in found_instances if instance.name != tagged_names[instance.id]]
+                if not unnamed and all(instance.state == "running" for instance in found_instances):
                     return found_instances
+                if untagged := [instance for instance in unnamed if instance.id not in tagged_ids]:
+                    for instance in untagged:
+                        instances.set_tags(self.account, [instance.id], {tags.MACHINE: instance.name})
+                    tagged_ids |= {instance.id for instance in untagged}
+                    continue
             self.pause(GANG_POLL_SECONDS)
 
     # --- termination -------------------------------------------------------------------------------------------------
@@ -421,7 +414,7 @@ class Gang:
 
         Returns a line for each resource that stays. Raises `CloudError`.
         """
-        self._record(TerminationStarted(ids=tuple(self.journal.granted_ids)))
+        self._record(events.TerminationStarted(ids=tuple(self.journal.granted_ids)))
         # The machines of an open request may yet become visible: it may have been sent again until now.
         has_pending_request = any(
             len(self._instances_of(each.token)) < len(each.names) for each in self.open_requests()
@@ -439,12 +432,13 @@ class Gang:
         self._record_forgotten(found_instances, host.unix_time())
         for request in self.open_requests():  # machines that it launched all the same are on the bill
             launched = [instance for instance in found_instances if instance.launch_token == request.token]
-            self._record(_refused(request, launched, "the job ended"))
+            machines = _launched_machines(launched, request.names)
+            self._record(events.RequestRefused(number=request.number, message="the job ended", machines=machines))
         in_use_seconds = 0.0 if remaining else min(timeout_seconds, instances.LEFTOVER_IN_USE_SECONDS)
         lines = [f"machine {instance.id} in {instance.region}: {instance.state}" for instance in remaining]
         lines += instances.remove_leftovers(self.account, self.job_uid, self.pause, in_use_seconds)
         if not lines:
-            self._record(TerminationFinished())
+            self._record(events.TerminationFinished())
         return lines
 
     def _record_forgotten(self, visible: Sequence[Instance], launched_before: float) -> None:
@@ -453,15 +447,14 @@ class Gang:
         They ended long ago. Their time limit is the latest possible end.
         """
         known_ids = self.journal.ended_ids | {instance.id for instance in visible}
-        changed = {
-            instance_id: event.expires for event in self.journal.events(ExpiryChanged) for instance_id in event.ids
-        }
+        changes = self.journal.events(events.ExpiryChanged)
+        changed = {instance_id: event.expires for event in changes for instance_id in event.ids}
         for recorded in self._requests_in_region():
             first_expiry = tags.parse_time(recorded.request.tags.get(tags.EXPIRES, ""))
             for machine in recorded.machines:
                 if machine.id not in known_ids and machine.launched < launched_before:
                     end_time = min(host.unix_time(), changed.get(machine.id, first_expiry) or host.unix_time())
-                    self._record(InstanceEnded(id=machine.id, name="", ended=end_time, reason=FORGOTTEN))
+                    self._record(events.InstanceEnded(id=machine.id, name="", ended=end_time, reason=events.FORGOTTEN))
 
 
 def _build_for_place(build_request: BuildInstanceRequest, place: Place) -> InstanceRequest:
@@ -476,17 +469,8 @@ def _build_for_place(build_request: BuildInstanceRequest, place: Place) -> Insta
         raise LaunchRefused(str(error), error.code, ErrorKind.PLACE_UNSUITABLE) from error
 
 
-def _refused(
-    request: LaunchRequest, launched: Sequence[Instance], message: str, code: str = "", has_no_capacity: bool = False
-) -> RequestRefused:
-    machines = _launched_machines(launched, request.names)
-    return RequestRefused(
-        number=request.number, code=code, message=message, has_no_capacity=has_no_capacity, machines=machines
-    )
-
-
-def _launched_machines(launched: Sequence[Instance], names: Sequence[str]) -> tuple[LaunchedMachine, ...]:
+def _launched_machines(launched: Sequence[Instance], names: Sequence[str]) -> tuple[events.LaunchedMachine, ...]:
     return tuple(
-        LaunchedMachine(id=instance.id, name=instance.name, launched=instance.launch_time)
+        events.LaunchedMachine(id=instance.id, name=instance.name, launched=instance.launch_time)
         for instance in instances.assign_names(launched, names)
     )

@@ -247,14 +247,9 @@ def terminate_and_wait(
     logged_count = -1
     while True:
         instances = describe_all(account, {aws_tags.JOB: job_uid}, ids)
-        new_ids = [
-            instance.id
-            for instance in instances
-            if instance.state not in TERMINATING_STATES and instance.id not in requested_ids
-        ]
-        if new_ids:
-            terminate(account, new_ids)
-            requested_ids |= set(new_ids)
+        new_ids = {each.id for each in instances if each.state not in TERMINATING_STATES} - requested_ids
+        terminate(account, sorted(new_ids))
+        requested_ids |= new_ids
         remaining = [instance for instance in instances if instance.state != "terminated"]
         if not remaining and host.unix_time() >= visible_time:
             return []
@@ -269,10 +264,7 @@ def terminate_and_wait(
 
 
 def list_leftovers(account: Account, own_tags: aws_tags.Tags) -> dict[str, list[Resource]]:
-    """Return what terminated machines leave and what has these tags, by the describing operation.
-
-    Raises `CloudError`.
-    """
+    """Return by describing operation what terminated machines leave and has these tags. Raises `CloudError`."""
     return {
         operation: list_tagged(account, operation, own_tags, **filters)
         for operation, filters in LEFTOVER_OPERATIONS.items()
@@ -302,62 +294,53 @@ def remove_leftovers(
 
 def _remove_leftovers_once(account: Account, own_tags: aws_tags.Tags) -> tuple[list[str], list[str]]:
     """Try once. Return a line for each resource that could not be removed, and for each that is still in use."""
-    ec2 = account.ec2
-    remaining = list[str](), list[str]()
+    ec2, failed, in_use = account.ec2, list[str](), list[str]()
     found = list_leftovers(account, own_tags)
+
+    def remove(label: str, function: Callable[..., object], **params: object) -> None:
+        try:
+            function(**params)
+        except Exception as error:
+            kind = classify_error(error)
+            if kind is ErrorKind.IN_USE:
+                in_use.append(f"{label}: still in use")
+            elif kind not in NOT_FOUND_KINDS:
+                failed.append(str(explain_error(error, f"remove {label}")))
+
+    def release(address: Resource) -> None:
+        if association := address.get("AssociationId"):  # unless the end of its machine has removed it meanwhile
+            disassociate = ec2.disassociate_address
+            ignore_errors(NOT_FOUND_KINDS, call, "disassociate an address", disassociate, AssociationId=association)
+        ec2.release_address(AllocationId=address["AllocationId"])
+
+    def delete_table(table: Resource) -> None:
+        network.remove_from_s3_endpoint(StackContext(account), table["VpcId"], table["RouteTableId"])
+        ec2.delete_route_table(RouteTableId=table["RouteTableId"])
+
     for request in found["describe_spot_instance_requests"]:
         request_id = request["SpotInstanceRequestId"]
-        cancel = ec2.cancel_spot_instance_requests
-        _try_remove(remaining, f"spot request {request_id}", cancel, SpotInstanceRequestIds=[request_id])
+        remove(f"spot request {request_id}", ec2.cancel_spot_instance_requests, SpotInstanceRequestIds=[request_id])
     gateways = found["describe_nat_gateways"]
     for gateway in gateways:
         label = f"NAT gateway {gateway['NatGatewayId']}"
         if gateway["State"] != "deleting":
-            _try_remove(remaining, label, ec2.delete_nat_gateway, NatGatewayId=gateway["NatGatewayId"])
-        remaining[1].append(f"{label}: being deleted")
+            remove(label, ec2.delete_nat_gateway, NatGatewayId=gateway["NatGatewayId"])
+        in_use.append(f"{label}: being deleted")
     for address in found["describe_addresses"]:
         if gateways and internet.NAT_TAG in aws_tags.read_tags(address):
-            remaining[1].append(f"address {address['PublicIp']}: still in use")
-            continue
-        _try_remove(remaining, f"address {address['PublicIp']}", _release_elastic_ip, account=account, address=address)
+            in_use.append(f"address {address['PublicIp']}: still in use")
+        else:
+            remove(f"address {address['PublicIp']}", release, address=address)
     for operation, label, id_key, function in (
         ("describe_volumes", "disk", "VolumeId", ec2.delete_volume),
         ("describe_placement_groups", "placement group", "GroupName", ec2.delete_placement_group),
         ("describe_subnets", "subnet", "SubnetId", ec2.delete_subnet),
     ):
         for resource in found[operation]:
-            _try_remove(remaining, f"{label} {resource[id_key]}", function, **{id_key: resource[id_key]})
+            remove(f"{label} {resource[id_key]}", function, **{id_key: resource[id_key]})
     for table in found["describe_route_tables"]:
-        label = f"route table {table['RouteTableId']}"
-        _try_remove(remaining, label, _delete_route_table, account=account, table=table)
-    return remaining
-
-
-def _try_remove(
-    remaining: tuple[list[str], list[str]], label: str, function: Callable[..., object], **params: object
-) -> None:
-    """Call a deleting function. On failure add a line to `remaining` (failed, in use); a missing resource is fine."""
-    failed, in_use = remaining
-    try:
-        function(**params)
-    except Exception as error:
-        kind = classify_error(error)
-        if kind is ErrorKind.IN_USE:
-            in_use.append(f"{label}: still in use")
-        elif kind not in (ErrorKind.NOT_VISIBLE_YET, ErrorKind.NOT_FOUND):
-            failed.append(str(explain_error(error, f"remove {label}")))
-
-
-def _release_elastic_ip(account: Account, address: Resource) -> None:
-    if association := address.get("AssociationId"):  # unless the end of its machine has removed it meanwhile
-        disassociate = account.ec2.disassociate_address
-        ignore_errors(NOT_FOUND_KINDS, call, "disassociate an address", disassociate, AssociationId=association)
-    account.ec2.release_address(AllocationId=address["AllocationId"])
-
-
-def _delete_route_table(account: Account, table: Resource) -> None:
-    network.remove_from_s3_endpoint(StackContext(account), table["VpcId"], table["RouteTableId"])
-    account.ec2.delete_route_table(RouteTableId=table["RouteTableId"])
+        remove(f"route table {table['RouteTableId']}", delete_table, table=table)
+    return failed, in_use
 
 
 def attach_elastic_ip(account: Account, instance: Instance, own_tags: aws_tags.Tags) -> None:

@@ -94,28 +94,21 @@ def read_nat_bytes(account: Account, uid: str) -> dict[str, int]:
     CloudWatch counts them some minutes late: what came in from the machines, and from the internet.
     """
     bytes_by_gateway = {}
+    action = "traffic of the NAT gateway (cloudwatch:GetMetricData)"
+    end = datetime.fromtimestamp(host.unix_time() + NAT_METRIC_PERIOD_SECONDS, UTC)
     for gateway in list_tagged(account, "describe_nat_gateways", {aws_tags.JOB: uid}):
         dimensions = [{"Name": "NatGatewayId", "Value": gateway["NatGatewayId"]}]
-        queries = [
-            {
-                "Id": f"m{number}",
-                "MetricStat": {
-                    "Metric": {"Namespace": "AWS/NATGateway", "MetricName": name, "Dimensions": dimensions},
-                    "Period": NAT_METRIC_PERIOD_SECONDS,
-                    "Stat": "Sum",
-                },
-            }
-            for number, name in enumerate(("BytesInFromSource", "BytesInFromDestination"))
+        metrics = [
+            {"Namespace": "AWS/NATGateway", "MetricName": name, "Dimensions": dimensions}
+            for name in ("BytesInFromSource", "BytesInFromDestination")
         ]
-        results = paginate(
-            "traffic of the NAT gateway (cloudwatch:GetMetricData)",
-            account.cloudwatch,
-            "get_metric_data",
-            "MetricDataResults",
-            MetricDataQueries=queries,
-            StartTime=gateway["CreateTime"],
-            EndTime=datetime.fromtimestamp(host.unix_time() + NAT_METRIC_PERIOD_SECONDS, UTC),
-        )
+        queries = [
+            {"Id": f"m{i}", "MetricStat": {"Metric": metric, "Period": NAT_METRIC_PERIOD_SECONDS, "Stat": "Sum"}}
+            for i, metric in enumerate(metrics)
+        ]
+        period = {"StartTime": gateway["CreateTime"], "EndTime": end}
+        cloudwatch, key = account.cloudwatch, "MetricDataResults"
+        results = paginate(action, cloudwatch, "get_metric_data", key, MetricDataQueries=queries, **period)
         bytes_by_gateway[str(gateway["NatGatewayId"])] = round(sum(sum(result["Values"]) for result in results))
     return bytes_by_gateway
 

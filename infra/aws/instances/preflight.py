@@ -54,38 +54,36 @@ def run_preflight(
     user's.
     """
     findings = _check_identity(account)
+    if findings[0].level != OK:
+        return findings + check_tools()
     reservation = None
-    if findings[0].level == OK and reservation_id:
+    if reservation_id:
         try:
             reservation = find_reservation(account, [account.region], reservation_id, time.time(), types)
         except CloudError as error:
             return [*findings, finding_from_error(error), *check_tools()]
         findings.append(_check_reservation(reservation, machines))
         types, market = [reservation.type], reservation.market
-    if findings[0].level == OK:
-        instance_types, type_findings = _check_types(account, types)
-        image, image_findings = _check_image(account, instance_types)
-        quota_findings = [] if reservation else _check_quotas(account, instance_types, machines, market)
-        findings += type_findings + image_findings + quota_findings
-        findings += _check_network_quotas(account, needs_network=inspection is not None and not inspection.network.vpc)
-        given_vpc = inspection.network.vpc if inspection and inspection.network.is_given else None
-        if inspection and given_vpc:
-            findings.append(LaunchFinding(OK, f"network {inspection.network.describe()}"))
-        if inspection and inspection.missing_parts:
-            findings.append(LaunchFinding(OK, f"the first launch creates {', '.join(inspection.missing_parts)}"))
-        for zone in inspection.network.zones_without_efs if inspection else ():
-            findings.append(LaunchFinding(OK, f"{zone}: EFS does not serve it, so no machines are rented there"))
-        own_stack = inspection.stack if inspection else None
-        if image and instance_types:
-            findings += _check_launch_permission(
-                account, instance_types, market, reservation, image, own_stack, user_tags, network_ids
-            )
-        findings += [
-            _check_permission(action, dry_run)
-            for action, dry_run in _dry_run_calls(
-                account, bool(inspection and inspection.missing_parts), given_vpc, user_tags
-            )
-        ]
+    instance_types, type_findings = _check_types(account, types)
+    image, image_findings = _check_image(account, instance_types)
+    quota_findings = [] if reservation else _check_quotas(account, instance_types, machines, market)
+    findings += type_findings + image_findings + quota_findings
+    findings += _check_network_quotas(account, needs_network=inspection is not None and not inspection.network.vpc)
+    missing_parts, given_vpc = inspection.missing_parts if inspection else [], None
+    if inspection and inspection.network.is_given:
+        given_vpc = inspection.network.vpc
+        findings.append(LaunchFinding(OK, f"network {inspection.network.describe()}"))
+    if missing_parts:
+        findings.append(LaunchFinding(OK, f"the first launch creates {', '.join(missing_parts)}"))
+    for zone in inspection.network.zones_without_efs if inspection else ():
+        findings.append(LaunchFinding(OK, f"{zone}: EFS does not serve it, so no machines are rented there"))
+    own_stack = inspection.stack if inspection else None
+    if image and instance_types:
+        findings += _check_launch_permission(
+            account, instance_types, market, reservation, image, own_stack, user_tags, network_ids
+        )
+    dry_runs = _dry_run_calls(account, bool(missing_parts), given_vpc, user_tags)
+    findings += [_check_permission(action, dry_run) for action, dry_run in dry_runs]
     return findings + check_tools()
 
 
@@ -229,12 +227,11 @@ def _check_network_quotas(account: Account, needs_network: bool) -> list[LaunchF
             continue
         limit = quotas.look_up_quota(account, code)
         purpose = "the stack needs one" if code == NETWORKS_QUOTA else "--internet nat needs 2, --internet none 1"
-        label = (
-            f"{used} {name} in use of {'an unknown number' if limit is None else f'{limit:g}'} that quota {code} allows"
-        )
+        allowed = "an unknown number" if limit is None else f"{limit:g}"
         is_short = limit is not None and used + need > limit
         command = quota_increase_command(account.region, code, used + 2 * need) if is_short else ""
-        findings.append(LaunchFinding(level if is_short else OK, f"{label}; {purpose}", command))
+        message = f"{used} {name} in use of {allowed} that quota {code} allows; {purpose}"
+        findings.append(LaunchFinding(level if is_short else OK, message, command))
     return findings
 
 

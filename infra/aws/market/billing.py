@@ -12,24 +12,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
 
+from infra.aws import journal_events as events
 from infra.aws import prices
 from infra.aws.client import Account
 from infra.aws.journal import Journal
-from infra.aws.journal_events import (
-    AddressRequested,
-    InstanceEnded,
-    InstancesReleased,
-    JobAdopted,
-    JournalEvent,
-    LaunchedMachine,
-    LaunchRequest,
-    NatGatewayRequested,
-    PublicAddressRequested,
-    RequestGranted,
-    RequestRefused,
-    SpotCostKnown,
-    TerminationFinished,
-)
 from infra.aws.launch_request import Internet
 from infra.costs import GB, NO_TRAFFIC, JobCost, MachineCost, Traffic
 
@@ -45,29 +31,29 @@ def machine_costs(journal: Journal, now: float) -> list[MachineCost]:
 
     Machines of a refused request that were terminated at once are included: they are billed too.
     """
-    requests: dict[int, LaunchRequest] = {}
-    ends: dict[str, InstanceEnded] = {}
+    requests: dict[int, events.LaunchRequest] = {}
+    ends: dict[str, events.InstanceEnded] = {}
     exact_dollars: dict[str, float] = {}
     release_reasons: dict[str, str] = {}
     # By instance ID, because two supervisors may both have recorded the same response.
-    machines: dict[str, tuple[LaunchRequest, LaunchedMachine]] = {}
+    machines: dict[str, tuple[events.LaunchRequest, events.LaunchedMachine]] = {}
     addressed_ids = set[str]()  # of machines that got a public address when they ran
-    for event in journal.events(JournalEvent):
+    for event in journal.events(events.JournalEvent):
         match event:
-            case LaunchRequest():
+            case events.LaunchRequest():
                 requests[event.number] = event
-            case RequestGranted() | RequestRefused() if event.number in requests:
+            case events.RequestGranted() | events.RequestRefused() if event.number in requests:
                 machines |= {machine.id: (requests[event.number], machine) for machine in event.machines}
-            case InstanceEnded():
+            case events.InstanceEnded():
                 # EC2 may interrupt a machine that we have released in the same moment, and then does not bill it.
                 is_interrupted = event.reason.startswith(INTERRUPTED_CODE)
                 reason = event.reason if is_interrupted else release_reasons.get(event.id, event.reason)
                 ends[event.id] = replace(event, reason=reason)
-            case InstancesReleased():
+            case events.InstancesReleased():
                 release_reasons |= dict.fromkeys(event.ids, event.reason)
-            case PublicAddressRequested():
+            case events.PublicAddressRequested():
                 addressed_ids.add(event.id)
-            case SpotCostKnown():
+            case events.SpotCostKnown():
                 exact_dollars[event.id] = event.dollars
     costs = []
     for machine_id, (request, machine) in machines.items():
@@ -84,9 +70,8 @@ def machine_costs(journal: Journal, now: float) -> list[MachineCost]:
         if end and end.reason.startswith(INTERRUPTED_CODE) and lifetime < FREE_IF_INTERRUPTED_SECONDS:
             dollars = 0.0
         disk_gb = sum(disk["Ebs"]["VolumeSize"] for disk in request.parameters["BlockDeviceMappings"])
-        has_public_address = machine_id in addressed_ids or any(
-            nic.get("AssociatePublicIpAddress") for nic in request.parameters["NetworkInterfaces"]
-        )
+        asked_for_address = any(nic.get("AssociatePublicIpAddress") for nic in request.parameters["NetworkInterfaces"])
+        has_public_address = machine_id in addressed_ids or asked_for_address
         costs.append(
             MachineCost(
                 id=machine.id,
@@ -107,7 +92,7 @@ def machine_costs(journal: Journal, now: float) -> list[MachineCost]:
     return costs
 
 
-def _hours_of_lives(journal: Journal, event_type: type[JournalEvent], now: float) -> list[float]:
+def _hours_of_lives(journal: Journal, event_type: type[events.JournalEvent], now: float) -> list[float]:
     """Return the hours until `now` of each life of the one resource of a kind that a job has.
 
     A life begins with the first event that mentions the resource, and ends when the job's resources are gone. Each
@@ -115,7 +100,7 @@ def _hours_of_lives(journal: Journal, event_type: type[JournalEvent], now: float
     """
     start = None
     lives = []
-    for event in journal.events(event_type, TerminationFinished):
+    for event in journal.events(event_type, events.TerminationFinished):
         if isinstance(event, event_type):
             start = start or event.time
         elif start:
@@ -133,9 +118,9 @@ def job_cost(journal: Journal, now: float, traffic: Traffic = NO_TRAFFIC) -> Job
     the internet counts as having passed it. So does that of a network of the user's, whose gateway's hours are not the
     job's.
     """
-    address_hours = sum(_hours_of_lives(journal, AddressRequested, now))
-    nat_hours = _hours_of_lives(journal, NatGatewayRequested, now)
-    is_private = any(request.internet is Internet.PRIVATE for request in journal.events(LaunchRequest))
+    address_hours = sum(_hours_of_lives(journal, events.AddressRequested, now))
+    nat_hours = _hours_of_lives(journal, events.NatGatewayRequested, now)
+    is_private = any(request.internet is Internet.PRIVATE for request in journal.events(events.LaunchRequest))
     return JobCost(
         machines=tuple(machine_costs(journal, now)),
         shared_address_dollars=prices.ADDRESS_PER_HOUR * address_hours,
@@ -143,7 +128,7 @@ def job_cost(journal: Journal, now: float, traffic: Traffic = NO_TRAFFIC) -> Job
             prices.NAT_PER_HOUR * math.ceil(hours) + prices.ADDRESS_PER_HOUR * hours for hours in nat_hours
         ),
         traffic=prices.price_traffic(traffic, uses_nat=bool(nat_hours) or is_private),
-        earlier_dollars=sum(event.dollars for event in journal.events(JobAdopted)),
+        earlier_dollars=sum(event.dollars for event in journal.events(events.JobAdopted)),
         stored_gb=traffic.stored_bytes / GB,
         stored_dollars_per_month=traffic.stored_bytes / GB * prices.EFS_PER_GB_MONTH,
         requested=sum(len(each.request.names) for each in journal.launch_requests() if each.outcome is None),
@@ -155,7 +140,7 @@ def record_spot_costs(account: Account, journal: Journal, now: float) -> None:
 
     Spot prices change while machines run. Raises `CloudError`.
     """
-    recorded_ids = {event.id for event in journal.events(SpotCostKnown)}
+    recorded_ids = {event.id for event in journal.events(events.SpotCostKnown)}
     ended_machines = [
         machine
         for machine in machine_costs(journal, now)
@@ -172,7 +157,7 @@ def record_spot_costs(account: Account, journal: Journal, now: float) -> None:
         for machine in machines:
             dollars = integrate_price(history, machine.launched, machine.launched + machine.seconds)
             if dollars is not None:
-                journal.write(SpotCostKnown(id=machine.id, dollars=dollars))
+                journal.write(events.SpotCostKnown(id=machine.id, dollars=dollars))
 
 
 def integrate_price(changes: Sequence[tuple[float, float]], begin: float, end: float) -> float | None:

@@ -92,25 +92,15 @@ def list_zones_by_type(account: Account, names: Sequence[str]) -> dict[str, list
     return {name: sorted(zones[name]) for name in names if name in zones}
 
 
-def list_offers(account: Account | None, gpu: str | None = None, names: Sequence[str] | None = None) -> list[Offer]:
-    """Return the offers of the named types (default: all of the built-in table), by name and zone.
+def list_offers(account: Account | None, types: Iterable[InstanceType]) -> list[Offer]:
+    """Return the offers of types in this region, by type and zone. Raises `CloudError`.
 
-    `gpu` ("A100") selects types with such GPUs. Without an account the offers come from the built-in table, one for
-    each type. A price that cannot be looked up is unknown, except for missing credentials. Raises `CloudError`.
+    Without an account there is one for each type, with the price of the built-in table. A price that cannot be looked
+    up is unknown, except for missing credentials.
     """
-    names = list(BUILTIN_TYPES) if names is None else list(dict.fromkeys(names))
+    types = list(types)
     if account is None:
-        return [
-            _build_offer(instance_type, ON_DEMAND_PRICE_REGION, "", None, None)
-            for instance_type in list_instance_types(None, names).values()
-            if matches_gpu(instance_type, gpu)
-        ]
-    types = list_instance_types(account, names).values()
-    return list_offers_of(account, [instance_type for instance_type in types if matches_gpu(instance_type, gpu)])
-
-
-def list_offers_of(account: Account, types: Sequence[InstanceType]) -> list[Offer]:
-    """Return the offers of known types in this region, by type and zone. Raises `CloudError`."""
+        return [_build_offer(instance_type, ON_DEMAND_PRICE_REGION, "", None, None) for instance_type in types]
     zones_by_type = list_zones_by_type(account, [instance_type.name for instance_type in types])
     names = list(zones_by_type)  # EC2 may refuse a question about a type that the region does not have
     with ThreadPoolExecutor() as pool:
@@ -149,12 +139,12 @@ def choose_types(
             next_step += ", and take one: --type"
         raise CloudError(f"{', '.join(reasons.values())}; {next_step}")
     first_type = available_types[0]
-    notes = []
-    for name, reason in reasons.items():
-        if wanted_types.index(name) < wanted_types.index(first_type):
-            notes.append(f"{reason}: {first_type} instead")
-        elif requested_types:
-            notes.append(f"{reason}: not requested")
+    is_before = {name: wanted_types.index(name) < wanted_types.index(first_type) for name in reasons}
+    notes = [
+        f"{reason}: {f'{first_type} instead' if is_before[name] else 'not requested'}"
+        for name, reason in reasons.items()
+        if is_before[name] or requested_types
+    ]
     return {name: offered_types[name] for name in available_types}, notes
 
 
@@ -252,10 +242,7 @@ def _sustained_gbps(network: Resource) -> float:
 
 
 def _spot_prices(account: Account, names: Sequence[str]) -> dict[tuple[str, str], float]:
-    """Return the newest spot price by type and zone, nothing when they cannot be looked up.
-
-    Raises `NoCredentials`.
-    """
+    """Return the newest spot price by type and zone, {} when they cannot be looked up. Raises `NoCredentials`."""
     if not names:
         return {}
     try:
@@ -330,10 +317,7 @@ def _on_demand_prices(account: Account, names: Sequence[str]) -> dict[str, float
 
 
 def _list_price(client: Client, name: str, region: str) -> float | None:
-    """Return the price list's dollars an hour of a type; None when it has none, or several different ones.
-
-    Raises `CloudError`.
-    """
+    """Return the price list's dollars an hour of a type, None for none or several of them. Raises `CloudError`."""
     filters = PRICE_LIST_FILTERS | {"instanceType": name, "regionCode": region}
     response = call(
         "look up prices",

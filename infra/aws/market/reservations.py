@@ -87,17 +87,15 @@ class Reservation:
         if self.state in COMING_STATES:
             start = f", it starts at {format_utc(self.start_time)}" if self.start_time and self.start_time > now else ""
             return f"it is not active yet ({self.state}){start}; launch then"
-        next_step = "list what can be bought: imgnet-cluster offers --capacity-blocks"
         if self.state != "active":
-            if self.end_time and self.end_time <= now:
-                return f"it ended at {format_utc(self.end_time)}; {next_step}"
-            return f"it is {self.state}; {next_step}"
-        if self.closing_time is not None and self.closing_time <= now:
-            return (
-                f"EC2 ended its machines at {format_utc(self.closing_time)}, 30 minutes before the end of the block; "
-                f"{next_step}"
-            )
-        return ""
+            has_ended = self.end_time and self.end_time <= now
+            problem = f"it ended at {format_utc(self.end_time or 0)}" if has_ended else f"it is {self.state}"
+        elif self.closing_time is not None and self.closing_time <= now:
+            end = format_utc(self.closing_time)
+            problem = f"EC2 ended its machines at {end}, 30 minutes before the end of the block"
+        else:
+            return ""
+        return f"{problem}; list what can be bought: imgnet-cluster offers --capacity-blocks"
 
 
 def format_utc(time: float) -> str:
@@ -147,10 +145,10 @@ def _explain_absence(regions: Sequence[str], reservation_id: str) -> str:
     """Return the line for a reservation or group that these regions do not show."""
     searched = ", ".join(regions)
     group_region = get_group_region(reservation_id)
-    if group_region in regions:
-        return f"{searched} shows no reservations of this group; list groups: aws resource-groups list-groups"
     if group_region:
-        return f"it is in {group_region}, not in {searched}; pass --region {group_region}"
+        if group_region not in regions:
+            return f"it is in {group_region}, not in {searched}; pass --region {group_region}"
+        return f"{searched} shows no reservations of this group; list groups: aws resource-groups list-groups"
     return (
         f"this account has no such reservation in {searched}; list yours: aws ec2 describe-capacity-reservations, and "
         "pass --region if it is in another region"
@@ -160,14 +158,11 @@ def _explain_absence(regions: Sequence[str], reservation_id: str) -> str:
 def _look_up_reservations(account: Account, reservation_id: str) -> list[Reservation]:
     """Return the reservation of an ID, or those of a group; none when the region has none. Raises `CloudError`."""
     is_group = bool(get_group_region(reservation_id))
+    selection = {} if is_group else {"CapacityReservationIds": [reservation_id]}
+    action = "look up a reservation (ec2:DescribeCapacityReservations)"
+    operation, key = "describe_capacity_reservations", "CapacityReservations"
     try:
-        descriptions = paginate(
-            "look up a reservation (ec2:DescribeCapacityReservations)",
-            account.ec2,
-            "describe_capacity_reservations",
-            "CapacityReservations",
-            **({} if is_group else {"CapacityReservationIds": [reservation_id]}),
-        )
+        descriptions = paginate(action, account.ec2, operation, key, **selection)
     except CloudError as error:
         if error.code not in NOT_FOUND_CODES:
             raise
@@ -180,13 +175,9 @@ def _look_up_reservations(account: Account, reservation_id: str) -> list[Reserva
 
 def _list_groups(account: Account, reservation_id: str) -> list[str]:
     """Return the ARNs of the groups to which a reservation belongs. Raises `CloudError`."""
-    groups = paginate(
-        "look up the groups of a reservation (ec2:GetGroupsForCapacityReservation)",
-        account.ec2,
-        "get_groups_for_capacity_reservation",
-        "CapacityReservationGroups",
-        CapacityReservationId=reservation_id,
-    )
+    action = "look up the groups of a reservation (ec2:GetGroupsForCapacityReservation)"
+    operation, key = "get_groups_for_capacity_reservation", "CapacityReservationGroups"
+    groups = paginate(action, account.ec2, operation, key, CapacityReservationId=reservation_id)
     return [group["GroupArn"] for group in groups]
 
 

@@ -106,11 +106,8 @@ def ensure(
     file_system = found or find_file_system(context) or _create(context, network_tags)
     _tag_network(context, file_system.id, file_system.network_ids, stack_network.given_ids)
     if file_system.state != "available":
-        file_system = wait_for(
-            lambda: _find_if(context, lambda found: found.state == "available"),
-            f"file system {file_system.id} is not available",
-            EFS_READY_TIMEOUT_SECONDS,
-        )
+        waited_for = f"file system {file_system.id} is not available"
+        file_system = _wait_until(context, lambda found: found.state == "available", waited_for)
     if not file_system.has_policy:
         context.create(
             "policy of the file system",
@@ -140,12 +137,8 @@ def ensure(
     served_ids = replace(stack_network, subnets=served_subnets).given_ids
     refused = [subnet for zone, subnet in subnets.items() if zone not in served_subnets]
     _tag_network(context, file_system.id, stack_network.given_ids, served_ids, [*file_system.refused_subnets, *refused])
-    file_system = wait_for(
-        lambda: _find_if(context, lambda found: not found.missing_parts(served_subnets)),
-        f"file system {file_system.id} cannot be mounted yet",
-        EFS_READY_TIMEOUT_SECONDS,
-    )
-    return file_system, served_subnets
+    waited_for = f"file system {file_system.id} cannot be mounted yet"
+    return _wait_until(context, lambda found: not found.missing_parts(served_subnets), waited_for), served_subnets
 
 
 def remove(context: StackContext, delete_data: bool) -> None:
@@ -288,6 +281,9 @@ def _create_mount_target(
     return True
 
 
-def _find_if(context: StackContext, condition: Callable[[FileSystem], bool]) -> FileSystem | None:
-    file_system = find_file_system(context)
-    return file_system if file_system and condition(file_system) else None
+def _wait_until(context: StackContext, condition: Callable[[FileSystem], bool], timeout_message: str) -> FileSystem:
+    def find_if() -> FileSystem | None:
+        file_system = find_file_system(context)
+        return file_system if file_system and condition(file_system) else None
+
+    return wait_for(find_if, timeout_message, EFS_READY_TIMEOUT_SECONDS)

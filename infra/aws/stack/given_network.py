@@ -10,7 +10,6 @@ Sources: AWS, "Creating mount targets" (one VPC at a time, one mount target in a
 
 from collections.abc import Sequence
 
-from infra.aws import prices
 from infra.aws.client import list_tagged
 from infra.aws.launch_request import Internet
 from infra.aws.tags import Resource
@@ -52,16 +51,10 @@ def look_up(context: StackContext, network_ids: Sequence[str], internet: Interne
             raise CloudError(f"{subnet['SubnetId']} is in {subnet['VpcId']} and not in {vpc}; name one network")
     _check_dns(context, vpc)
     tables = list_tagged(account, "describe_route_tables", {}, vpc_id=[vpc])
-    subnet_by_zone: dict[str, str] = {}
     endpoints = list_tagged(account, "describe_vpc_endpoints", {}, vpc_id=[vpc])
-    with_s3 = {
-        table
-        for endpoint in endpoints
-        if endpoint["ServiceName"].endswith(".s3")
-        for table in endpoint.get("RouteTableIds", [])
-    }
-    problems: list[str] = []
-    has_s3_endpoint = True
+    s3_endpoints = [endpoint for endpoint in endpoints if endpoint["ServiceName"].endswith(".s3")]
+    with_s3 = {table for endpoint in s3_endpoints for table in endpoint.get("RouteTableIds", [])}
+    subnet_by_zone, problems, has_s3_endpoint = dict[str, str](), list[str](), True
     for subnet in subnets:
         zone, id = subnet["AvailabilityZone"], str(subnet["SubnetId"])
         table = _route_table(tables, id)
@@ -74,10 +67,8 @@ def look_up(context: StackContext, network_ids: Sequence[str], internet: Interne
             has_s3_endpoint = False
     if problems and (subnet_ids or not subnet_by_zone):
         raise CloudError(problems[0])
-    note = f"no S3 gateway endpoint: what comes from S3 passes its NAT gateway, ${prices.NAT_PER_GB:g} per GB"
-    notes = () if has_s3_endpoint else (note,)
     subnet_by_zone = dict(sorted(subnet_by_zone.items()))
-    return StackNetwork(vpc, subnet_by_zone, (), is_given=True, notes=notes, has_s3_endpoint=has_s3_endpoint)
+    return StackNetwork(vpc, subnet_by_zone, (), is_given=True, has_s3_endpoint=has_s3_endpoint)
 
 
 def _check_dns(context: StackContext, vpc: str) -> None:

@@ -89,15 +89,10 @@ def ensure_key_pair(context: StackContext, name: str, public_key: str) -> None:
     """Import a public key into EC2, unless EC2 has it. Raises `CloudError`."""
     if not has_key_pair(context, name):
         logger.info(f"importing key pair {name}")
-        response = context.create(
-            "key pair",
-            context.account.ec2.import_key_pair,
-            TagSpecifications=context.tag_specifications("key-pair"),
-            KeyName=name,
-            PublicKeyMaterial=public_key.encode(),
-        )
-        if not response:  # another user has just imported a key pair of this name: check its stack tag
-            has_key_pair(context, name)
+        own_tags = context.tag_specifications("key-pair")
+        key, import_key = public_key.encode(), context.account.ec2.import_key_pair
+        if not context.create("key pair", import_key, TagSpecifications=own_tags, KeyName=name, PublicKeyMaterial=key):
+            has_key_pair(context, name)  # another user has just imported one of this name: check its stack tag
 
 
 def remove_key_pairs(context: StackContext) -> None:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 
-from infra.aws import tags
+from infra.aws import prices, tags
 from infra.aws.client import call, list_tagged, paginate
 from infra.aws.error_codes import NETWORKS_QUOTA, quota_increase_command
 from infra.aws.tags import Resource
@@ -33,15 +33,14 @@ NO_EFS_TAG = "imgnet:no-files"
 class StackNetwork:
     """The existing network: VPC, usable subnets by zone, and one short line for each missing part.
 
-    `is_given`: it is the user's, and never changed. Then `notes` are what the user should know of it. EFS has refused
-    to serve `zones_without_efs`, in which no machines are rented.
+    `is_given`: it is the user's, and never changed. EFS has refused to serve `zones_without_efs`, in which no machines
+    are rented.
     """
 
     vpc: str | None
     subnets: dict[str, str]
     missing_parts: tuple[str, ...]
     is_given: bool = False
-    notes: tuple[str, ...] = ()
     zones_without_efs: tuple[str, ...] = ()
     has_s3_endpoint: bool = True  # in all its subnets that do not lead to an internet gateway
 
@@ -53,7 +52,8 @@ class StackNetwork:
     def describe(self) -> str:
         """Return a line about a network of the user's."""
         subnets = ", ".join(f"{subnet} in {zone}" for zone, subnet in self.subnets.items())
-        return "; ".join([f"{self.vpc}, which is yours and stays as it is: {subnets}", *self.notes])
+        note = f"; no S3 gateway endpoint: what comes from S3 passes its NAT gateway, ${prices.NAT_PER_GB:g} per GB"
+        return f"{self.vpc}, which is yours and stays as it is: {subnets}{'' if self.has_s3_endpoint else note}"
 
 
 def inspect_network(context: StackContext) -> StackNetwork:
@@ -155,15 +155,11 @@ def list_machines(context: StackContext) -> list[Resource]:
     vpc_ids = list_vpc_ids(context)
     selections = [tags.make_filters({tags.STACK: tags.STACK_VALUE}, instance_state_name=states)]
     selections += [tags.make_filters({}, vpc_id=vpc_ids, instance_state_name=states)] if vpc_ids else []
-    reservations = [
-        reservation
-        for filters in selections
-        for reservation in paginate(
-            "machines in the network", context.account.ec2, "describe_instances", "Reservations", Filters=filters
-        )
-    ]
-    machines = [machine for reservation in reservations for machine in reservation["Instances"]]
-    return [*{machine["InstanceId"]: machine for machine in machines}.values()]
+    ec2, machines = context.account.ec2, dict[str, Resource]()
+    for filters in selections:
+        for found in paginate("machines in the network", ec2, "describe_instances", "Reservations", Filters=filters):
+            machines |= {machine["InstanceId"]: machine for machine in found["Instances"]}
+    return [*machines.values()]
 
 
 # --- the parts of a job's network ----------------------------------------------------------------------------------
@@ -214,26 +210,19 @@ def route_jobs_to(context: StackContext, vpc: str, address: str) -> None:
 
 def add_to_s3_endpoint(context: StackContext, vpc: str, table: str) -> None:
     """Let a route table of a job use the stack's S3 endpoint. Raises `CloudError`."""
+    modify = context.account.ec2.modify_vpc_endpoint
     for endpoint in _list_s3_endpoints(context, vpc):
         if table not in endpoint.get("RouteTableIds", []):
-            context.create(
-                "route to S3",
-                context.account.ec2.modify_vpc_endpoint,
-                VpcEndpointId=endpoint["VpcEndpointId"],
-                AddRouteTableIds=[table],
-            )
+            id = endpoint["VpcEndpointId"]
+            context.create("route to S3", modify, VpcEndpointId=id, AddRouteTableIds=[table])
 
 
 def remove_from_s3_endpoint(context: StackContext, vpc: str, table: str) -> None:
     """End the use of the stack's S3 endpoint by a route table of a job. Raises `CloudError`."""
+    modify = context.account.ec2.modify_vpc_endpoint
     for endpoint in _list_s3_endpoints(context, vpc):
         if table in endpoint.get("RouteTableIds", []):
-            call(
-                "remove a route to S3",
-                context.account.ec2.modify_vpc_endpoint,
-                VpcEndpointId=endpoint["VpcEndpointId"],
-                RemoveRouteTableIds=[table],
-            )
+            call("remove a route to S3", modify, VpcEndpointId=endpoint["VpcEndpointId"], RemoveRouteTableIds=[table])
 
 
 # --- the parts -----------------------------------------------------------------------------------------------------
@@ -322,11 +311,11 @@ def _ensure_vpc(context: StackContext) -> str:
 
 def _ensure_subnets(context: StackContext, vpc: str) -> list[Resource]:
     existing_subnets = _list_subnets(context, vpc)
-    new_zones = [zone for zone in list_zones(context) if zone not in _subnets_by_zone(existing_subnets)]
+    new_zones = set(list_zones(context)) - _subnets_by_zone(existing_subnets).keys()
     if not new_zones:
         return existing_subnets
-    logger.info(f"creating a subnet in each of {' '.join(new_zones)}")
-    for zone in new_zones:
+    logger.info(f"creating a subnet in each of {' '.join(sorted(new_zones))}")
+    for zone in sorted(new_zones):
         context.create(
             f"subnet in {zone}",
             context.account.ec2.create_subnet,
@@ -338,13 +327,10 @@ def _ensure_subnets(context: StackContext, vpc: str) -> list[Resource]:
 
     def list_when_all_visible() -> list[Resource]:
         subnets = _list_subnets(context, vpc)
-        return subnets if _subnets_by_zone(subnets).keys() >= {*new_zones} else []
+        return subnets if _subnets_by_zone(subnets).keys() >= new_zones else []
 
-    return wait_for(
-        list_when_all_visible,
-        f"subnets of {vpc} were created, but AWS does not show them with the tag {tags.STACK}",
-        RESOURCE_VISIBILITY_SECONDS,
-    )
+    timeout_message = f"subnets of {vpc} were created, but AWS does not show them with the tag {tags.STACK}"
+    return wait_for(list_when_all_visible, timeout_message, RESOURCE_VISIBILITY_SECONDS)
 
 
 def _ensure_gateway(context: StackContext, vpc: str) -> str:
@@ -367,16 +353,11 @@ def _ensure_gateway(context: StackContext, vpc: str) -> str:
 
 
 def _delete_gateway(context: StackContext, gateway: Resource) -> None:
-    ec2 = context.account.ec2
-    gateway_id = gateway["InternetGatewayId"]
+    ec2, id = context.account.ec2, gateway["InternetGatewayId"]
     for attachment in gateway["Attachments"]:
-        context.delete(
-            "attachment of the internet gateway",
-            ec2.detach_internet_gateway,
-            InternetGatewayId=gateway_id,
-            VpcId=attachment["VpcId"],
-        )
-    context.delete("internet gateway", ec2.delete_internet_gateway, InternetGatewayId=gateway_id)
+        label, vpc = "attachment of the internet gateway", attachment["VpcId"]
+        context.delete(label, ec2.detach_internet_gateway, InternetGatewayId=id, VpcId=vpc)
+    context.delete("internet gateway", ec2.delete_internet_gateway, InternetGatewayId=id)
 
 
 def _ensure_route_table(context: StackContext, vpc: str) -> Resource:

@@ -10,7 +10,7 @@ Sources: AWS, "Actions, resources, and condition keys" for EC2, EFS, S3 and IAM;
 """
 
 from collections.abc import Mapping
-from typing import NotRequired, TypedDict
+from typing import Any
 
 from infra.aws import tags
 
@@ -66,22 +66,8 @@ TAG_ACTIONS = {"ec2": "ec2:CreateTags", "elasticfilesystem": "elasticfilesystem:
 Condition = Mapping[str, Mapping[str, str | list[str]]]  # operator -> condition key -> values
 
 
-class Statement(TypedDict):
-    """One statement of a policy."""
-
-    Sid: NotRequired[str]
-    Effect: str
-    Principal: NotRequired[dict[str, str]]
-    Action: str | list[str]
-    Resource: NotRequired[str | list[str]]
-    Condition: NotRequired[Condition]
-
-
-class Policy(TypedDict):
-    """A policy document of IAM."""
-
-    Version: str
-    Statement: list[Statement]
+Statement = dict[str, Any]  # of a policy: Sid, Effect, Principal, Action, Resource, Condition
+Policy = dict[str, Any]  # a policy document of IAM: Version, Statement
 
 
 def user_policy(account: str = "*", region: str = "*", bucket: str = f"{BUCKET_PREFIX}*") -> Policy:
@@ -231,10 +217,5 @@ def _make_policy(*statements: Statement) -> Policy:
 def _allow(
     statement_id: str, action_names: str, resource: str | list[str], condition: Condition | None = None
 ) -> Statement:
-    statement: Statement = {
-        "Sid": statement_id,
-        "Effect": "Allow",
-        "Action": sorted(action_names.split()),
-        "Resource": resource,
-    }
+    statement = {"Sid": statement_id, "Effect": "Allow", "Action": sorted(action_names.split()), "Resource": resource}
     return {**statement, "Condition": condition} if condition else statement

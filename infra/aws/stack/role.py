@@ -1,7 +1,9 @@
 """The IAM role of the machines, with one inline policy for each region, and the instance profile that carries it."""
 
+import contextlib
 import json
 import logging
+from collections.abc import Iterator
 
 from infra.aws import tags
 from infra.aws.error_codes import DENIED_CODES, OTHER_POLICY
@@ -15,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 ROLE_NAME = stack_policies.ROLE_NAME  # of the instance profile too
 ALL_REGIONS_POLICY = "imgnet"  # the name of a policy that an admin has created for all regions
+OURS_HINT = "remove it, or give it this tag with the value imgnet"
 ADMIN_HINT = (
     "an admin types once: imgnet-cluster up --stack --region {}, or creates it from: imgnet-cluster check --iam"
 )
@@ -38,26 +41,22 @@ def ensure(context: StackContext) -> None:
     profile = _find_profile(context)
     if profile and profile["Roles"]:
         return
-    try:
+    with _refer_to_admin(context, "does not exist, and you may not create it"):
         _ensure_role(context)
         if not profile:
+            profile_tags = tags.to_aws_tags(context.resource_tags())
+            create_profile = iam.create_instance_profile
             context.create(
-                "instance profile",
-                iam.create_instance_profile,
-                InstanceProfileName=ROLE_NAME,
-                Path="/",
-                Tags=tags.to_aws_tags(context.resource_tags()),
+                "instance profile", create_profile, InstanceProfileName=ROLE_NAME, Path="/", Tags=profile_tags
             )
             _find_profile(context)  # another program may have created it at the same time
         _add_role_to_profile(context)
-    except CloudError as error:
-        raise _admin_error(error, context, "does not exist, and you may not create it") from error
 
 
 def grant_access(context: StackContext, file_system: str, bucket: str | None) -> None:
     """Allow the role to use a file system, and a bucket if named. Raises `CloudError`."""
     if not _has_access(context, file_system, bucket):
-        try:
+        with _refer_to_admin(context, f"may not use {file_system}, and you may not change that"):
             context.create(
                 f"rights of role {ROLE_NAME}",
                 context.account.iam.put_role_policy,
@@ -65,8 +64,6 @@ def grant_access(context: StackContext, file_system: str, bucket: str | None) ->
                 PolicyName=_policy_name(context),
                 PolicyDocument=json.dumps(_expected_policy(context, file_system, bucket)),
             )
-        except CloudError as error:
-            raise _admin_error(error, context, f"may not use {file_system}, and you may not change that") from error
 
 
 def remove(context: StackContext) -> None:
@@ -99,18 +96,13 @@ def remove(context: StackContext) -> None:
 # --- the parts -------------------------------------------------------------------------------------------------------
 
 
-def _require_ours(resource: Resource, kind: str) -> Resource:
-    """Return `resource`, a role or a profile. Raises `CloudError` when it lacks the stack tag."""
-    return require_ours(resource, f"{kind} {ROLE_NAME}", "remove it, or give it this tag with the value imgnet")
-
-
 def _find_profile(context: StackContext) -> Resource | None:
     """Return AWS's description of the instance profile, None if there is none or AWS does not show it yet.
 
     Raises `CloudError` when it lacks the stack tag.
     """
     response = find("instance profile", context.account.iam.get_instance_profile, InstanceProfileName=ROLE_NAME)
-    return _require_ours(response["InstanceProfile"], "instance profile") if response else None
+    return require_ours(response["InstanceProfile"], f"instance profile {ROLE_NAME}", OURS_HINT) if response else None
 
 
 def _list_policies(context: StackContext) -> list[str]:
@@ -134,7 +126,7 @@ def _ensure_role(context: StackContext) -> None:
         )
         response = created or find("role", iam.get_role, RoleName=ROLE_NAME)
     if response:
-        _require_ours(response["Role"], "role")
+        require_ours(response["Role"], f"role {ROLE_NAME}", OURS_HINT)
 
 
 def _add_role_to_profile(context: StackContext) -> None:
@@ -170,9 +162,14 @@ def _has_access(context: StackContext, file_system: str | None, bucket: str | No
     return ALL_REGIONS_POLICY in _list_policies(context)
 
 
-def _admin_error(error: CloudError, context: StackContext, problem: str) -> CloudError:
-    """Return the error, replaced by what an admin must do when it is a missing permission."""
-    if error.code not in DENIED_CODES:
-        return error
-    reason = f"{error}; " if OTHER_POLICY.search(str(error)) else ""
-    return CloudError(f"{reason}role {ROLE_NAME} {problem}; {ADMIN_HINT.format(context.account.region)}", error.code)
+@contextlib.contextmanager
+def _refer_to_admin(context: StackContext, problem: str) -> Iterator[None]:
+    """Raise a missing permission of the block as a `CloudError` that says what an admin must do."""
+    try:
+        yield
+    except CloudError as error:
+        if error.code not in DENIED_CODES:
+            raise
+        reason = f"{error}; " if OTHER_POLICY.search(str(error)) else ""
+        hint = ADMIN_HINT.format(context.account.region)
+        raise CloudError(f"{reason}role {ROLE_NAME} {problem}; {hint}", error.code) from error

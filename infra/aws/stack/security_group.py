@@ -112,27 +112,20 @@ def allow_ssh_from(
     address = parse_single_address(address)
     description = re.sub(NOT_IN_DESCRIPTION, "_", f"ssh from {owner}")[:255]
     rules = _ssh_rules(account, group, known_group)
-    context = StackContext(account, journal)
+    context, ec2 = StackContext(account, journal), account.ec2
     open_ports = [(port, ip_range["CidrIp"]) for port, ip_range in rules]
     for port in sorted({SSH_PORT, image_port}):
         if (port, address) not in open_ports:
             logger.info(f"opening ssh to {address}")
-            context.create(
-                f"ssh from {address}",
-                account.ec2.authorize_security_group_ingress,
-                GroupId=group,
-                IpPermissions=[_ssh_rule(port, {"CidrIp": address, "Description": description})],
-            )
+            rule = _ssh_rule(port, {"CidrIp": address, "Description": description})
+            authorize = ec2.authorize_security_group_ingress
+            context.create(f"ssh from {address}", authorize, GroupId=group, IpPermissions=[rule])
     # Old addresses are closed after the new one is open: a crash between the two locks nobody out.
     for port, ip_range in rules:
-        if ip_range.get("Description") == description and ip_range["CidrIp"] != address:
-            logger.info(f"closing ssh to {ip_range['CidrIp']}, the former address of {owner}")
-            context.delete(
-                f"ssh from {ip_range['CidrIp']}",
-                account.ec2.revoke_security_group_ingress,
-                GroupId=group,
-                IpPermissions=[_ssh_rule(port, {"CidrIp": ip_range["CidrIp"]})],
-            )
+        if ip_range.get("Description") == description and (former := ip_range["CidrIp"]) != address:
+            logger.info(f"closing ssh to {former}, the former address of {owner}")
+            rule, revoke = _ssh_rule(port, {"CidrIp": former}), ec2.revoke_security_group_ingress
+            context.delete(f"ssh from {former}", revoke, GroupId=group, IpPermissions=[rule])
 
 
 def parse_single_address(text: str) -> str:

@@ -57,10 +57,7 @@ def exists(account: Account) -> bool:
 
 
 def list_data(account: Account) -> tuple[list[str], list[str]]:
-    """Return the IDs of the stack's file systems, of which there is at most one, and the names of its buckets.
-
-    Raises `CloudError`.
-    """
+    """Return the IDs of the stack's file systems (none or one) and the names of its buckets. Raises `CloudError`."""
     context = StackContext(account)
     file_system = efs.find_file_system(context)
     own_buckets = buckets.list_own(context, file_system.bucket if file_system else None)
@@ -111,17 +108,16 @@ def ensure(
     if bucket:
         buckets.ensure(context, bucket, file_system.id)
     role.grant_access(context, file_system.id, bucket)
-    served_ids = replace(stack_network, subnets=subnets).given_ids
-    file_system = replace(file_system, bucket=bucket, network_ids=served_ids)
-    return _make_stack(account.region, vpc, subnets, group, file_system, key_name)
+    served_network = replace(stack_network, subnets=subnets)
+    return _make_stack(account.region, served_network, group, replace(file_system, bucket=bucket), key_name)
 
 
 def _allow_ssh_from(
     context: StackContext, vpc: str, group: str, address: str, known_group: tags.Resource | None = None
 ) -> None:
-    account, journal = context.account, context.journal
+    owner, journal = context.account.owner, context.journal
     stack_security_group.allow_ssh_from(
-        account, group, address, account.owner, journal=journal, known_group=known_group
+        context.account, group, address, owner, journal=journal, known_group=known_group
     )
     network.route_jobs_to(context, vpc, address)
 
@@ -192,8 +188,7 @@ def inspect(
     lines += [f"bucket {bucket}"] if bucket and bucket != stack_bucket else []
     if not vpc or not group or not file_system or lines:
         return StackInspection(lines, None, stack_network)
-    file_system = replace(file_system, network_ids=stack_network.given_ids)
-    own_stack = _make_stack(account.region, vpc, stack_network.subnets, str(group["GroupId"]), file_system, key_name)
+    own_stack = _make_stack(account.region, stack_network, str(group["GroupId"]), file_system, key_name)
     return StackInspection(lines, own_stack, stack_network)
 
 
@@ -217,16 +212,16 @@ def _find_given_network(
 
 
 def _make_stack(
-    region: str, vpc: str, subnets: dict[str, str], group: str, file_system: efs.FileSystem, key_name: str
+    region: str, own_network: network.StackNetwork, group: str, file_system: efs.FileSystem, key_name: str
 ) -> Stack:
     return Stack(
         region=region,
-        vpc=vpc,
-        subnets=subnets,
+        vpc=str(own_network.vpc),
+        subnets=own_network.subnets,
         security_group=group,
         file_system=file_system.id,
         key_name=key_name,
         bucket=file_system.bucket,
         access_point=file_system.access_point,
-        network_ids=file_system.network_ids,
+        network_ids=own_network.given_ids,
     )

@@ -382,10 +382,8 @@ def _candidate_places(
     account: Account | None, region: str, types: Sequence[InstanceType], markets: Sequence[str], zones: Sequence[str]
 ) -> list[Place]:
     """Return all places of a region that offer one of the types. Offline, one place per type and market."""
-    if account:
-        type_offers = offers.list_offers_of(account, types)
-    else:
-        type_offers = offers.list_offers(None, names=[instance_type.name for instance_type in types])
+    type_offers = offers.list_offers(account, types)
+    if not account:
         zone = zones[0] if zones else f"a zone of {region}"
         type_offers = [replace(offer, zone=zone) for offer in type_offers]
     return [

@@ -93,43 +93,42 @@ def choose_instance_types(
     account = request.account
     if request.reservation:
         preferred_types = [request.reservation.type]
-    known_types, notes = offers.choose_types(account, preferred_types, request.options.types)
-    names = list(known_types)
+    types, notes = offers.choose_types(account, preferred_types, request.options.types)
     if not request.reservation:  # reserved machines are sold
-        names, market_notes = choose_sold_types(known_types, names, MARKETS[request.options.market])
-        notes += market_notes
+        types = choose_sold_types(types, MARKETS[request.options.market], notes)
     if not request.options.ami:
-        old_names = [name for name in names if amis.is_legacy_arch(known_types[name].gpu_arch)]
-        if old_names == names:
-            raise ClusterError(amis.explain_legacy_arch(known_types[names[0]].gpu_arch))
-        names = [name for name in names if name not in old_names]
-        if old_names:
-            notes += [f"{', '.join(old_names)}: not requested, AWS has no image for such old GPUs (--ami)"]
-    first = known_types[names[0]]
-    torch_index = amis.get_torch_index_url(first.gpu_arch)
-    mixed_names = [name for name in names if amis.get_torch_index_url(known_types[name].gpu_arch) != torch_index]
-    if mixed_names:
-        notes += [f"{', '.join(mixed_names)}: not requested, needs another PyTorch build than {first.name}"]
-    names = [name for name in names if name not in mixed_names]
-    other_names = [name for name in names if known_types[name].gpus != first.gpus]
-    if other_names:
-        notes += [f"{', '.join(other_names)}: not requested, their number of GPUs differs from that of {first.name}"]
-    return {name: known_types[name] for name in names if name not in other_names}, notes
+        if all(amis.is_legacy_arch(each.gpu_arch) for each in types.values()):
+            raise ClusterError(amis.explain_legacy_arch(next(iter(types.values())).gpu_arch))
+        is_old = {name: amis.is_legacy_arch(each.gpu_arch) for name, each in types.items()}
+        types = _leave_out(types, is_old, "AWS has no image for such old GPUs (--ami)", notes)
+    first = next(iter(types.values()))
+    index = amis.get_torch_index_url(first.gpu_arch)
+    is_mixed = {name: amis.get_torch_index_url(each.gpu_arch) != index for name, each in types.items()}
+    types = _leave_out(types, is_mixed, f"needs another PyTorch build than {first.name}", notes)
+    is_other = {name: each.gpus != first.gpus for name, each in types.items()}
+    return _leave_out(types, is_other, f"their number of GPUs differs from that of {first.name}", notes), notes
+
+
+def _leave_out(
+    types: Mapping[str, InstanceType], is_unfit: Mapping[str, bool], reason: str, notes: list[str]
+) -> dict[str, InstanceType]:
+    """Return the types that fit, and add a note on the others."""
+    if unfit := [name for name in types if is_unfit[name]]:
+        notes.append(f"{', '.join(unfit)}: not requested, {reason}")
+    return {name: each for name, each in types.items() if not is_unfit[name]}
 
 
 def choose_sold_types(
-    known_types: Mapping[str, InstanceType], names: Sequence[str], markets: Sequence[str]
-) -> tuple[list[str], list[str]]:
-    """Return the types that EC2 sells in one of the markets, and notes on the others. Raises `ClusterError`."""
-    sold_names = [name for name in names if set(markets) & set(known_types[name].markets)]
-    unsold_names = [name for name in names if name not in sold_names]
+    types: Mapping[str, InstanceType], markets: Sequence[str], notes: list[str]
+) -> dict[str, InstanceType]:
+    """Return the types that EC2 sells in one of the markets, and add a note on the others. Raises `ClusterError`."""
+    is_unsold = {name: set(markets).isdisjoint(each.markets) for name, each in types.items()}
     asked = " or ".join(markets)
-    if not sold_names:
-        is_on_demand = any("on-demand" in known_types[name].markets for name in unsold_names)
+    if all(is_unsold.values()):
+        is_on_demand = any("on-demand" in each.markets for each in types.values())
         next_step = "pass --on-demand" if is_on_demand else "buy a block: imgnet-cluster offers --capacity-blocks"
-        raise ClusterError(f"EC2 does not sell {', '.join(unsold_names)} as {asked}; {next_step}")
-    notes = [f"{', '.join(unsold_names)}: not requested, EC2 does not sell them as {asked}"] if unsold_names else []
-    return sold_names, notes
+        raise ClusterError(f"EC2 does not sell {', '.join(types)} as {asked}; {next_step}")
+    return _leave_out(types, is_unsold, f"EC2 does not sell them as {asked}", notes)
 
 
 def options_of_resume(options: AwsOptions, resumed: ResumedRun | None) -> AwsOptions:
@@ -167,7 +166,7 @@ def choose_reserved_place(account: Account, reservation: Reservation, machine_co
         )
     if reservation.market == CAPACITY_BLOCK:
         return reservation.place(0.0)
-    type_offers = offers.list_offers(account, names=[reservation.type])
+    type_offers = offers.list_offers(account, offers.list_instance_types(account, [reservation.type]).values())
     prices = [offer.on_demand_price for offer in type_offers if offer.zone == reservation.zone]
     return reservation.place(prices[0] if prices else None)
 

@@ -23,24 +23,13 @@ from cluster.connectors.ssh import SSHConnector
 from cluster.errors import ClusterError, NoSuchJob
 from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
+from infra.aws import journal_events as events
 from infra.aws import prices, tags
 from infra.aws.client import Account, get_public_address
 from infra.aws.instances import amis, instances
 from infra.aws.instances.instances import Instance
 from infra.aws.instances.request import InstanceRequest, build_launch_request
 from infra.aws.journal import Journal
-from infra.aws.journal_events import (
-    AddressRequested,
-    HostKeyReplaced,
-    JobAdopted,
-    JournalEvent,
-    LaunchedMachine,
-    LaunchRequest,
-    LaunchStarted,
-    NatGatewayRequested,
-    PublicAddressRequested,
-    RequestGranted,
-)
 from infra.aws.launch_request import Internet, Place
 from infra.aws.market import billing, offers
 from infra.aws.stack import claims, key_pairs, security_group, stack
@@ -115,7 +104,7 @@ class AwsAdoption:
     def _rental_spec(self) -> RentalSpec:
         """Return what this computer may rent for the job: in the place where its machines are, at today's prices."""
         first, terms = self.first_machine, self.terms
-        type_offers = offers.list_offers(self.account, names=[first.type])
+        type_offers = offers.list_offers(self.account, offers.list_instance_types(self.account, [first.type]).values())
         offer = next((offer for offer in type_offers if offer.zone == first.zone), None)
         if offer is None:
             raise CloudError(f"{self.uid}: EC2 does not offer its type {first.type} in {first.zone} any more")
@@ -148,7 +137,7 @@ class AwsAdoption:
             torch_requirement=amis.get_torch_requirement(self.instance_type.gpu_arch),
         )
 
-    def _rebuild_events(self, found_instances: Sequence[Instance]) -> Iterator[JournalEvent]:
+    def _rebuild_events(self, found_instances: Sequence[Instance]) -> Iterator[events.JournalEvent]:
         """Yield the journal of this launch as far as EC2 tells: requests by their tokens, grants, addresses, host keys.
 
         Machines in another place than the first are left out: they ended before the job moved here.
@@ -169,18 +158,18 @@ class AwsAdoption:
             launch_time = min(instance.launch_time for instance in members)
             has_first = self.first_machine in members
             yield self._rebuild_request(number, members, first_names if has_first else (), place_by_market, image)
-            yield RequestGranted(
+            yield events.RequestGranted(
                 time=(self.terms.start or launch_time) if has_first else launch_time,
                 number=number,
                 machines=tuple(
-                    LaunchedMachine(id=instance.id, name=instance.name, launched=instance.launch_time)
+                    events.LaunchedMachine(id=instance.id, name=instance.name, launched=instance.launch_time)
                     for instance in members
                 ),
             )
         yield from self._rebuild_addresses(known)
         for instance in self.instances.values():
             if key := instance.tags.get(tags.HOST_KEY):
-                yield HostKeyReplaced(time=instance.launch_time, id=instance.id, key=key)
+                yield events.HostKeyReplaced(time=instance.launch_time, id=instance.id, key=key)
 
     def _rebuild_request(
         self,
@@ -189,7 +178,7 @@ class AwsAdoption:
         names: tuple[str, ...],
         place_by_market: Mapping[str, Place],
         image: amis.Image,
-    ) -> LaunchRequest:
+    ) -> events.LaunchRequest:
         """Return the request that brought these machines, without its user data: it is never sent again."""
         instance = members[0]
         place = place_by_market[instance.market]
@@ -209,24 +198,24 @@ class AwsAdoption:
         request.parameters["TagSpecifications"] = tags.tag_specifications(["instance"], instance.tags)
         return replace(request, time=instance.launch_time)
 
-    def _rebuild_addresses(self, known: Sequence[Instance]) -> Iterator[JournalEvent]:
+    def _rebuild_addresses(self, known: Sequence[Instance]) -> Iterator[events.JournalEvent]:
         """Yield what is billed for the machines' way to the internet, if they did not get it by their request."""
         start = min(instance.launch_time for instance in known)
         jump_host = find_jump_host(self.instances)
         if self.terms.internet is Internet.PUBLIC:
             if len(self.instance_type.interface_cards) > 1:
                 for instance in known:
-                    yield PublicAddressRequested(time=instance.launch_time, id=instance.id)
+                    yield events.PublicAddressRequested(time=instance.launch_time, id=instance.id)
         elif jump_host:
-            yield AddressRequested(time=start, id=jump_host.id)
+            yield events.AddressRequested(time=start, id=jump_host.id)
         if self.terms.internet is Internet.NAT:
-            yield NatGatewayRequested(time=start, region=self.account.region)
+            yield events.NatGatewayRequested(time=start, region=self.account.region)
 
     # --- the way in --------------------------------------------------------------------------------------------------
 
     def _open_ssh_port(self) -> None:
         """Open the image's ssh port to this computer, if it is another one than the stack opens."""
-        request = next(event for event in self.events if isinstance(event, LaunchRequest))
+        request = next(event for event in self.events if isinstance(event, events.LaunchRequest))
         if request.ssh_port != security_group.SSH_PORT:
             group, owner = self.stack.security_group, self.account.owner
             security_group.allow_ssh_from(self.account, group, self.address, owner, image_port=request.ssh_port)
@@ -279,12 +268,12 @@ class AwsAdoption:
         Raises `ClusterError` when another computer adopts it at the same time.
         """
         journal = Journal(RunFolder(run_path).journal_path)
-        journal.copy(LaunchStarted(time=host.unix_time(), launch_id=launch_id), *self.events)
+        journal.copy(events.LaunchStarted(time=host.unix_time(), launch_id=launch_id), *self.events)
         # A machine that was requested with these terms is not in their sum, although EC2 rounds its start down.
         known_dollars = billing.job_cost(journal, self.terms.at - TERMS_ROUNDING_SECONDS).dollars
         claim = uuid4().hex
         other_dollars = max(0.0, self.terms.spent - known_dollars) + self._forgotten_dollars(journal)
-        journal.write(JobAdopted(claim=claim, dollars=other_dollars))
+        journal.write(events.JobAdopted(claim=claim, dollars=other_dollars))
         hours = MAX_HOURS_WITHOUT_LIMIT if self.terms.hours is None else self.terms.hours
         claims.write_claim(self.account, self.uid, claim, host.unix_time() + 3600 * hours + CLAIM_SECONDS)
 
@@ -293,7 +282,7 @@ class AwsAdoption:
 
         EC2 no longer shows them, and nobody saw their end. A late spare may never have been rented: it is left out.
         """
-        grants = journal.events(RequestGranted)
+        grants = journal.events(events.RequestGranted)
         known_names = {machine.name for grant in grants for machine in grant.machines}
         count = len({*map(str, range(self.terms.machines - self.terms.late_spares))} - known_names)
         places = *self.rental_spec.places, *self.rental_spec.spare_places

@@ -99,7 +99,7 @@ class RentedJobController:
             self._poll_cloud()
             is_running = self._tick()
             if self.fleet:
-                self.traffic_log.count(self.fleet, self.provider.gateways.bytes, is_last=not is_running)
+                self.traffic_log.count(self.fleet, self.provider.gateway_bytes, is_last=not is_running)
             return is_running
         except (Interrupted, NoMachines) as error:
             if isinstance(error, EndedExternally):
@@ -428,7 +428,7 @@ class RentedJobController:
         """Terminate the remaining machines. The next `poll` rents all anew, perhaps elsewhere; training continues."""
         assert self.fleet
         logger.info(f"{len(self.live_machines)} machines are left; the job moves to new ones. {self.last_refusal}")
-        self.traffic_log.leave(self.fleet, self.provider.gateways.bytes)
+        self.traffic_log.leave(self.fleet, self.provider.gateway_bytes)
         self.fleet.close()
         self.fleet = None
         self.live_machines = {}

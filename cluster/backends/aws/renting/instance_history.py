@@ -13,22 +13,9 @@ from cluster.backends.aws.terms.rental_spec import MAX_HOURS_WITHOUT_LIMIT, Rent
 from cluster.connectors.hosts_file import Host
 from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec, RequestedLimits
+from infra.aws import journal_events as events
 from infra.aws.instances.instances import Instance
 from infra.aws.journal import EventT, Journal
-from infra.aws.journal_events import (
-    FORGOTTEN,
-    HostKeyReplaced,
-    InstanceEnded,
-    InstancesReleased,
-    JobAdopted,
-    JournalEvent,
-    LaunchMoved,
-    LaunchRequest,
-    LaunchStarted,
-    PublicAddressRefused,
-    RequestGranted,
-    TerminationStarted,
-)
 from infra.aws.launch_request import Internet, Place
 from infra.aws.market import billing
 from infra.aws.stack import key_pairs
@@ -58,7 +45,7 @@ class InstanceHistory:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def granted_requests(self) -> list[LaunchRequest]:
+    def granted_requests(self) -> list[events.LaunchRequest]:
         """Return the launch requests that EC2 granted, in order."""
         return [recorded.request for recorded in self.journal.launch_requests() if recorded.is_granted]
 
@@ -86,7 +73,7 @@ class InstanceHistory:
         """Whether spares are rented only while another machine is at risk."""
         return self.rental_spec.late_spares > 0
 
-    def last_full_request(self) -> LaunchRequest | None:
+    def last_full_request(self) -> events.LaunchRequest | None:
         """Return the last granted request for the `first_names`, None when there is none."""
         full_requests = [request for request in self.granted_requests() if request.names == self.first_names]
         return full_requests[-1] if full_requests else None
@@ -95,56 +82,55 @@ class InstanceHistory:
     def internet(self) -> Internet:
         """The machines' way to the internet: the requested one, a NAT gateway once EC2 has refused public addresses."""
         requested = self.rental_spec.internet
-        is_refused = requested is Internet.PUBLIC and self.journal.events(PublicAddressRefused)
+        is_refused = requested is Internet.PUBLIC and self.journal.events(events.PublicAddressRefused)
         return Internet.NAT if is_refused and not self.rental_spec.network_ids else requested
 
     @property
     def claim(self) -> str:
         """The ID with which this computer has adopted the job, "" when it launched the job."""
-        return "".join(event.claim for event in self.journal.events(JobAdopted)[-1:])
+        return "".join(event.claim for event in self.journal.events(events.JobAdopted)[-1:])
 
     # --- this launch --------------------------------------------------------------------------------------------------
 
     def has_launch(self, launch_id: str) -> bool:
         """Whether a launch is recorded: as a start or resume of the job, or as a move to other instances."""
-        started_ids = {event.launch_id for event in self.journal.events(LaunchStarted)}
-        moved_ids = {event.launch_id for event in self.journal.events(LaunchMoved)}
-        return launch_id in started_ids | moved_ids
+        started_ids = {event.launch_id for event in self.journal.events(events.LaunchStarted)}
+        return launch_id in started_ids | {event.launch_id for event in self.journal.events(events.LaunchMoved)}
 
     def record_launch(self, launch_id: str) -> None:
         """Record when a launch starts, by the later of two clocks: this process's own may have stood still."""
         if not self.has_launch(launch_id):  # a restarted supervisor repeats the call
-            self.journal.copy(LaunchStarted(time=max(time.time(), host.unix_time()), launch_id=launch_id))
+            self.journal.copy(events.LaunchStarted(time=max(time.time(), host.unix_time()), launch_id=launch_id))
 
     def record_move(self, launch_id: str) -> None:
         """Record that the launch continues on other instances, under a new launch ID."""
-        self.journal.write(LaunchMoved(launch_id=launch_id))
+        self.journal.write(events.LaunchMoved(launch_id=launch_id))
 
     def _launch_events(self, event_type: type[EventT]) -> list[EventT]:
         """Return the events of a type in this launch, a launch being a start or a resume of the job."""
-        events: list[EventT] = []
-        for event in self.journal.events(JournalEvent):  # in the order of writing: clocks may be set
-            if isinstance(event, LaunchStarted):
-                events.clear()
+        found: list[EventT] = []
+        for event in self.journal.events(events.JournalEvent):  # in the order of writing: clocks may be set
+            if isinstance(event, events.LaunchStarted):
+                found.clear()
             elif isinstance(event, event_type):
-                events.append(event)
-        return events
+                found.append(event)
+        return found
 
     @property
     def first_machine_time(self) -> float | None:
         """When the first instance of this launch was granted, in seconds since 1970; None before it."""
-        return min((grant.time for grant in self._launch_events(RequestGranted)), default=None)
+        return min((grant.time for grant in self._launch_events(events.RequestGranted)), default=None)
 
     @property
     def has_moved(self) -> bool:
         """Whether all machines of this launch were rented more than once."""
-        granted_names = [{machine.name for machine in grant.machines} for grant in self._launch_events(RequestGranted)]
-        return granted_names.count({*self.first_names}) > 1
+        grants = self._launch_events(events.RequestGranted)
+        return [{machine.name for machine in grant.machines} for grant in grants].count({*self.first_names}) > 1
 
     @property
     def is_terminating(self) -> bool:
         """Whether a command began to terminate the instances of this launch. Then nothing is rented for it any more."""
-        return bool(self._launch_events(TerminationStarted))
+        return bool(self._launch_events(events.TerminationStarted))
 
     @property
     def is_too_late(self) -> bool:
@@ -153,14 +139,14 @@ class InstanceHistory:
         Nobody expects machines, at a price of then, when a computer that was off looks at the job days later. Nor may a
         request that EC2 has not carried out be sent again: after a day EC2 does not know it, and would rent by it.
         """
-        starts = self.journal.events(LaunchStarted)
+        starts = self.journal.events(events.LaunchStarted)
         is_late = bool(starts) and host.unix_time() > starts[-1].time + LONGEST_SEARCH_SECONDS
-        return is_late and not self._launch_events(RequestGranted)
+        return is_late and not self._launch_events(events.RequestGranted)
 
     @property
     def exchanged_ids(self) -> set[str]:
         """The instances of this launch that were terminated because they are broken."""
-        releases = self._launch_events(InstancesReleased)
+        releases = self._launch_events(events.InstancesReleased)
         return {instance_id for release in releases if release.is_exchange for instance_id in release.ids}
 
     @property
@@ -181,23 +167,17 @@ class InstanceHistory:
         """
         if self.is_too_late:
             return NO_MACHINES_IN_TIME
-        released_ids = {instance_id for event in self.journal.events(InstancesReleased) for instance_id in event.ids}
-        released_ids |= {instance_id for event in self.journal.events(TerminationStarted) for instance_id in event.ids}
-        last_ids = {
-            machine.name: machine.id for grant in self._launch_events(RequestGranted) for machine in grant.machines
-        }
-        ends = self.journal.events(InstanceEnded)
-        endings = {event.id: (event.ended, event.reason) for event in ends if event.reason != FORGOTTEN}
+        find = self.journal.events
+        released_ids = {instance_id for event in find(events.InstancesReleased) for instance_id in event.ids}
+        released_ids |= {instance_id for event in find(events.TerminationStarted) for instance_id in event.ids}
+        grants = self._launch_events(events.RequestGranted)
+        last_ids = {machine.name: machine.id for grant in grants for machine in grant.machines}
+        ends = self.journal.events(events.InstanceEnded)
+        endings = {event.id: (event.ended, event.reason) for event in ends if event.reason != events.FORGOTTEN}
         # EC2 shows a terminated instance for about an hour. One that is missing ended earlier, while no supervisor ran.
         unseen_ending = (math.inf, "Client.InstanceInitiatedShutdown")
-        _, reason = max(
-            (
-                endings.get(instance_id, unseen_ending)
-                for instance_id in last_ids.values()
-                if instance_id not in released_ids
-            ),
-            default=(0.0, ""),
-        )
+        last_endings = [endings.get(each, unseen_ending) for each in last_ids.values() if each not in released_ids]
+        _, reason = max(last_endings, default=(0.0, ""))
         if not reason.startswith("Client."):
             return ""
         if "InstanceInitiated" in reason:
@@ -360,11 +340,11 @@ class InstanceHistory:
 
     def hosts(self, machines: Mapping[str, Instance]) -> dict[str, Host]:
         """Return how to reach each instance. Raises `CloudError` for one whose host key is unknown."""
-        return ssh_hosts(self.journal.events(LaunchRequest, HostKeyReplaced), machines)
+        return ssh_hosts(self.journal.events(events.LaunchRequest, events.HostKeyReplaced), machines)
 
     def has_own_host_key(self, machine: Instance) -> bool:
         """Whether the journal has the host key that an instance generated itself."""
-        return machine.id in own_host_keys(self.journal.events(HostKeyReplaced))
+        return machine.id in own_host_keys(self.journal.events(events.HostKeyReplaced))
 
 
 # --- how to log in: jump host, user and host keys ---------------------------------------------------------------------
@@ -375,14 +355,14 @@ def find_jump_host(machines: Mapping[str, Instance]) -> Instance | None:
     return next((machine for machine in machines.values() if machine.public_ip), None)
 
 
-def ssh_hosts(events: Sequence[JournalEvent], instances: Mapping[str, Instance]) -> dict[str, Host]:
-    """Return how to reach each instance, by machine name. `events` are the job's journal.
+def ssh_hosts(recorded: Sequence[events.JournalEvent], instances: Mapping[str, Instance]) -> dict[str, Host]:
+    """Return how to reach each instance, by machine name. `recorded` are the events of the job's journal.
 
     Instances without a public address are reached through the one that has it (the jump host). Raises `CloudError`
     for an instance that has the job's tag but is missing in the journal: its host key is then unknown.
     """
-    request_by_token = {event.token: event for event in events if isinstance(event, LaunchRequest)}
-    host_keys = own_host_keys(events)
+    request_by_token = {event.token: event for event in recorded if isinstance(event, events.LaunchRequest)}
+    host_keys = own_host_keys(recorded)
     for instance in instances.values():
         if instance.launch_token not in request_by_token:
             raise CloudError(
@@ -414,6 +394,6 @@ def ssh_hosts(events: Sequence[JournalEvent], instances: Mapping[str, Instance])
     return hosts
 
 
-def own_host_keys(events: Sequence[JournalEvent]) -> dict[str, str]:
+def own_host_keys(recorded: Sequence[events.JournalEvent]) -> dict[str, str]:
     """Return the host keys that instances generated themselves, by ID. All others use the one of their user data."""
-    return {event.id: event.key for event in events if isinstance(event, HostKeyReplaced)}
+    return {event.id: event.key for event in recorded if isinstance(event, events.HostKeyReplaced)}

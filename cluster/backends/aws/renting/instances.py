@@ -6,6 +6,7 @@ command may terminate. This module never connects to the machines themselves.
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from dataclasses import replace
 
 from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
+from infra.aws import journal_events as events
 from infra.aws import prices, tags
 from infra.aws.client import Account, get_public_address
 from infra.aws.error_codes import AUTHENTICATION_CODES, DENIED_CODES, ErrorKind, may_succeed_later
@@ -21,17 +23,6 @@ from infra.aws.instances.gang import Gang, LaunchRefused
 from infra.aws.instances.instances import Instance
 from infra.aws.instances.request import InstanceRequest
 from infra.aws.instances.user_data import build_user_data
-from infra.aws.journal_events import (
-    AddressRequested,
-    ExpiryChanged,
-    HostKeyReplaced,
-    InstancesReleased,
-    LaunchRequest,
-    NatGatewayRequested,
-    PublicAddressRefused,
-    PublicAddressRequested,
-    TerminationFinished,
-)
 from infra.aws.launch_request import Internet, Place
 from infra.aws.market import billing, quotas
 from infra.aws.market.instance_types import InstanceType
@@ -43,10 +34,10 @@ from infra.errors import AdoptedElsewhere, CloudError, Interrupted, NoCredential
 from train.tools import host
 
 from .instance_history import NO_MACHINES_IN_TIME, InstanceHistory
-from .traffic import GatewayMeter
 
 ACQUIRE_TIMEOUT_SECONDS = 1200.0
 QUOTA_POLL_SECONDS = 15.0
+GATEWAY_LOOK_SECONDS = 300.0  # CloudWatch has a new value so often, and each question is billed
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +63,8 @@ class JobInstances(InstanceHistory):
         self.stack: stack.Stack | None = None
         self.instance_types: dict[str, InstanceType] = {}
         self.nat_subnets: dict[str, str] = {}  # by zone
-        self.gateways = GatewayMeter()
+        self.gateway_bytes: dict[str, int] = {}  # what the job's NAT gateways had processed at the last look, by ID
+        self._gateway_look_time = -math.inf  # monotonic seconds
         self.resolved_images: dict[tuple[str, str], amis.Image] = {}  # by region and GPU architecture
         if seen := self.rental_spec.fresh_inspection:
             self.instance_types |= seen.types
@@ -128,7 +120,11 @@ class JobInstances(InstanceHistory):
         """Return the live instances by machine name. Raises `CloudError` when AWS does not answer."""
         self.check_account()
         self.require_ownership()
-        self.gateways.look(lambda: self.account if self.internet is Internet.NAT else None, self.spec.uid)
+        if time.monotonic() - self._gateway_look_time > GATEWAY_LOOK_SECONDS:
+            self._gateway_look_time = time.monotonic()
+            with contextlib.suppress(CloudError):  # the machines' own counts remain
+                is_nat = self.internet is Internet.NAT
+                self.gateway_bytes |= internet.read_nat_bytes(self.account, self.spec.uid) if is_nat else {}
         return instances.live_by_name(self._without_strays(self.gang.list_instances()))
 
     def _without_strays(self, found_instances: list[Instance]) -> list[Instance]:
@@ -164,7 +160,7 @@ class JobInstances(InstanceHistory):
         """Give a public address to each instance that was rented to have one. Idempotent."""
         if all(instance.public_ip for instance in instances_by_name.values()):
             return instances_by_name  # at almost every poll: the journal need not be read
-        internet_by_token = {request.token: request.internet for request in self.journal.events(LaunchRequest)}
+        internet_by_token = {request.token: request.internet for request in self.journal.events(events.LaunchRequest)}
         without_address = {
             name: instance
             for name, instance in instances_by_name.items()
@@ -175,13 +171,13 @@ class JobInstances(InstanceHistory):
         if self.internet is Internet.PUBLIC:
             try:
                 for instance in without_address.values():
-                    self.journal.write(PublicAddressRequested(id=instance.id))
+                    self.journal.write(events.PublicAddressRequested(id=instance.id))
                     internet.give_public_address(self.account, instance.primary_interface_id)
                 return self._wait_for_addresses([*without_address.values()])
             except CloudError as error:
                 if may_succeed_later(error) or error.code in (*DENIED_CODES, *AUTHENTICATION_CODES):
                     raise
-                self.journal.write(PublicAddressRefused(id=instance.id, message=str(error)))
+                self.journal.write(events.PublicAddressRefused(id=instance.id, message=str(error)))
                 if self.rental_spec.network_ids:
                     raise NoMachines(f"{error}; name a subnet behind a NAT gateway: --internet private") from error
         logger.info(
@@ -207,7 +203,7 @@ class JobInstances(InstanceHistory):
         if is_private or not instances_by_name or any(instance.public_ip for instance in instances_by_name.values()):
             return instances_by_name
         jump_host = instances_by_name[min(instances_by_name, key=int)]
-        self.journal.write(AddressRequested(id=jump_host.id))
+        self.journal.write(events.AddressRequested(id=jump_host.id))
         own_tags = {**self._job_tags(0.0), tags.EXPIRES: jump_host.expires}
         instances.attach_elastic_ip(self.account, jump_host, own_tags)
         logger.info(f"machine {jump_host.name} has a public address; all others are reached through it")
@@ -273,7 +269,7 @@ class JobInstances(InstanceHistory):
         with contextlib.suppress(CloudError):
             self.gang.list_instances()
             if not instances.remove_leftovers(self.account, self.spec.uid, self.sleep_unless_stopping):
-                self.journal.write(TerminationFinished())
+                self.journal.write(events.TerminationFinished())
         self.sleep_unless_stopping(0.0)  # a stop request may have ended the wait for the NAT gateway
 
     def _refresh_reservation(self, place: Place) -> Place:
@@ -340,7 +336,7 @@ class JobInstances(InstanceHistory):
         with self.rent_lock:
             self.finish_open_requests()
             found = self.list_machines().get(name)
-            if found and not any(found.id in event.ids for event in self.journal.events(InstancesReleased)):
+            if found and not any(found.id in event.ids for event in self.journal.events(events.InstancesReleased)):
                 return found
             return self._rent_beside_others([name])[0]
 
@@ -409,7 +405,7 @@ class JobInstances(InstanceHistory):
         """Return the job's subnet in a zone, behind the job's NAT gateway."""
         assert self.stack
         if zone not in self.nat_subnets:
-            self.journal.write(NatGatewayRequested(region=self.account.region))
+            self.journal.write(events.NatGatewayRequested(region=self.account.region))
             self.nat_subnets[zone] = internet.ensure_subnet(
                 StackContext(self.account, self.journal),
                 self.stack,
@@ -427,7 +423,7 @@ class JobInstances(InstanceHistory):
     def set_expiry(self, expiry_time: float) -> None:
         """Set the expiry of all live instances, which `gc` reads, and the terms by their tags. Raises `CloudError`."""
         instance_ids = [instance.id for instance in self.list_machines().values()]
-        self.journal.write(ExpiryChanged(ids=tuple(instance_ids), expires=expiry_time))
+        self.journal.write(events.ExpiryChanged(ids=tuple(instance_ids), expires=expiry_time))
         new_tags = {tags.EXPIRES: tags.format_time(expiry_time), tags.TERMS: self.terms(host.unix_time()).to_tag()}
         instances.set_tags(self.account, instance_ids, new_tags)
 
@@ -437,7 +433,7 @@ class JobInstances(InstanceHistory):
         """Terminate everything of the job that is billed, in all regions that it used."""
         self.check_account()
         requested = {recorded.request.place.region for recorded in self.journal.launch_requests()}
-        with_gateway = {event.region for event in self.journal.events(NatGatewayRequested)}  # it comes before requests
+        with_gateway = {each.region for each in self.journal.events(events.NatGatewayRequested)}  # before requests
         accounts = [self.account.in_region(region) for region in {self.account.region, *requested, *with_gateway}]
         # These gangs' waits ignore a stop request, which must not interrupt the termination.
         gangs = [Gang(account, self.spec.uid, self.journal) for account in accounts]
@@ -450,7 +446,7 @@ class JobInstances(InstanceHistory):
     def terminate(self, ids: list[str], reason: str, is_exchange: bool = False) -> None:
         """Terminate some instances. The journal marks them as ended by the job, so replacements may be rented."""
         self.require_ownership()
-        self.journal.write(InstancesReleased(ids=tuple(ids), reason=reason, is_exchange=is_exchange))
+        self.journal.write(events.InstancesReleased(ids=tuple(ids), reason=reason, is_exchange=is_exchange))
         instances.terminate(self.account, ids)
 
     def release_broken(self, machine: Instance, reason: str) -> None:
@@ -478,7 +474,7 @@ class JobInstances(InstanceHistory):
 
         Without the tag the job goes on, but no other computer can adopt it.
         """
-        self.journal.write(HostKeyReplaced(id=machine.id, key=key))
+        self.journal.write(events.HostKeyReplaced(id=machine.id, key=key))
         with contextlib.suppress(CloudError):
             instances.set_tags(self.account, [machine.id], {tags.HOST_KEY: key})
 

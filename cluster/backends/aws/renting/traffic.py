@@ -6,9 +6,8 @@ another computer finds the counts of the live machines in their statuses.
 """
 
 import contextlib
-import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -16,17 +15,13 @@ from uuid import uuid4
 
 from cluster.machines.fleet import Fleet
 from cluster.state.heartbeats import MachineStatus, parse_status
-from infra.aws.client import Account
-from infra.aws.instances.internet import read_nat_bytes
 from infra.costs import NO_TRAFFIC, Traffic
-from infra.errors import CloudError
 from train.tools import host
 from train.tools.files import write_atomic
 from train.tools.records import encode, read_record
 from train.tools.text_files import to_json_bytes
 
 TRAFFIC_FILE = "traffic.json"  # in the run folder
-GATEWAY_LOOK_SECONDS = 300.0  # CloudWatch has a new value so often, and each question is billed
 COUNT_SECONDS = 2.0  # between two looks at the machines' statuses
 GATEWAY = "gateway "  # begins the name of a NAT gateway's counter
 MAX_COUNTS = 10_000  # of one job; a machine that invents boots must not fill the disk
@@ -69,22 +64,6 @@ class TrafficRecord:
 def read_traffic(run_path: Path) -> TrafficRecord:
     """Return what a job has moved, by the file in its run folder. Raises `DamagedRecord`."""
     return read_record(run_path / TRAFFIC_FILE, TrafficRecord) or TrafficRecord()
-
-
-class GatewayMeter:
-    """What a job's NAT gateways had processed at the last look, in `bytes`, by their IDs."""
-
-    def __init__(self) -> None:
-        self.bytes: dict[str, int] = {}
-        self.last_look_time = -math.inf  # monotonic seconds
-
-    def look(self, find_account: Callable[[], Account | None], uid: str) -> None:
-        """Ask AWS, at most once in `GATEWAY_LOOK_SECONDS`. `find_account` returns None for a job without gateways."""
-        if time.monotonic() - self.last_look_time > GATEWAY_LOOK_SECONDS:
-            self.last_look_time = time.monotonic()
-            with contextlib.suppress(CloudError):  # the machines' own counts remain
-                account = find_account()
-                self.bytes |= read_nat_bytes(account, uid) if account else {}
 
 
 class TrafficLog:

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Self
 
 from cluster.backends.backend_options import BackendOptions
-from infra.aws.launch_request import Internet, parse_reservation_id, parse_subnet_id, parse_vpc_id
+from infra.aws.launch_request import Internet, parse_id, parse_reservation_id
 from infra.aws.tags import parse_user_tags
 from train.tools.option_fields import OptionError, option_field
 
@@ -66,7 +67,7 @@ class AwsOptions(BackendOptions):
     vpc: str | None = option_field(
         None,
         metavar="ID",
-        parse=parse_vpc_id,
+        parse=partial(parse_id, prefix="vpc"),
         group="AWS",
         help="Network of your own (vpc-...), which is not changed. Its subnets that suit are used, one in each zone.",
         default_text="the stack's",
@@ -75,7 +76,7 @@ class AwsOptions(BackendOptions):
         (),
         "--subnet",
         metavar="ID",
-        parse=parse_subnet_id,
+        parse=partial(parse_id, prefix="subnet"),
         group="AWS",
         help="Subnet of your own (subnet-...); its network is used. Can be given several times, once for each zone.",
     )

@@ -158,14 +158,15 @@ def test_type_without_an_image_or_with_another_torch_is_left_out_with_a_note(
 def test_types_that_ec2_does_not_sell_in_the_market_are_left_out() -> None:
     p5, g5 = BUILTIN_TYPES["p5.48xlarge"], BUILTIN_TYPES["g5.48xlarge"]
     known = {"p5": replace(p5, markets=("capacity-block", "on-demand")), "g5": g5}
-    note = "p5: not requested, EC2 does not sell them as spot"
-    assert choose_sold_types(known, ["p5", "g5"], ["spot"]) == (["g5"], [note])
-    assert choose_sold_types(known, ["p5", "g5"], ["spot", "on-demand"]) == (["p5", "g5"], [])
+    notes: list[str] = []
+    assert choose_sold_types(known, ["spot", "on-demand"], notes) == known and not notes
+    assert [*choose_sold_types(known, ["spot"], notes)] == ["g5"]
+    assert notes == ["p5: not requested, EC2 does not sell them as spot"]
     with pytest.raises(ClusterError, match="EC2 does not sell p5 as spot; pass --on-demand"):
-        choose_sold_types(known, ["p5"], ["spot"])
+        choose_sold_types({"p5": known["p5"]}, ["spot"], notes)
     known["p5"] = replace(p5, markets=("capacity-block",))
     with pytest.raises(ClusterError, match=r"p5 as on-demand; buy a block: imgnet-cluster offers --capacity-blocks"):
-        choose_sold_types(known, ["p5"], ["on-demand"])
+        choose_sold_types({"p5": known["p5"]}, ["on-demand"], notes)
 
 
 def offline_plan(**options: Any) -> submit.Plan:

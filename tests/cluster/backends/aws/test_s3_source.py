@@ -46,7 +46,7 @@ def fetch(target: Path, url: str = SET_URL) -> FetchResult:
 def test_upload_dataset_uploads_manifests_last(tmp_path: Path, front: AwsFrontend) -> None:
     front.fault(action="PutObject", code="AccessDenied", status=403, skip=8)
     with pytest.raises(ClusterError, match=r"not permitted; it takes s3:PutObject on imgnet-sets/data/set"):
-        S3Source(SET_URL).upload(make_set(tmp_path / "set"), ignore_progress)
+        S3Source(SET_URL).upload_set(make_set(tmp_path / "set"), ignore_progress)
     keys = [entry["Key"] for entry in boto3.client("s3").list_objects_v2(Bucket="imgnet-sets")["Contents"]]
     assert len(keys) == 8 and not [key for key in keys if "manifest" in key]
 
@@ -56,18 +56,18 @@ def test_upload_of_a_damaged_or_incomplete_set_is_refused(tmp_path: Path, front:
     shard = folder / "train/shard-00001.bin"
     shard.write_bytes(bytes(shard.stat().st_size))
     with pytest.raises(ClusterError, match=r"shard-00001\.bin: its bytes have changed .* imgnet-cluster data verify"):
-        S3Source(SET_URL).upload(folder, ignore_progress)
+        S3Source(SET_URL).upload_set(folder, ignore_progress)
     shard.unlink()
     with pytest.raises(ClusterError, match=r"00001\.bin: the file is incomplete; run: imgnet-cluster data verify"):
-        S3Source(SET_URL).upload(folder, ignore_progress)
+        S3Source(SET_URL).upload_set(folder, ignore_progress)
     with pytest.raises(FetchError, match="has single files"):
         (tmp_path / "files/train/a").mkdir(parents=True)
-        S3Source(SET_URL).upload(tmp_path / "files", ignore_progress)
+        S3Source(SET_URL).upload_set(tmp_path / "files", ignore_progress)
 
 
 def test_fetch_goes_on_after_a_lasting_error_and_upload_skips_what_is_there(front: AwsFrontend, tmp_path: Path) -> None:
     root = make_set(tmp_path / "set")
-    assert S3Source(SET_URL).upload(root, ignore_progress) == (10, 0)
+    assert S3Source(SET_URL).upload_set(root, ignore_progress) == (10, 0)
     front.fault(action="GetObject", service="s3", code="AccessDenied", status=403, skip=4, times=99)
     with pytest.raises(ClusterError, match=r"s3://imgnet-sets/data/set/\S+: not permitted; .* --data s3://imgnet-sets"):
         fetch(tmp_path / "t")
@@ -79,7 +79,7 @@ def test_fetch_goes_on_after_a_lasting_error_and_upload_skips_what_is_there(fron
     fetch(tmp_path / "t")
     assert content(tmp_path / "t") == content(root)
     progress: list[tuple[int, int]] = []
-    assert S3Source(SET_URL).upload(root, lambda *counts: progress.append(counts)) == (0, 10)
+    assert S3Source(SET_URL).upload_set(root, lambda *counts: progress.append(counts)) == (0, 10)
     assert progress[-1][0] == progress[-1][1] > 0
 
 
@@ -115,7 +115,7 @@ def test_plan_names_the_region_of_a_bucket_elsewhere_which_needs_the_internet(
     location: Any = {"CreateBucketConfiguration": {"LocationConstraint": region}} if is_far else {}
     boto3.client("s3", region_name=region).create_bucket(Bucket=name, **location)
     url = f"s3://{name}/data/set"
-    S3Source(url).upload(make_set(tmp_path / "set"), ignore_progress)
+    S3Source(url).upload_set(make_set(tmp_path / "set"), ignore_progress)
 
     def plan(**options: Any) -> Plan:
         launch_options = make_launch_options(backend="aws", types=["p4d.24xlarge"], data=url, **options)
@@ -136,7 +136,7 @@ def test_check_says_which_images_a_launch_would_not_find(tmp_path: Path) -> None
     on_p4d = ("--type", "p4d.24xlarge", "--data")
     code, problems = check(*on_p4d, "sample")
     assert (code, len(problems)) == (0, 1) and "cannot be tried before the stack is there" in problems[0]
-    S3Source(SET_URL).upload(make_set(tmp_path / "set"), ignore_progress)
+    S3Source(SET_URL).upload_set(make_set(tmp_path / "set"), ignore_progress)
     for words, expected_code, line in (
         (("recipes/resnet50_18min.py",), 1, "error    ~/data/imagenet: rented machines have no folder of this"),
         ((*on_p4d, "photos"), 1, "error    ~/.imgnet/shared/photos: the shared file system does not exist yet"),

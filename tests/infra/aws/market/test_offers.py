@@ -70,13 +70,18 @@ def test_spot_prices_do_not_depend_on_the_order_of_history(front: AwsFrontend) -
     assert offers._spot_prices(account, ["t"]) == {("t", "a"): 3.0}
 
 
+def list_offers(account: Account | None, *names: str) -> list[offers.Offer]:
+    """Return the offers of the named types."""
+    return offers.list_offers(account, offers.list_instance_types(account, names).values())
+
+
 @pytest.mark.parametrize("fault", [{"code": "UnauthorizedOperation"}, {"code": "InternalFailure", "status": 500}])
 def test_list_offers_with_failed_lookups_has_unknown_prices(front: AwsFrontend, fault: dict[str, Any]) -> None:
     account = Account()
     account.__dict__["ec2"] = account.ec2_no_retry  # without retries, of which there would be eight
     for action in ("GetProducts", "DescribeSpotPriceHistory"):
         front.fault(action=action, times=99, **fault)
-    found = offers.list_offers(account, names=["p4d.24xlarge", "p5.48xlarge"])
+    found = list_offers(account, "p4d.24xlarge", "p5.48xlarge")
     assert len(found) == 4 + 6 and {offer.spot_price for offer in found} == {None}
     assert front.count("GetProducts") <= 2, "one call, repeated once: it has failed, so the others are not sent"
     prices = {(offer.on_demand_price, offer.is_builtin_price) for offer in found}
@@ -104,13 +109,14 @@ def test_list_price_of_malformed_products_or_of_several_prices_is_unknown(
 
 def test_list_offers_by_gpu_has_zones_and_both_prices(front: AwsFrontend) -> None:
     front.sim.set_price("us-east-1d", "p4d.24xlarge", 7.0)
-    found_offers = offers.list_offers(shared_account(), "a100")
+    a100_types = [name for name, each in BUILTIN_TYPES.items() if offers.matches_gpu(each, "a100")]
+    found_offers = list_offers(shared_account(), *a100_types)
     assert {offer.instance_type.gpu for offer in found_offers} == {"A100"}
     found = {offer.zone[-1]: offer for offer in found_offers if offer.type == "p4d.24xlarge"}
     assert [*found] == ["a", "b", "c", "d"]
     assert found["d"] == offers.Offer("p4d.24xlarge", "us-east-1d", BUILTIN_TYPES["p4d.24xlarge"], 7.0, 21.96, False)
     front.fault(action="GetProducts", code="AccessDeniedException", times=99)
-    (offer, *_) = offers.list_offers(shared_account("us-west-2"), names=["p4d.24xlarge"])
+    (offer, *_) = list_offers(shared_account("us-west-2"), "p4d.24xlarge")
     assert (offer.on_demand_price, offer.is_builtin_price) == (None, False), "built-in prices are those of one region"
 
 
@@ -157,7 +163,6 @@ def test_choose_types_offline_uses_the_builtin_table() -> None:
     assert (list(chosen), notes) == (types, [f"{P3_IS_GONE}: p4d.24xlarge instead"])
     with pytest.raises(CloudError, match=r"q9\.large is not in the built-in table"):
         offers.choose_types(None, ("p5.48xlarge",), ("q9.large",))
-    first, second = offers.list_offers(None, names=["p4d.24xlarge", "p3.16xlarge", "p5e.48xlarge"])
+    first, second = list_offers(None, "p4d.24xlarge", "p3.16xlarge", "p5e.48xlarge")
     assert first == offers.Offer("p4d.24xlarge", "", BUILTIN_TYPES["p4d.24xlarge"], None, 21.957642, True)
     assert (second.on_demand_price, second.is_builtin_price) == (None, False)
-    assert {offer.instance_type.gpu for offer in offers.list_offers(None, "h100")} == {"H100"}
