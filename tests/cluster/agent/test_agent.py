@@ -240,36 +240,6 @@ def test_trainer_that_does_not_leave_in_time_is_killed_and_comes_back_as_a_new_o
     assert "most recent call first" in log.read_text()
 
 
-def test_two_attempts_in_place_that_fail_before_their_first_step_are_followed_by_a_restart(
-    agents: Any, hand_made: Any
-) -> None:
-    """No machine was lost in them, so a third one would fail too."""
-    run = hand_made(machines=2, lost_seconds=2.0, heartbeat_seconds=0.2, in_place="on")
-    restart = "if sys.orig_argv[sys.orig_argv.index('--attempt') + 1] == '4':\n    if rank == 0: " + PUBLISH
-    restart += "    until((out / 'result.json').exists); os._exit(0)\n"
-    keep = "    report.report_kept_state(8, has_saved=False, reason='Connection closed by peer')\n"
-    fail_to_join = "    until(report.read_next_request); os.environ.update(report.read_next_request().environment)\n"
-    fail_to_join += "    report.begin_attempt(); report.not_in_place = ''; report.report_state('joining')\n"
-    meet = "(out / f'trains-{rank}').touch(); until(lambda: len(list(out.glob('trains-*'))) == 2)\n"
-    trainer = f"{restart}report.not_in_place = ''; {TRAIN}{meet}while True:\n{keep}{fail_to_join}"
-    started = [agents.start(run, trainer, machine) for machine in ("0", "1")]
-    assert [agent.wait(120) for agent in started] == [0, 0] and not agents.trainers()
-    *in_place, anew = (read_shared(run, f"attempts/00000{number}.json") for number in (2, 3, 4))
-    assert [attempt["live_step"] for attempt in (*in_place, anew)] == [8, 8, None]
-    assert anew["reason"].endswith("; not in place: 2 attempts in place have failed before their first step")
-    log = run.run_folder.work_folder() / "logs/000004/rank-0.log"
-    assert log.read_text().startswith(f"attempt 4: {anew['reason']}; machines: 0, 1\n")
-
-
-def test_agent_max_hours_saves_and_stops(agents: Any, hand_made: Any) -> None:
-    """The time of the machine's previous agent counts, although whoever starts this one does not know of it."""
-    run = hand_made(max_hours=1.0)
-    run.write_status("training", elapsed_seconds=3600.0)
-    assert agents.run(run, SAVE_WHEN_ASKED) == 0
-    state, reason = agents.end(run)
-    assert state == "stopped" and "--max-hours" in reason
-
-
 def test_agent_second_in_same_work_folder_exits(agents: Any, hand_made: Any) -> None:
     run = hand_made()
     first = agents.start(run, SAVE_WHEN_ASKED)

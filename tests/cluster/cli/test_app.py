@@ -188,13 +188,6 @@ def test_logs_of_a_machine_is_that_of_its_first_process(sandbox: Any, hand_made:
     assert_refused(sandbox.cli("logs", "--machine", "2"), 2, "attempt 2 of job-1; the machine is 0")
 
 
-def test_status_of_a_finished_job_names_the_job_for_the_next_forecast(finished: Any) -> None:
-    shown = finished.cli("status", "job-1").out
-    assert "imgnet-cluster plan --from job-1" in shown
-    listed = json.loads(finished.cli("ls", "-o", "json").out)
-    assert (listed[0]["epoch"], listed[0]["epochs"]) == (3, 3)
-
-
 def test_down_of_a_job_here_that_has_ended_says_that_nothing_ran(finished: Any) -> None:
     ran = finished.cli("down", "job-1")
     assert (ran.code, ran.out) == (0, "job-1 is done: nothing of it is running, and nothing is billed\n")

@@ -156,18 +156,6 @@ def test_stack_is_removed_only_if_there_was_none_before(session: SelftestSession
     assert session.remove_everything() == [] and not cloud.remove_stack.called
 
 
-def test_what_a_killed_session_left_is_removed_first(session: SelftestSession) -> None:
-    session.begin()
-    cloud = make_cloud(has_stack=True, leftovers=("vpc-1 stays",))
-    second = make_session(cloud, session.folder)
-    with pytest.raises(ClusterError, match="vpc-1 stays"):
-        second.begin()
-    assert (session.folder / STATE_FILE).exists(), "what is left is not forgotten"
-    cloud.remove_stack.return_value, cloud.has_stack.return_value = [], False
-    second.begin()
-    assert cloud.remove_stack.call_count == 2
-
-
 @pytest.mark.parametrize(("text", "expected"), [
     ("credentials: arn:aws:sts::123456789012:assumed-role/admin/jane in account 123456789012",
      "credentials: <arn> in account <account>"),

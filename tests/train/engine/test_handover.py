@@ -14,15 +14,7 @@ from typing import Any
 import pytest
 import torch
 from support.forked_ranks import join_group, run_ranks
-from support.trainer_in_process import (
-    SINGLE_PROCESS,
-    SIZE,
-    RandomImages,
-    linear_classifier,
-    make_phase,
-    make_recipe,
-    make_trainer,
-)
+from support.trainer_in_process import SINGLE_PROCESS, SIZE, RandomImages, make_phase, make_recipe, make_trainer
 from support.waiting import wait_for
 from torch import nn
 from torch.distributed import DistNetworkError
@@ -34,7 +26,6 @@ from train.engine import handover, trainer
 from train.engine import run as run_module
 from train.engine.agent_channel import AgentChannel
 from train.engine.handover import Handover, KeptState, keep_state
-from train.engine.run import go_on_in_place
 from train.recipe.components import Comm
 from train.tools import checkpoint_io
 from train.tools.agent_protocol import TrainerState, checkpoint_folder, newest_intact_checkpoint
@@ -54,10 +45,6 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("IMGNET_WORK", str(folder))
     monkeypatch.setenv("IMGNET_IN_PLACE", "1")
     return folder
-
-
-def test_attempt_that_fails_before_it_trains_has_no_log_to_close(work: Path) -> None:
-    make_trainer(work, RECIPE, IMAGES, linear_classifier()).progress.close()
 
 
 class Run:
@@ -411,17 +398,6 @@ def test_the_head_whose_new_process_is_lost_before_it_joins_goes_on_with_another
         raise AssertionError
 
     assert run_ranks(2, work, seconds=30) == [3.0, 3.0]
-
-
-def test_a_process_that_stands_behind_the_agreed_step_keeps_its_state(work: Path, tmp_path: Path) -> None:
-    """The one that had finished the step was lost before it joined."""
-    run = Run(tmp_path)
-    run.keep_two_steps(work)
-    run.trainer.options = replace(run.trainer.options, live_step=3)
-    with pytest.raises(HandoverFailed, match="the processes stand at step 2, and not at 3") as raised:
-        go_on_in_place(run.trainer, run.handover)
-    assert run.handover.keep(raised.value)
-    assert json.loads((work / "kept-0.json").read_text())["step"] == 2
 
 
 def test_a_process_that_waits_for_a_lost_head_keeps_its_state_on_request(work: Path, tmp_path: Path) -> None:

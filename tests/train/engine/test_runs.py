@@ -79,32 +79,6 @@ def test_run_killed_and_resumed_ends_with_the_same_bits(world: int, runs: Any, p
     assert_time_adds_up(read_result(out))
 
 
-def test_run_killed_before_its_result_only_writes_it(runs: Any, alone: Path) -> None:
-    out = runs.folder / "no-result"
-    shutil.copytree(alone, out)
-    (out / "result.json").unlink()
-    checkpoints = sorted(checkpoint_folder(out, 1).iterdir())
-    output = runs.run(out, "--gpus", "2")
-    assert f"at step {STEPS}" in output
-    assert sorted(checkpoint_folder(out, 1).iterdir()) == checkpoints
-    summary, expected = read_result(out), read_result(alone)
-    assert summary["steps"] == STEPS
-    assert [{**row, "where": 0} for row in summary["epochs"]] == [{**row, "where": 0} for row in expected["epochs"]]
-    assert_time_adds_up(summary)
-
-
-def test_run_resumed_on_more_processes_keeps_the_global_batch(runs: Any) -> None:
-    out = runs.folder / "regrouped"
-    runs.kill_when(out, has_step(out, 5), "--gpus", "2", "--save-seconds", "0")
-    output = runs.run(out, "--gpus", "3", code=1)
-    assert "run with another gpus" in output and "Traceback" not in output
-    output = runs.run(out, "--gpus", "2", world=3)
-    assert output.count("resumed from") == 1
-    summary = read_result(out)
-    assert (summary["procs"], summary["schedule_gpus"], summary["steps"]) == (3, 2, STEPS)
-    assert summary["images"] == IMAGES_SEEN and [row["global_batch"] for row in summary["epochs"]] == [16, 16, 32, 16]
-
-
 def test_run_attempt_resumes_from_the_last_attempt_that_saved(runs: Any, pair: Path, tmp_path: Path) -> None:
     out = tmp_path / "attempts"
     shutil.copytree(checkpoint_folder(pair, 1), checkpoint_folder(out, 1))

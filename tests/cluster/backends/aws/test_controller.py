@@ -64,15 +64,6 @@ def test_lost_machine_is_replaced_and_nothing_stays_rented(
     assert backend.terminate() == []
 
 
-def test_job_moves_when_no_replacement_can_be_rented(backend: ToyBackend, poll_cloud: Any) -> None:
-    """Too few machines are left, and the cloud refuses to rent another: all are given back, and rented anew."""
-    ToyCloud.rented.clear()
-    poll_cloud(backend)
-    assert backend.controller.fleet is None and ToyCloud.rented == {}
-    with pytest.raises(SetupFailed, match="the toy cloud has 1 machines"):
-        backend.poll()
-
-
 def test_kill_machine_and_a_refused_replacement(backend: ToyBackend, poll_cloud: Any) -> None:
     ToyCloud.free_machines = 0
     backend.kill_machine("0", None)
@@ -97,15 +88,6 @@ def test_list_of_machines_from_before_a_move_brings_no_old_machine_back(backend:
     controller._move_to_new_machines()
     assert backend.poll()
     assert {machine.id for machine in controller.live_machines.values()}.isdisjoint({"toy-1", "toy-2"})
-
-
-def test_machines_that_reached_their_limit_do_not_move(backend: ToyBackend) -> None:
-    """Also if a machine had left before and was not replaced."""
-    fleet: Any = backend.controller.fleet
-    fleet.is_training = False
-    write_status(backend, "0", "left", ended=True)
-    write_status(backend, "1", "stopped", ended=True)
-    assert not backend.poll() and backend.controller.fleet is fleet and ToyCloud.released == []
 
 
 # --- the end ---------------------------------------------------------------------------------------------------------
@@ -140,17 +122,6 @@ def test_finished_job_waits_for_an_open_rental_only(backend: ToyBackend) -> None
     assert backend.poll()  # that thread may be in a request to the cloud
     rental.set_result(None)
     assert not backend.poll() and controller.rental_futures
-
-
-def test_stopped_job_connects_to_machines_that_are_still_there(backend: ToyBackend) -> None:
-    """The machines must save a checkpoint, also when no supervisor ran while the job was stopped."""
-    write_shared(backend, "stop")
-    restarted = ToyBackend(backend.run)
-    assert restarted.poll() and len(ToyCloud.rented) == 2
-    ToyCloud.reset(free_machines=3)
-    with pytest.raises(SetupFailed, match="stopped by the user"):
-        ToyBackend(backend.run).poll()
-    assert ToyCloud.rented == {}
 
 
 @pytest.fixture

@@ -446,14 +446,6 @@ def test_spare_that_cannot_be_rented_does_not_end_the_launch(with_spare: Any, ca
     assert "the job starts without its spares: no machine" in caplog.text
 
 
-def test_late_spare_is_rented_by_nobody_but_the_controller(make_instances: Any) -> None:
-    job_instances = make_instances(2, *granted(1, NOW, place(), "0", "1"), rental={"late_spares": 1}, spares=1)
-    assert job_instances.rents_spares_late and job_instances.first_names == ("0", "1")
-    assert job_instances._rent_first_spares() == []
-    plain = make_instances(2, spares=1, name="job-2")
-    assert not plain.rents_spares_late and plain.first_names == ("0", "1", "2")
-
-
 def test_one_machine_and_its_spare_are_no_move(make_instances: Any) -> None:
     """Both requests are for one machine each."""
     rental = {"on_demand_spares": 1, "spare_places": (ON_DEMAND,)}

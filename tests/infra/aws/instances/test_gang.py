@@ -390,15 +390,6 @@ def test_terminate_job_killed_at_any_step_and_repeated_leaves_none(bed: GangTest
         kill_and_repeat(at)
 
 
-def test_acquire_killed_and_then_terminated_leaves_nothing(bed: GangTestbed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instances, "INSTANCE_POLL_SECONDS", 10.0)  # each termination waits a minute for late machines
-    for at in range(1, 24, 2):
-        start_next_job(bed)
-        bed.count_steps(bed.acquire, at)
-        bed.end_job()
-        assert bed.gang().open_requests() == []
-
-
 def test_requests_of_another_region_are_finished_there(bed: GangTestbed) -> None:
     west = bed.account.in_region("us-west-2")
     bed.stack = bed.create_stack("us-west-2", west.ec2, ["us-west-2a"])
