@@ -186,8 +186,3 @@ def test_logs_of_a_machine_is_that_of_its_first_process(sandbox: Any, hand_made:
     assert (lost.code, lost.out, lost.err) == (0, "rank 0\n", note)
     assert_refused(sandbox.cli("logs", "--rank", "3"), 1, "job-1 has 2 training processes")
     assert_refused(sandbox.cli("logs", "--machine", "2"), 2, "attempt 2 of job-1; the machine is 0")
-
-
-def test_down_of_a_job_here_that_has_ended_says_that_nothing_ran(finished: Any) -> None:
-    ran = finished.cli("down", "job-1")
-    assert (ran.code, ran.out) == (0, "job-1 is done: nothing of it is running, and nothing is billed\n")

@@ -161,11 +161,6 @@ def test_find_problems_unusable_shared_folder_is_one_error(
     assert text.startswith(f"error: {folder}") and message in text
 
 
-def test_gather_facts_counts_the_processors_that_may_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("train.tools.host.usable_cpu_count", lambda: 3)
-    assert probe.gather_facts(tmp_path, tmp_path, tmp_path / "probe/t-a").cpus == 3
-
-
 def test_folder_facts_detects_missing_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(95, "Operation not supported")
@@ -314,15 +309,6 @@ def test_start_launch_keeps_which_machines_the_job_has_reached(progress: SetupPr
     progress.update_record(lambda record: replace(record, is_adopted=True))
     progress.start_launch("third", {"0": "gpu1"})
     assert progress.rows["0"].was_reached, "by the computer that launched the job"
-
-
-def test_reach_is_written_once_for_all_machines_when_it_changes(progress: SetupProgress, monkeypatch: Any) -> None:
-    written: list[set[str]] = []
-    lost = lambda: {name for name, row in progress.rows.items() if row.unreachable_since}  # noqa: E731
-    monkeypatch.setattr(progress, "_write", lambda: written.append(lost()))
-    for unreachable in ({"0", "1"}, {"0", "1"}, {"1"}, set[str]()):
-        progress.note_reach(unreachable)
-    assert written == [{"0", "1"}, {"1"}, set()]
 
 
 def test_abandoned_set_up_goes_on_to_no_other_step(progress: SetupProgress) -> None:

@@ -307,37 +307,6 @@ def test_a_state_that_has_changed_on_its_way_is_not_taken(monkeypatch: pytest.Mo
     assert run_ranks(2, work) == [{}, {}]
 
 
-@pytest.mark.process
-def test_the_one_that_stands_furthest_is_lost_while_it_sends_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others keep what they had, and go on with the step of the one that stands furthest among them."""
-    monkeypatch.setattr(handover, "PIECE_BYTES", 100)
-    steps = (9, 7, 8)
-
-    def lose() -> None:
-        """End the connections, and send nothing more: Gloo may take a message that it never sends, and wait for it."""
-        regroup.shut_down_connections()
-        raise RuntimeError("this process has ended its connections")
-
-    def work(rank: int, store: Path) -> list[float]:
-        os.environ.update(IMGNET_WORK=str(store.with_name(f"work-{rank}")), IMGNET_IN_PLACE="1")
-        Path(os.environ["IMGNET_WORK"]).mkdir()
-        own = Handover(AgentChannel())
-        own.kept = KeptState({"weights": torch.full((99,), float(steps[rank]))}, (0, steps[rank]), steps[rank])
-        own.begin_attempt()
-        group = join_group(store, rank, 3, 1)
-        if rank == 0:
-            own.channel.tick = lose  # type: ignore[method-assign]  # after the first piece
-        with pytest.raises(RuntimeError) as raised:
-            own.share_state(group)
-        if rank == 0:
-            return []
-        assert own.keep(raised.value)
-        shared: Any = own.share_state(join_group(store.with_name("second"), rank - 1, 2, 1))
-        return [own.kept.step, float(shared["weights"][0])]
-
-    assert run_ranks(3, work, seconds=20) == [[], [7, 8.0], [8, 8.0]]
-
-
 @pytest.mark.parametrize("wait", [
     lambda own, group: own.share_state(group),
     lambda own, group: own._broadcast(group, 0, torch.ones(1)),

@@ -78,18 +78,6 @@ def test_kill_machine_and_a_refused_replacement(backend: ToyBackend, poll_cloud:
     assert backend.dead_machines() == [] and backend.replacement_error() == ""
 
 
-def test_list_of_machines_from_before_a_move_brings_no_old_machine_back(backend: ToyBackend) -> None:
-    """Otherwise the new machine of that name would be looked for at the old one, and the job would fail."""
-    controller = backend.controller
-    old_list: Future[Any] = Future()
-    old_list.set_result(dict(controller.live_machines))
-    controller.poll_future = old_list
-    ToyCloud.free_machines = 2
-    controller._move_to_new_machines()
-    assert backend.poll()
-    assert {machine.id for machine in controller.live_machines.values()}.isdisjoint({"toy-1", "toy-2"})
-
-
 # --- the end ---------------------------------------------------------------------------------------------------------
 
 
