@@ -72,7 +72,6 @@ LAYER = {name: number for number, line in enumerate(LAYERS.strip().splitlines())
 
 
 def dotted(path: Path) -> str:
-    """The name that a file is imported by."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -134,7 +133,6 @@ def imports(name: str, lazy: bool = True) -> frozenset[str]:
 
 
 def top_levels(name: str) -> set[str]:
-    """The top-level packages that a module imports."""
     return {module.split(".")[0] for module in imports(name)}
 
 
@@ -153,7 +151,6 @@ def loaded_with(name: str) -> frozenset[str]:
 
 
 def modules_in(package: str) -> list[str]:
-    """The modules of a package and of the packages below it."""
     return [name for name in MODULES if name == package or name.startswith(package + ".")]
 
 

@@ -41,7 +41,6 @@ class HandMadeRun:
 
     @property
     def job(self) -> Any:
-        """The job, read anew from its files."""
         from cluster.jobs.submit import Job
 
         return Job(self.run_folder.path)
@@ -54,7 +53,6 @@ class HandMadeRun:
         return file
 
     def write_status(self, state: str, machine: str = "0", **more: Any) -> None:
-        """Write the status of a machine's agent."""
         status = {"id": f"{machine}.test", "state": state, "time": time.time(), **more}
         self.write_shared(f"status/{machine}.json", json.dumps(status))
 
@@ -104,7 +102,6 @@ def hand_made(sandbox: Sandbox) -> Callable[..., HandMadeRun]:
 
 @pytest.fixture
 def full_disk(small_disk: Path) -> Path:
-    """A disk without free space."""
     fill(small_disk)
     return small_disk
 

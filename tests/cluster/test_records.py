@@ -22,12 +22,10 @@ SECONDS_OF_FIRST_EPOCH = 20 + 32 * STEP_SECONDS + 5.0  # until the first step, 3
 
 @pytest.fixture
 def run(hand_made: Any) -> RunData:
-    """The run data of a job on rented machines."""
     return records.collect_run_data(make_job(hand_made, "aws"))
 
 
 def log_events(run: RunData) -> list[dict[str, Any]]:
-    """Return the lines of a run's log."""
     lines = records.render_mlperf_log(run, None).splitlines()
     return [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
 

@@ -56,12 +56,10 @@ def assert_none(found: Mapping[str, object]) -> None:
 
 
 def fences(text: str, *languages: str) -> list[str]:
-    """Return the fenced code blocks of a page in these languages, at any indentation."""
     return [match["body"] for match in FENCE.finditer(text) if match["language"] in languages]
 
 
 def inline_code(text: str) -> list[str]:
-    """Return what stands between backticks in a page, outside its fenced code blocks."""
     spans = INLINE_CODE.findall(FENCE.sub("", text))
     return [re.sub(r"\s+", " ", span).replace(r"\|", "|") for span in spans]
 
@@ -111,13 +109,11 @@ COMMANDS = all_commands()
 
 
 def options_of(command: click.Command) -> set[str]:
-    """Return the options of a command as they are typed."""
     params = command.get_params(click.Context(command))
     return {name for param in params for name in (*param.opts, *param.secondary_opts)} | {"-h"}
 
 
 def options_in(text: str) -> set[str]:
-    """Return the long options that a text names."""
     return set(re.findall(r"(?<![\w-])--[a-z][\w-]*", text))
 
 
@@ -169,7 +165,6 @@ def is_in_repository(path: str) -> bool:
 
 
 def slug(heading: str) -> str:
-    """Return the anchor that GitHub gives to a heading."""
     return re.sub(r"[^\w\- ]", "", heading.replace("`", "").lower()).strip().replace(" ", "-")
 
 

@@ -56,7 +56,6 @@ SCHEDULE_IDS = [f"{schedule.recipe_name}, {schedule.machines}" for schedule in P
 
 
 def phase_numbers(phase: PaperPhase) -> tuple[Any, ...]:
-    """Return the numbers of a phase, with learning rates as text of twelve digits."""
     return phase.epochs, phase.size, phase.batch, *map(format_number, phase.lr_endpoints)
 
 

@@ -16,7 +16,6 @@ CHECKED_COMMANDS = ("ls", "status", "cost")
 
 
 def expire(renter: Renter) -> None:
-    """Let AWS refuse the credentials in every call from now on."""
     renter.cloud.post("fault", **EXPIRED)
 
 

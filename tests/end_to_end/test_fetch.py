@@ -25,7 +25,6 @@ def pack_images(sandbox: Sandbox) -> Path:
 
 
 def write_recipe(sandbox: Sandbox, epochs: int = 1) -> Path:
-    """Write a recipe that reads the copies of 32 pixels."""
     recipe = Path(sandbox.write_recipe(epochs))
     recipe.write_text(recipe.read_text().replace("size=32,", "size=32, copy=32,"))
     return recipe
@@ -88,7 +87,6 @@ def test_stop_interrupts_a_fetch(sandbox: Sandbox) -> None:
 
 
 def completed_fetches(job: Job) -> int:
-    """Return how many agents of machine 1 have completed a fetch."""
     states = [row["state"] for row in read_json_lines(job.path / "logs/agent-1.jsonl", "state")]
     return sum(before == "fetching" and after == "waiting" for before, after in itertools.pairwise(states))
 

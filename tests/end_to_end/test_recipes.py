@@ -47,7 +47,6 @@ def test_every_recipe_file_is_run_here_or_elsewhere() -> None:
 
 
 def read_recipe(file: str) -> Recipe:
-    """Return the recipe of a file that is run."""
     recipes = read_recipes(str(ROOT / "recipes" / f"{file}.py"))
     return next(recipe for recipe in recipes if recipe.name == RECIPE_NAMES[file])
 

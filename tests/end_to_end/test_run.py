@@ -104,7 +104,6 @@ class Runner:
         return int(wait_for(are_members, 180.0, describe=lambda: self.describe(job)))
 
     def end(self, job: Job) -> None:
-        """Let the script end, and wait until the job is done and its supervisor has ended."""
         (self.orders / "end").touch()
         assert job.wait(180) == "done", self.describe(job)
         wait_for(lambda: not job.backend.is_supervised())
@@ -125,7 +124,6 @@ class Runner:
 
 
 def step_of(log: str) -> int:
-    """Return the step at which a log says that its rank begins."""
     return int(re.findall(r"begins at step (\d+)", log)[0])
 
 

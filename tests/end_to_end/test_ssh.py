@@ -46,7 +46,6 @@ class SshUser:
         return self.sandbox.job()
 
     def remote_shared_folder(self) -> Path:
-        """Return the shared folder of job-1 on the machines."""
         return next(self.bed.shared.glob("job-1-*"))
 
 

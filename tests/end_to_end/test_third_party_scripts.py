@@ -47,7 +47,6 @@ def make_inputs(python: Path, kind: str, folder: Path) -> None:
 
 
 def log_of(job: Job, attempt: int) -> str:
-    """Return what rank 0 has printed in an attempt."""
     path = job.path / f"logs/{attempt:06}/rank-0.log"
     return path.read_text(errors="replace") if path.exists() else ""
 

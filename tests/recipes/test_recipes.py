@@ -41,7 +41,6 @@ SHAPES = {  # of the phases of all other recipes: straight lines
 
 
 def recipes_by_name(file: str) -> dict[str, Recipe]:
-    """Return the recipes of a file by name."""
     return {recipe.name: recipe for recipe in read_recipes(str(ROOT / "recipes" / f"{file}.py"))}
 
 

@@ -95,7 +95,6 @@ class Runs:
 
     @staticmethod
     def ranks(world: int) -> list[dict[str, str]]:
-        """Return the environment variables of each rank of a world on this machine."""
         return tools_process.rank_environments(world, 0, world, "127.0.0.1", tools_process.free_port())
 
     def start_ranks(self, world: int, out: Path, *options: str, **start_arguments: Any) -> list[ForkedCommand]:
@@ -119,7 +118,6 @@ class Runs:
         return out.with_name(out.name + ".log")
 
     def said(self, out: Path) -> str:
-        """Return what a run has printed until now."""
         return self.log(out).read_text(errors="replace") if self.log(out).exists() else ""
 
     def end(self, out: Path, *processes: Any, code: int | None = 0) -> str:
@@ -174,7 +172,6 @@ class Runs:
         return pids
 
     def gone(self, out: Path) -> None:
-        """Wait until no process of a run is left."""
         wait_for(lambda: not self.alive(out))
 
     def clean(self) -> None:

@@ -54,7 +54,6 @@ SAVE_WHEN_ASKED = TRAIN + "until(report.stop_requested); report.report_state('sa
 
 
 def read_shared(run: Any, path: str) -> Any:
-    """Return the content of a JSON file in the shared folder."""
     return json.loads((run.run_folder.shared / path).read_text())
 
 
@@ -105,7 +104,6 @@ class Agents:
         self.place.wait_for(lambda: (run.job.status().step or 0) >= 8)
 
     def end(self, run: Any) -> tuple[str, str]:
-        """Return state and reason of the agent's final status."""
         status = final_status(run)
         return status.state, status.reason
 

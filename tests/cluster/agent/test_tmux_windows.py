@@ -14,7 +14,6 @@ from cluster.connectors import tmux
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The computer has no GPU, whatever it has."""
     which = shutil.which
     monkeypatch.setattr(shutil, "which", lambda name, *more: None if name == "nvidia-smi" else which(name, *more))
 

@@ -27,7 +27,6 @@ def tree(folder: Path) -> set[str]:
 
 
 def assert_refused(ran: Any, code: int, *messages: str) -> None:
-    """Check the exit code, and that stderr is one line that contains these messages."""
     assert ran.code == code, ran
     assert ran.err.startswith("error: ") and ran.err.count("\n") == 1, ran.err
     assert not [message for message in messages if message not in ran.err], ran.err

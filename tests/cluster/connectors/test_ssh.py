@@ -84,7 +84,6 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 def kill_one(server: Any, words: str) -> None:
-    """Kill the one process on a machine with these words in its command line."""
     (pid,) = wait_for(lambda: server.processes(words))
     os.kill(pid, signal.SIGKILL)
 
@@ -448,7 +447,6 @@ def can_connect(host: Host) -> bool:
 
 
 def write_user_config(bed: Testbed, home: Path, options: str) -> None:
-    """Write the user's ~/.ssh/config, in which machine 0 is the host gpu."""
     server = bed.machines[0]
     login = f"Host gpu\n HostName {server.address}\n Port {server.port}\n User root\n "
     (home / ".ssh/config").write_text(login + options)

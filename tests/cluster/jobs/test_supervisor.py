@@ -38,7 +38,6 @@ def text_of(path: Path) -> str:
 
 
 def local_log(run: Any) -> str:
-    """The copy of the trainer's log in the run folder."""
     return text_of(run.run_folder.path / LOG)
 
 

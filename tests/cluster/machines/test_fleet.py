@@ -50,7 +50,6 @@ def lies(job: Job) -> Iterator[tuple[Path, Path]]:
 
 
 def tell(lies: tuple[Path, Path], lie: bytes) -> None:
-    """Let both machines tell the same lie."""
     for path in lies:
         path.write_bytes(lie)
 

@@ -102,7 +102,6 @@ PACKAGING_MODULES = ("packaging.requirements", "pip._vendor.packaging.requiremen
 
 
 def hide_modules(monkeypatch: pytest.MonkeyPatch, names: Iterable[str]) -> None:
-    """Let the import of these modules fail."""
     for name in names:
         monkeypatch.setitem(sys.modules, name, None)
 

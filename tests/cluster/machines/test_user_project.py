@@ -338,7 +338,6 @@ def make_tree(root: Path) -> Path:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """The folder of such a project."""
     return make_tree(tmp_path / "checkout")
 
 

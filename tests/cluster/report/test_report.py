@@ -60,7 +60,6 @@ class Reader(html.parser.HTMLParser):
 
 
 def chart_titles(page: str) -> list[str]:
-    """Return the titles of the charts of a page."""
     return re.findall(r"<figcaption>(.*?)</figcaption>", page)
 
 

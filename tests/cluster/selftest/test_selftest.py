@@ -24,7 +24,6 @@ def make_session(cloud: Any, folder: Path) -> SelftestSession:
 
 
 def make_cloud(has_stack: bool = False, leftovers: tuple[str, ...] = ()) -> Mock:
-    """Return a cloud that records what is done to its stack."""
     return Mock(backend="aws", has_stack=Mock(return_value=has_stack), remove_stack=Mock(return_value=list(leftovers)))
 
 

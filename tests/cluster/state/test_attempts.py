@@ -16,14 +16,12 @@ from train.tools.sealed_files import read_with_checksum
 
 
 def propose(folder: Path, *members: str) -> attempts.Attempt:
-    """Propose an attempt as an agent that knows the newest one."""
     attempt = attempts.Attempt(launch_id="now", members=members or ("0.a",), reason="test")
     return attempts.propose(folder, attempts.newest_attempt(folder), attempt)
 
 
 @pytest.fixture
 def run(hand_made: Any) -> Any:
-    """A job in its first attempt, which has saved nothing yet."""
     run = hand_made()
     propose(run.run_folder.shared)
     return run
@@ -31,7 +29,6 @@ def run(hand_made: Any) -> Any:
 
 @pytest.fixture
 def shared(run: Any) -> Path:
-    """The shared folder of that job."""
     folder: Path = run.run_folder.shared
     return folder
 

@@ -144,5 +144,4 @@ def test_addresses_that_are_none_are_ignored(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def listening_ports() -> list[int]:
-    """Return the ports on which this process listens."""
     return [listener.getsockname()[1] for listener in network.own_tcp_sockets(is_listening=True)]

@@ -42,7 +42,6 @@ def assert_bit_equal(state: dict[str, Any], expected_state: dict[str, Any]) -> N
 
 @pytest.fixture(scope="session")
 def alone(runs: Any) -> Path:
-    """An uninterrupted run of one process that accumulates the gradients of two GPUs."""
     out: Path = runs.folder / "alone"
     runs.run(out, "--procs", "1", "--gpus", "2")
     return out
@@ -50,7 +49,6 @@ def alone(runs: Any) -> Path:
 
 @pytest.fixture(scope="session")
 def pair(runs: Any) -> Path:
-    """An uninterrupted run of two processes, started as a user does."""
     out: Path = runs.folder / "pair"
     runs.end(out, runs.start_afresh(out, "--procs", "2"))
     return out

@@ -34,7 +34,6 @@ NO_NETWORK = replace(BARE, network=NetworkSpec(1e9, 0.0))
 
 
 def make_schedule(machines: int) -> Schedule:
-    """Return the schedule of the 18 minutes for machines of 8 GPUs."""
     return Schedule(resnet50.for_machines(machines), IMAGES, 8 * machines)
 
 

@@ -33,7 +33,6 @@ CLASSES = ("airplane", "bird", "ship")
 
 
 def describe_network(recipe: Recipe, classes: tuple[str, ...] = CLASSES) -> NetworkDescription:
-    """Return the description of a network that was trained for 4 epochs of 10 steps."""
     return NetworkDescription.of_run(
         recipe, epoch=4, step=40, validated=None, mean=(0.5, 0.4, 0.3), std=(0.2, 0.25, 0.3), classes=classes
     )

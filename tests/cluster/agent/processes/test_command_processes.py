@@ -66,12 +66,10 @@ def make(hand_made: Any, tmp_path: Path) -> Iterator[Callable[..., CommandProces
 
 
 def wait_for_exit(processes: CommandProcesses) -> ProcessesExit:
-    """Wait until the command has ended on this machine, and return how."""
     return wait_for(lambda: processes.collect_exit(processes.exit_codes()))
 
 
 def start_and_end(processes: CommandProcesses) -> ProcessesExit:
-    """Start the command on machine 1, wait until it has ended, and return how."""
     processes.start(ATTEMPT, 1)
     return wait_for_exit(processes)
 

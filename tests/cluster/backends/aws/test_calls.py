@@ -21,7 +21,6 @@ ADDRESS = "127.0.0.1/32"  # faces the simulated AWS
 
 
 def read_calls(front: AwsFrontend) -> list[str]:
-    """Return the actions that were called since the last time."""
     actions = [action for _, action in front.calls]
     front.calls.clear()
     return actions

@@ -30,14 +30,12 @@ RISK = "EC2 may interrupt it soon"
 
 
 def write_shared(backend: ToyBackend, path: str, **content: Any) -> None:
-    """Write a file of the shared folder as JSON."""
     file = backend.run.folder.shared / path
     file.parent.mkdir(exist_ok=True)
     file.write_text(json.dumps(content))
 
 
 def write_status(backend: ToyBackend, name: str, state: str, **more: Any) -> None:
-    """Write the status of a machine's agent."""
     write_shared(backend, f"status/{name}.json", id=f"{name}.a", state=state, launch="a launch ID", **more)
 
 

@@ -23,7 +23,6 @@ GPU_LOST = "7 of 8 GPUs answer"
 
 @pytest.fixture
 def backend(make_backend: Any) -> ToyBackend:
-    """A job whose two machines are rented, on a cloud with machines to spare."""
     backend: ToyBackend = make_backend(free_machines=10)
     assert backend.poll()
     return backend

@@ -102,14 +102,12 @@ def gone(instance_id: str, at: float, reason: str) -> JournalEvent:
 
 
 def move_traffic(job_instances: Any, first: float, last: float, written_gb: float) -> None:
-    """Let the machines have written so much to the shared folder between two moments."""
     moved = Traffic(shared_written_bytes=round(written_gb * 1e9))
     record = TrafficRecord(counts={"10.0.0.1 a": TrafficCount(first=first, last=last, traffic=moved)})
     (job_instances.run_folder.path / TRAFFIC_FILE).write_bytes(to_json_bytes(encode(record)))
 
 
 def hours_until_power_off(job_instances: Any) -> float:
-    """The hours from the first machine of the launch until all machines are off, by the limits."""
     hours, grace_seconds = job_instances.compute_limits(job_instances.dollars_per_hour)
     return float(hours + grace_seconds / HOUR)
 

@@ -466,7 +466,6 @@ def test_terminate_job_waits_for_invisible_machines(bed: GangTestbed, is_sent_ag
 
 
 def reserve(bed: GangTestbed, count: int, **details: Any) -> Place:
-    """Make a reservation, and return the place of its machines."""
     id = bed.sim.reserve("g5.xlarge", A, count, **details)
     return find_reservation(bed.account, ["us-east-1"], id, bed.sim.now()).place(0.0)
 

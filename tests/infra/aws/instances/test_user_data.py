@@ -67,12 +67,10 @@ class Machine:
         program.chmod(0o755)
 
     def fake_if_missing(self, name: str, script: str = "") -> None:
-        """Install a program that the test has not installed."""
         if not (self.bin / name).exists():
             self.fake(name, script)
 
     def pass_time(self, seconds: str) -> str:
-        """Return shell code that moves the time since the boot on."""
         uptime = self.path / "proc/uptime"
         return f'read -r now _ <"{uptime}"; echo "$((${{now%.*}} + {seconds})).00 0.00" >"{uptime}"'
 

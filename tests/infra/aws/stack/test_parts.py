@@ -31,7 +31,6 @@ def own_network(work: StackContext) -> StackNetwork:
 
 @pytest.fixture
 def group(work: StackContext, own_network: StackNetwork) -> str:
-    """The security group."""
     return security_group.ensure_security_group(work, str(own_network.vpc))
 
 

@@ -128,7 +128,6 @@ def test_each_image_is_augmented_by_draws_of_seed_epoch_and_its_id_alone(decoder
 
 
 def single_image_decoder(folder: Path, pixels: Any) -> BatchDecoder:
-    """Return the decoder of a set of one image, stored as PNG without loss."""
     (folder / "train" / "one").mkdir(parents=True)
     Image.fromarray(pixels).save(folder / "train" / "one" / "x.JPEG", "PNG")
     return BatchDecoder({("val", None): load_index(folder, "train")}, 0)

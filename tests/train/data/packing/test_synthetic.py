@@ -17,7 +17,6 @@ from train.tools.host import usable_cpu_count
 
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A complete sample of 130 + 20 images."""
     root = tmp_path_factory.mktemp("sample")
     assert synthetic.draw_sample_set(root, train=130, val=20) == 150
     return root
