@@ -263,8 +263,6 @@ def test_package_has_at_most_twelve_modules_and_none_is_too_long() -> None:
     assert_none({name: count for name, count in lines.items() if count > LONG_MODULE_LINES})
 
 
-# --- start-up time: what a command imports ------------------------------------------------------------------------
-
 COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")
 # Only launch looks for backends in all installed packages.
 OTHERS = {"importlib.metadata", "cluster.backends.base", "cluster.state.spec", "cluster.jobs"}

@@ -46,7 +46,6 @@ class HandMadeRun:
         return Job(self.run_folder.path)
 
     def write_shared(self, path: str, content: str | bytes) -> Path:
-        """Write a file of the shared folder and return its path."""
         file = self.run_folder.shared / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content if isinstance(content, bytes) else content.encode())

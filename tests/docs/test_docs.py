@@ -95,7 +95,6 @@ def parse(words: list[str]) -> list[click.Command]:
 
 
 def all_commands(group: click.Group = cli, prefix: str = "") -> dict[str, click.Command]:
-    """Return all commands by the words that call them."""
     commands: dict[str, click.Command] = {}
     for name, command in group.commands.items():
         words = prefix + name
@@ -167,7 +166,6 @@ def slug(heading: str) -> str:
 
 
 def usage_error(words: list[str]) -> str:
-    """Return why the words do not parse, or ""."""
     try:
         return "" if len(parse(words)) > 1 else "no command"
     except (click.ClickException, click.exceptions.Exit) as error:
@@ -209,7 +207,6 @@ def test_page_make_target_exists() -> None:
 
 
 def is_dead_link(page: str, link: str) -> bool:
-    """Whether the file or the heading that a page links to does not exist."""
     target, _, anchor = link.partition("#")
     path = (ROOT / page).parent / target if target else ROOT / page
     if not anchor or not path.exists():

@@ -40,9 +40,6 @@ def machine_phase(job: Job, machine: str) -> str:
     return status.phase if status else ""
 
 
-# --- machines are lost -----------------------------------------------------------------------------------------------
-
-
 def test_interrupted_and_lost_machines_are_replaced_and_the_cost_is_right(renter: Renter) -> None:
     # --exact takes one thread: otherwise three machines on the same processors wait for each other's threads.
     job = renter.launch("--standby", "--save-seconds", "1", "--exact", machines=3, epochs=20, pace=(16, 3.0))
@@ -196,9 +193,6 @@ def test_machine_that_loses_its_gpu_is_exchanged_and_the_one_too_many_ends_the_j
     renter.assert_nothing_left()
     cost, bill = renter.run_json("cost", job.name), renter.cloud.bill()
     assert cost["dollars"] == pytest.approx(bill["total"], rel=0.01), (cost, bill)
-
-
-# --- the end of a job ------------------------------------------------------------------------------------------------
 
 
 def first_launch(renter: Renter, job: Job) -> float:

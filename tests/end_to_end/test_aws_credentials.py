@@ -29,9 +29,6 @@ def launch_without_stack(renter: Renter) -> Job:
     return renter.sandbox.job()
 
 
-# --- the moments at which the credentials expire: each returns the job -----------------------------------------------
-
-
 def before_the_plan(renter: Renter) -> Job:
     renter.run("up", "--stack")
     expire(renter)

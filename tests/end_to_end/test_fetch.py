@@ -30,9 +30,6 @@ def write_recipe(sandbox: Sandbox, epochs: int = 1) -> Path:
     return recipe
 
 
-# --- from a folder ---------------------------------------------------------------------------------------------------
-
-
 def test_local_job_fetches_what_its_phases_read(sandbox: Sandbox) -> None:
     root = pack_images(sandbox)
     recipe = write_recipe(sandbox, 30)
@@ -81,9 +78,6 @@ def test_stop_interrupts_a_fetch(sandbox: Sandbox) -> None:
     assert job.state == "setup"
     assert sandbox.cli("stop", "job-1").code == 0 and job.state == "stopped"
     assert not sandbox.pids("data fetch-for-job")
-
-
-# --- from S3 ---------------------------------------------------------------------------------------------------------
 
 
 def completed_fetches(job: Job) -> int:

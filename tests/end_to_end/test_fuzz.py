@@ -69,9 +69,6 @@ for command in cli.commands.values():
     commands.add_command(command)
 
 
-# --- the run folders --------------------------------------------------------------------------------------------------
-
-
 def change_json(path: Path, change: Callable[[Any], None]) -> None:
     value = json.loads(path.read_text())
     change(value)
@@ -79,7 +76,6 @@ def change_json(path: Path, change: Callable[[Any], None]) -> None:
 
 
 def let_run(folder: Path) -> None:
-    """Let the job be at work."""
     (folder / "result.json").unlink()
     (folder / "machine/shared/result.json").unlink()
     for path in (folder / "machine/shared/status").iterdir():
@@ -190,9 +186,6 @@ def changed_json(value: Any, path: JsonPath, new: Any) -> Any:
     else:
         parent[path[-1]] = new
     return value
-
-
-# --- the commands -----------------------------------------------------------------------------------------------------
 
 
 class TooSlow(BaseException):

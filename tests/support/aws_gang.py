@@ -97,7 +97,6 @@ class GangTestbed:
         return Gang(account or self.account, self.uid, self.journal, self.clock.sleep)
 
     def place(self, zone: str = "us-east-1a", market: str = "spot", type: str = "g5.xlarge") -> Place:
-        """Return a place with its present price."""
         price = spot_price(self.sim, zone, type) if market == "spot" else 1.006
         return Place(region=zone[:-1], zone=zone, type=type, market=market, price=price)
 
@@ -127,7 +126,6 @@ class GangTestbed:
     # --- observations ----------------------------------------------------------------------------------------------
 
     def live_instances(self, zone: str = "") -> list[Any]:
-        """Return the instances that cost something, all or those of a zone."""
         return [row for row in self.sim.instances() if row.state in ("pending", "running") and zone in row.zone]
 
     def placement_group_names(self) -> list[str]:

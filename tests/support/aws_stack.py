@@ -102,7 +102,6 @@ def account(aws: Path) -> RecordingAccount:
 
 @pytest.fixture
 def work(account: RecordingAccount) -> StackContext:
-    """A context for changes of a stack, whose messages are not shown."""
     return StackContext(account)
 
 

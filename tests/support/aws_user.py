@@ -89,7 +89,6 @@ class Renter:
         return Journal(job.path / "cloud.jsonl").events(event_type)
 
     def granted_ids(self, job: Job) -> list[list[str]]:
-        """Return the instances that each granted request of the job brought."""
         return [[machine.id for machine in grant.machines] for grant in self.journal_events(job, RequestGranted)]
 
     def _live_instances(self) -> list[dict[str, Any]]:
@@ -102,7 +101,6 @@ class Renter:
         return [instance["id"] for instance in self.cloud.instances()]
 
     def live_instances_by_machine(self) -> dict[str, str]:
-        """Return the instance of each machine that has one, by the machine's name."""
         return {instance["tags"]["imgnet:machine"]: instance["id"] for instance in self._live_instances()}
 
     def instance_id(self, machine: str) -> str:
@@ -110,7 +108,6 @@ class Renter:
         return self.live_instances_by_machine()[machine]
 
     def placement_group_ids(self) -> list[str]:
-        """Return the placement groups of our jobs."""
         groups = [resource for resource in self.cloud.post("leftovers") if resource["kind"] == "placement-group"]
         return [group["id"] for group in groups if "imgnet:job" in group["tags"]]
 

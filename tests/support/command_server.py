@@ -143,7 +143,6 @@ class ForkedCommand:
 
 @functools.cache
 def command_server() -> CommandServer:
-    """Return the server of this process, started at the first call."""
     return CommandServer()
 
 
@@ -160,9 +159,6 @@ def _read_all(descriptor: int, output: bytearray) -> None:
     with os.fdopen(descriptor, "rb", buffering=0) as file:
         while chunk := file.read(65536):
             output += chunk
-
-
-# --- the server -----------------------------------------------------------------------------------------------------
 
 
 def serve(requests: socket.socket) -> None:

@@ -137,7 +137,6 @@ class Sandbox:
         return (self.path / f"output-{index}").read_text()
 
     def tmux(self, *arguments: str) -> str:
-        """Run a command of tmux on the sandbox's server and return what it prints."""
         return subprocess.run(
             ["tmux", "-L", "imgnet", *arguments], capture_output=True, text=True, env=self.env, timeout=20
         ).stdout
@@ -155,7 +154,6 @@ class Sandbox:
         return "slow_loss:cross_entropy"
 
     def train_fast(self) -> None:
-        """From now on let all trainers train as fast as they can."""
         (self.path / "pace").unlink()
 
     def write_recipe(
@@ -179,7 +177,6 @@ class Sandbox:
         return str(path)
 
     def launch(self, epochs: int, *options: str, pace: tuple[int, float] | None = None) -> Job:
-        """Launch a job on this computer without following it, and return it."""
         result = self.cli("launch", "--local", "-d", *options, self.write_recipe(epochs, pace=pace))
         assert result.code == 0, result
         return self.job(int(result.out.split(" launched")[0].rsplit("job-", 1)[1]))

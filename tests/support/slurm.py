@@ -183,7 +183,6 @@ class SlurmCluster:
         wait_for(condition, WAIT_SECONDS, describe=self.describe, poll_seconds=0.1)
 
     def describe(self) -> str:
-        """Return queue, nodes, and the last lines of all logs."""
         parts = [self.run(command, check=False) for command in ("squeue", "sinfo")]
         for path in sorted(self.folder.rglob("*.log")):
             lines = path.read_text(errors="replace").splitlines()[-15:]

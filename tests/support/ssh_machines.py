@@ -254,7 +254,6 @@ class TestMachine:
         return sorted(pid for pid in pids if all(word in command_line(pid) for word in words))
 
     def leaked_pids(self) -> list[int]:
-        """Return the processes on the machine except for sshd and its connections."""
         return sorted({*self.processes()} - self.sshd_pids())
 
 
@@ -291,17 +290,14 @@ class Testbed:
         assert kind or not leaks, f"still running on the testbed: {leaks}"
 
     def authorize(self, key: Path) -> None:
-        """Let the owner of a key log in to all machines."""
         with (self.folder / "authorized_keys").open("a") as file:
             file.write(key.with_name(f"{key.name}.pub").read_text())
 
     def new_key(self, name: str, passphrase: str = "") -> Path:
-        """Generate a key pair of this name, which no machine accepts yet."""
         generate_key(self.folder / name, passphrase)
         return self.folder / name
 
     def known_hosts(self, path: Path) -> Path:
-        """Write the host keys of all machines as a known_hosts file."""
         path.parent.mkdir(parents=True, exist_ok=True)
         lines = [f"[{machine.address}]:{machine.port} {machine.host_key}\n" for machine in self.machines]
         path.write_text("".join(lines))

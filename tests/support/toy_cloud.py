@@ -21,7 +21,6 @@ from train.tools import host
 
 
 def make_machine(machine_id: str, name: str, private_ip: str = "10.0.0.1") -> Instance:
-    """Return a machine with a public address, of which nothing else matters."""
     numbers: dict[str, Any] = {"launch_time": 0.0, "end_time": None, "launch_index": 0, "boots_slowly": False}
     texts: dict[str, Any] = {each.name: "" for each in fields(Instance) if each.name not in (*numbers, "tags")}
     known = {"id": machine_id, "name": name, "private_ip": private_ip, "public_ip": "127.0.0.1"}
@@ -53,7 +52,6 @@ class ToyCloud(JobInstances):
 
     @classmethod
     def reset(cls, free_machines: int) -> None:
-        """Start again, with this number of machines to rent in all."""
         cls.rented.clear()
         cls.released.clear()
         cls.exchanged.clear()

@@ -77,7 +77,6 @@ class Runs:
     def start(
         self, out: Path, *options: str, recipe: Path | None = None, environment: dict[str, str] | None = None
     ) -> ForkedCommand:
-        """Fork a trainer."""
         words, variables = self.words(out, options, recipe), {**self.environment, **(environment or {})}
         with self.log(out).open("ab") as log, Path(os.devnull).open() as nothing:
             streams = (nothing.fileno(), log.fileno(), log.fileno())

@@ -97,7 +97,6 @@ class TickedAgents:
         wait_for(is_reached, describe=lambda: ([agent.phase for agent in self.agents], self.ends))
 
     def start(self) -> None:
-        """Let all machines take part in the first attempt, and train."""
         self.tick_until(lambda: all(agent.phase == AgentPhase.RUNNING for agent in self.agents))
         for processes in self.processes:
             processes.train()

@@ -13,7 +13,6 @@ HEAD = "from train.recipe import Data, Model, Phase, Recipe\n"
 
 
 def recipe(name: str, epochs: tuple[int, int] = (0, 1), root: str = "/nowhere") -> str:
-    """The text of one recipe."""
     return (
         f"Recipe(name={name!r}, data=Data(name='d', root={root!r}, train=60, val=20), gpus=1, "
         f"model=Model(name='resnet10_tiny'), phases=[Phase(epochs={epochs}, size=32, batch=8, lr=0.1)])"

@@ -50,7 +50,6 @@ class FakeCloud:
 
 @pytest.fixture
 def cloud(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> FakeCloud:
-    """The user's cloud, in a folder without jobs."""
     fake_cloud = FakeCloud()
     monkeypatch.setattr(admin, "AwsAdministration", lambda: fake_cloud)
     monkeypatch.chdir(sandbox.path)

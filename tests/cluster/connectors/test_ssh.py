@@ -432,7 +432,6 @@ def test_read_new_bytes_of_a_job_with_the_most_files_leaves_out_new_ones(
 
 
 def refusal_line(host: Host, kind: type[ClusterError] = SSHRefused, reconnect_seconds: float = 0.2) -> str:
-    """Return the one-line error of a machine that cannot be used."""
     with SSHConnector(host, "machine 2 (gpu3)", reconnect_seconds) as connector, pytest.raises(ClusterError) as caught:
         connector.run(["true"])
     line = str(caught.value)

@@ -91,7 +91,6 @@ class RecordingBackend:
         patch.setattr(LocalBackend, "check", lambda local_backend, spec, runs_folder: None)
 
     def launch(self, run_folder: RunFolder) -> None:
-        """Record the launch, and write a status as an agent does."""
         with self.record.open("a") as file:
             file.write(f"{run_folder.path.name}\n")
         status = {"id": "0.a", "state": "training", "time": time.time(), "launch": run_folder.launch_id}

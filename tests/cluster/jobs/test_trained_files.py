@@ -120,7 +120,6 @@ def test_download_network_follows_no_link_at_home(tmp_path: Path, home: Path) ->
 
 
 def write_version(shared: Path, name: str, **files: str) -> None:
-    """Write a version of a checkpoint folder below a shared folder."""
     for path, content in files.items():
         file = shared / "checkpoints" / name / path
         file.parent.mkdir(parents=True, exist_ok=True)

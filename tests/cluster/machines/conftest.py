@@ -74,7 +74,6 @@ class FleetJob:
         return json.loads(path.read_text()) if path.exists() else {}
 
     def pull_until(self, condition: Callable[[], Any]) -> None:
-        """Pull files until a condition is true."""
 
         def pull() -> Any:
             self.fleet.pull_files()

@@ -33,7 +33,6 @@ Job = Any  # a `FleetJob` of conftest.py
 
 @pytest.fixture
 def job(make_job: Callable[..., Job]) -> Job:
-    """A job whose agents run on two machines of the testbed."""
     job = make_job(2)
     job.new_fleet().set_up_machines()
     job.pull_until(lambda: all(job.status(name).get("state") == "training" for name in ("0", "1")))

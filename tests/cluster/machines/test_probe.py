@@ -76,9 +76,6 @@ def problems_text(procs: int = 0, want_gb: float = 0, **changes: Any) -> str:
     return findings_text(checks.find_problems(replace(FACTS, **changes), procs, want_gb))
 
 
-# --- the whole probe ----------------------------------------------------------------------------------------------
-
-
 def test_machines_see_each_other_in_a_common_folder(tmp_path: Path) -> None:
     names, where = ["a", "b"], ["--shared", tmp_path, "--work", tmp_path / "not/yet", "--token", "t1"]
     before = time.time()
@@ -104,9 +101,6 @@ def test_pairs_without_common_folder_finds_separate_folders(tmp_path: Path, monk
     assert checks.pairs_without_common_folder(answers) == [("a", "c"), ("b", "c")]
     answers["a"] = {}
     assert checks.pairs_without_common_folder(answers) == [("a", "b"), ("a", "c"), ("b", "c")]
-
-
-# --- the shared folder --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("path", "kind", "network"), [
@@ -173,9 +167,6 @@ def test_folder_facts_detects_missing_hard_links(tmp_path: Path, monkeypatch: py
     assert "no hard links on" in problems_text(shared=facts)
 
 
-# --- GPUs ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("text", "is_broken", "problem"), [
     pytest.param(f"{ONE_GPU}; echo 'Unable to determine the device handle'; exit 15", True,
                  "1 of 2 GPUs visible (nvidia-smi: Unable to determine the device handle); look", id="one lost"),
@@ -218,9 +209,6 @@ def test_visible_gpus_reads_cuda_visible_devices(
     assert visible_gpus() == names
 
 
-# --- findings ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("changes", "message"), [
     ({"tmux": None}, "error: tmux is missing; install it"),
     ({"shm_bytes": 64 << 20}, "warning: /dev/shm has only 67 MB, and loader workers"),
@@ -259,9 +247,6 @@ def test_find_other_jobs_names_each_job_once(tmp_path: Path) -> None:
     facts = replace(FACTS, other_jobs=tuple(jobs.values()))
     (warning,) = (finding for finding in checks.find_problems(facts, 0, 1.0) if "job-1" in finding.what)
     assert warning.level == "warning" and ": /home/me/runs/job-3, job-1-00000001; jobs on one" in warning.what
-
-
-# --- the record of the set-up, which many threads write ---------------------------------------------------------------
 
 
 @pytest.fixture

@@ -253,7 +253,6 @@ class Checker:
         return self.bed.write_hosts_toml(self.sandbox.path / "hosts.toml", count=count, **keys)
 
     def run(self, *options: object) -> Any:
-        """Run the check, and compare the machines' files before and after it."""
         before = self.files()
         ran = self.sandbox.cli("check", "--ssh", self.hosts, *options)
         assert self.files() == before

@@ -24,7 +24,6 @@ class Teller:
         self.told: set[str] = set()
 
     def new(self, *dead_machines: str, dollars: float = 0.0) -> list[Event]:
-        """Return the events that are new."""
         view = SupervisorView(dead_machines=dead_machines, dollars=dollars)
         run = Run.read(self.run.run_folder.path)
         events = list(find_events(run, view, self.run.job.result, self.told))

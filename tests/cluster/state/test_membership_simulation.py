@@ -148,7 +148,6 @@ class Simulation:
                 agent.trainer_exit = "peer"
 
     def finish_step(self, number: int) -> None:
-        """Let some trainers finish the step in which others fail."""
         for agent in self.agents.values():
             is_at_work = agent.phase == "running" and agent.frozen_until <= self.now and not agent.trainer_exit
             is_in_step = agent.current.number == number and agent.state_step == self.steps.get(number, -1)

@@ -83,7 +83,6 @@ class VirtualMachine:
         )
 
     def is_off(self, timeout_seconds: float = 0.0) -> bool:
-        """Return whether the machine is off, or has gone off within a time."""
         assert self.process
         try:
             self.process.wait(timeout_seconds)

@@ -42,7 +42,6 @@ def refuse_if(is_wrong: object, code: str, message: str) -> None:
 
 
 def call_moto(name: str, *arguments: Any, **options: Any) -> Any:
-    """Call what moto had under this name."""
     return moto_originals[name](*arguments, **options)
 
 
@@ -129,7 +128,6 @@ class SimulatedAws(Settings, InstanceEndings):
             self.machines.reset()
 
     def add_event(self, name: str, *arguments: Any) -> None:
-        """Let the machines know of something."""
         self.events.append((name, arguments))
         self.has_event.set()
 
@@ -176,7 +174,6 @@ class SimulatedAws(Settings, InstanceEndings):
     # --- instances -------------------------------------------------------------------------------------------------
 
     def all_instances(self, backend: EC2Backend) -> Iterator[Any]:
-        """Yield every instance of a region, visible or not."""
         for reservation in list(backend.reservations.values()):
             yield from reservation.instances
 
@@ -257,7 +254,6 @@ class SimulatedAws(Settings, InstanceEndings):
             return id
 
     def live_instances(self) -> list[Any]:
-        """Return the instances of all regions that are not terminated."""
         return list(self._live_instances.values())
 
     def limit_capacity(self, type: str, zones: Collection[str], places: int) -> None:

@@ -63,7 +63,6 @@ class CloudProcess:
 
     @property
     def log(self) -> str:
-        """The errors that the cloud's process has printed."""
         return (self.folder / "log").read_text(errors="replace")
 
     def close(self) -> None:
@@ -91,7 +90,6 @@ class CloudProcess:
         return [resource for resource in self.post(command) if resource["id"] not in foreign_ids]
 
     def instances(self) -> list[dict[str, Any]]:
-        """Return our instances, including the terminated ones."""
         return self._ours("instances")
 
     def interrupt(self, id: str, notice: float) -> None:

@@ -194,7 +194,6 @@ class _RequestHandler(MotoRequestHandler):
             self.close_connection = True
 
     def date_time_string(self, timestamp: float | None = None) -> str:
-        """Return the header Date of an answer."""
         sim = SimulatedAws.current
         return super().date_time_string(sim.now() if sim.tells_time else timestamp)
 

@@ -42,7 +42,6 @@ def _authorizations(response: Any, service: str, operation: str) -> Iterator[Aut
 
 
 def _new_tags(response: Any) -> Tags:
-    """Return the tags in a request, of EC2 or of EFS."""
     specifications = response._get_param("TagSpecifications", []) or response._get_param("TagSpecification", []) or []
     pairs = [pair for specification in specifications for pair in specification.get("Tags", [])]
     return {pair["Key"]: pair["Value"] for pair in pairs or response._get_param("Tags", []) or []}

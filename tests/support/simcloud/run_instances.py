@@ -158,9 +158,6 @@ def _interface_slot(spec: dict[str, Any]) -> tuple[int, int]:
     return int(spec.get("NetworkCardIndex") or 0), int(spec.get("DeviceIndex") or 0)
 
 
-# --- checks ----------------------------------------------------------------------------------------------------------
-
-
 def check(sim: SimulatedAws, request: LaunchRequest) -> None:
     _check_token_and_tags(request)
     _check_image(request)

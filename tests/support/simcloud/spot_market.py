@@ -166,9 +166,6 @@ def _zones(region: str) -> Any:
     return ec2_backends[ACCOUNT][region].describe_availability_zones()
 
 
-# --- images ----------------------------------------------------------------------------------------------------------
-
-
 def image_id(region: str, name: str) -> str:
     return "ami-" + hashlib.sha256(f"{region} {name}".encode()).hexdigest()[:17]
 

@@ -39,7 +39,6 @@ PEER_FAILURE = RuntimeError("[pair.cc:537] gloo: Connection closed by peer [127.
 
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder in which trainer and agent meet."""
     folder = tmp_path / "work" / "000001"
     folder.mkdir(parents=True)
     monkeypatch.setenv("IMGNET_WORK", str(folder))
@@ -72,7 +71,6 @@ class Run:
             self.trainer.is_updating = False
 
     def keep_two_steps(self, work: Path) -> None:
-        """Make two steps, keep their state, and begin the next attempt."""
         self.run_steps(2)
         assert self.handover.keep(PEER_FAILURE)
         (work / "kept-0.json").unlink()
@@ -107,7 +105,6 @@ class Run:
 
 
 def flat(state: Any, prefix: str = "") -> dict[str, torch.Tensor]:
-    """Return all tensors of a nested state by their path."""
     if isinstance(state, torch.Tensor):
         return {prefix: state}
     items = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, list) else ()

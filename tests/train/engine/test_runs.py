@@ -1,7 +1,6 @@
 """Whole runs of `python -m train` on one to three processes: killed, resumed, stopped; and their results."""
 
 import json
-import os
 import shutil
 import signal
 from collections.abc import Callable
@@ -55,7 +54,6 @@ def pair(runs: Any) -> Path:
 
 
 def is_saving(out: Path) -> Callable[[], bool]:
-    """Return whether a new checkpoint is being written."""
     before = set(checkpoint_folder(out, 1).glob("*"))
 
     def check() -> bool:
@@ -143,19 +141,6 @@ def test_run_refuses_checkpoints_that_it_cannot_use(runs: Any, alone: Path, tmp_
     output = runs.run(tmp_path / "out", "--gpus", "2")
     assert f"{unreadable}: cannot be read" in output and "the one before it is taken" in output
     assert f"resumed from {intact}" in output
-
-
-def test_run_names_a_broken_file_and_skip_bad_skips_it(runs: Any, tmp_path: Path) -> None:
-    data, out = tmp_path / "data", tmp_path / "out"
-    shutil.copytree(runs.data, data)
-    broken = data / "train" / "disc" / "disc_00000003.JPEG"
-    broken.write_bytes(broken.read_bytes()[:1000])
-    output = runs.run(out, "--data", str(data), "--max-steps", "3", code=1)
-    assert f"error: {broken}: " in output and "1 of 50 files" in output and "Traceback" not in output
-    broken.rename(broken.with_name(os.fsdecode(b"disc_\xff.JPEG")))  # a file name that is not valid UTF-8
-    output = runs.run(out, "--data", str(data), "--max-steps", "3", "--skip-bad")
-    assert "bad files left out: 1 (--skip-bad); the first: disc/disc_" in output
-    assert read_result(out)["steps"] == 3
 
 
 def test_broken_images_are_replaced_alike_on_any_number_of_processes_and_after_a_resume(

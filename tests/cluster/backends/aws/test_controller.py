@@ -39,29 +39,6 @@ def write_status(backend: ToyBackend, name: str, state: str, **more: Any) -> Non
     write_shared(backend, f"status/{name}.json", id=f"{name}.a", state=state, launch="a launch ID", **more)
 
 
-# --- losses and moves ------------------------------------------------------------------------------------------------
-
-
-def test_lost_machine_is_replaced_and_nothing_stays_rented(
-    backend: ToyBackend, poll_cloud: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", logger="cluster.backends")
-    assert sorted(ToyCloud.rented) == ["toy-1", "toy-2"] and backend.dead_machines() == []
-    del ToyCloud.rented["toy-2"]
-    poll_cloud(backend)
-    activity = read_activity(backend.run.folder.path)
-    assert backend.dead_machines() == ["1"] and activity and activity.doing == "machine 1 (toy-2) is gone"
-    backend.replace("1")
-    assert backend.dead_machines() == []
-    poll_cloud(backend)
-    fleet: Any = backend.controller.fleet
-    new_machine = backend.controller.live_machines["1"]
-    assert new_machine.id in ToyCloud.rented and len(ToyCloud.rented) == 2 and fleet.restarted == ["1"]
-    assert fleet.hosts["1"].address == new_machine.private_ip
-    assert backend.terminate() == [] and ToyCloud.rented == {}
-    assert backend.terminate() == []
-
-
 def test_kill_machine_and_a_refused_replacement(backend: ToyBackend, poll_cloud: Any) -> None:
     ToyCloud.free_machines = 0
     backend.kill_machine("0", None)
@@ -74,9 +51,6 @@ def test_kill_machine_and_a_refused_replacement(backend: ToyBackend, poll_cloud:
     ToyCloud.free_machines = 1
     backend.replace("0")
     assert backend.dead_machines() == [] and backend.replacement_error() == ""
-
-
-# --- the end ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("end", ["result.json", "stop", ""])
@@ -162,9 +136,6 @@ def test_fifo_in_place_of_a_file_of_the_set_up_does_not_hang(backend: ToyBackend
             read_setup_record(backend.run.folder)
 
 
-# --- limits and access -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("is_price_limit_reached", "is_overdue", "reason"), [
     (False, False, ""),
     (False, True, "its time limit passed, and not all of its machines have ended"),  # a kernel that hangs
@@ -220,9 +191,6 @@ def test_calls_that_the_cloud_denies_are_an_access_error_until_it_permits_them(
         backend.poll()
 
 
-# --- machines at risk ------------------------------------------------------------------------------------------------
-
-
 def test_late_spares_are_rented_for_machines_at_risk_and_no_machine_is_given_back(
     make_backend: Any, poll_cloud: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -249,9 +217,6 @@ def test_late_spares_are_rented_for_machines_at_risk_and_no_machine_is_given_bac
     backend.controller.rented_at.clear()  # else it counts as just rented, and the cloud's list as older
     poll_cloud(backend)
     assert backend.dead_machines() == ["2"], "once due, a spare is replaced like any other machine"
-
-
-# --- traffic ---------------------------------------------------------------------------------------------------------
 
 
 def test_traffic_is_counted_at_the_end_and_over_a_move(backend: ToyBackend) -> None:

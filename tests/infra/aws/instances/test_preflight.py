@@ -34,7 +34,6 @@ def find_one(findings: list[LaunchFinding], text: str) -> LaunchFinding:
 
 @pytest.fixture
 def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A PATH with all programs that a launch needs."""
     for name in preflight.TOOL_PACKAGES:
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)

@@ -26,7 +26,6 @@ from infra.aws.stack import key_pairs
 
 
 def build(internet: Internet = Internet.PUBLIC, cards: int = 1) -> tuple[str, dict[str, Any]]:
-    """Return user data as text and parsed."""
     text = build_user_data(STACK, IMAGE, cards, internet, key_pairs.generate_key_pair(), poweroff_seconds=4321)
     first_line, _, json_text = text.partition("\n")
     assert first_line == "#cloud-config"
@@ -75,7 +74,6 @@ class Machine:
         return f'read -r now _ <"{uptime}"; echo "$((${{now%.*}} + {seconds})).00 0.00" >"{uptime}"'
 
     def run(self, script: str, *args: str) -> "subprocess.CompletedProcess[str]":
-        """Run a script with this folder as its root."""
         for folder in ("/etc/ssh", "/etc/apt", "/var/lib/", "/opt/", "/proc/uptime"):
             script = script.replace(folder, f"{self.path}{folder}")
         env = {"PATH": f"{self.bin}:{os.environ['PATH']}", "HOME": str(self.path)}

@@ -45,7 +45,6 @@ def test_draw_sample_set_keeps_complete_and_other_sets(sample: Path, tmp_path: P
 
 
 def is_alive(pid: str) -> bool:
-    """Return whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
