@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from support.small_disk import enlarge, fill
 from support.webhook_server import WebhookServer, webhook_server
 
 from cluster.jobs.job import Job
-from cluster.planning.launch_options import make_launch_options
 from cluster.state.status import machine_statuses
 from train.inference.trained_network import open_trained
 from train.recipe.history import best_epoch
@@ -333,19 +331,6 @@ def test_full_runs_folder_is_waited_for(sandbox: Sandbox, small_disk: Path) -> N
     sandbox.train_fast()
     assert launch.wait(120) == 0, sandbox.output()
     assert job.state == "done" and len(job.run_folder.epochs()) == 5
-
-
-def test_launch_killed_before_its_tmux_session_is_failed_and_can_be_resumed(sandbox: Sandbox) -> None:
-    from cluster.jobs import submit
-
-    job = submit.create_job(
-        submit.plan(submit.load_recipes(sandbox.write_recipe(2))[0], make_launch_options(data=sandbox.data)).spec
-    )
-    spec = json.loads(job.run_folder.spec_path.read_text())
-    job.run_folder.spec_path.write_text(json.dumps({**spec, "created": time.time() - 60}))
-    assert list_jobs(sandbox)[0]["state"] == "failed"
-    resumed = sandbox.cli("resume", "job-1")
-    assert resumed.code == 0 and list_jobs(sandbox)[0]["state"] == "done"
 
 
 def test_diverged_job_fails_with_the_loss_and_the_step(sandbox: Sandbox) -> None:
