@@ -1,7 +1,5 @@
-"""The architecture as tests: package layers, cycles, third-party packages, and what a command imports.
-
-Each rule is one test; its message has a line for each module that breaks it.
-"""
+"""The architecture as tests: package layers, cycles, third-party packages, and what a command imports. Each rule is one
+test; its message has a line for each module that breaks it."""
 
 import ast
 import os
@@ -72,7 +70,6 @@ LAYER = {name: number for number, line in enumerate(LAYERS.strip().splitlines())
 
 
 def dotted(path: Path) -> str:
-    """The name that a file is imported by."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -115,10 +112,8 @@ def run_at_import(tree: ast.AST) -> Iterator[ast.AST]:
 
 @cache
 def imports(name: str, lazy: bool = True) -> frozenset[str]:
-    """The modules that a module imports; with `lazy` also inside functions and for type checking.
-
-    `from a import b` counts as `a.b` where that is a module of ours, and as `a` otherwise.
-    """
+    """The modules that a module imports; with `lazy` also inside functions and for type checking. `from a import b`
+    counts as `a.b` where that is a module of ours, and as `a` otherwise."""
     imported = set()
     package = name.split(".") if MODULES[name].name == "__init__.py" else name.split(".")[:-1]
     for node in nodes(name) if lazy else run_at_import(nodes(name)[0]):
@@ -134,7 +129,6 @@ def imports(name: str, lazy: bool = True) -> frozenset[str]:
 
 
 def top_levels(name: str) -> set[str]:
-    """The top-level packages that a module imports."""
     return {module.split(".")[0] for module in imports(name)}
 
 
@@ -153,7 +147,6 @@ def loaded_with(name: str) -> frozenset[str]:
 
 
 def modules_in(package: str) -> list[str]:
-    """The modules of a package and of the packages below it."""
     return [name for name in MODULES if name == package or name.startswith(package + ".")]
 
 
@@ -269,8 +262,6 @@ def test_package_has_at_most_twelve_modules_and_none_is_too_long() -> None:
     lines = {name: path.read_text().count("\n") for name, path in MODULES.items()}
     assert_none({name: count for name, count in lines.items() if count > LONG_MODULE_LINES})
 
-
-# --- start-up time: what a command imports ------------------------------------------------------------------------
 
 COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")
 # Only launch looks for backends in all installed packages.

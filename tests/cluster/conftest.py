@@ -41,20 +41,17 @@ class HandMadeRun:
 
     @property
     def job(self) -> Any:
-        """The job, read anew from its files."""
         from cluster.jobs.submit import Job
 
         return Job(self.run_folder.path)
 
     def write_shared(self, path: str, content: str | bytes) -> Path:
-        """Write a file of the shared folder and return its path."""
         file = self.run_folder.shared / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content if isinstance(content, bytes) else content.encode())
         return file
 
     def write_status(self, state: str, machine: str = "0", **more: Any) -> None:
-        """Write the status of a machine's agent."""
         status = {"id": f"{machine}.test", "state": state, "time": time.time(), **more}
         self.write_shared(f"status/{machine}.json", json.dumps(status))
 
@@ -104,7 +101,6 @@ def hand_made(sandbox: Sandbox) -> Callable[..., HandMadeRun]:
 
 @pytest.fixture
 def full_disk(small_disk: Path) -> Path:
-    """A disk without free space."""
     fill(small_disk)
     return small_disk
 

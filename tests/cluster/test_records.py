@@ -1,7 +1,5 @@
-"""The benchmark records (DAWNBench, MLPerf) of a simulated run, their benchmarks' rules, and the command `record`.
-
-The rules of MLPerf are checked by MLCommons' own checker.
-"""
+"""The benchmark records (DAWNBench, MLPerf) of a simulated run, their benchmarks' rules, and the command `record`. The
+rules of MLPerf are checked by MLCommons' own checker."""
 
 import contextlib
 import json
@@ -22,12 +20,10 @@ SECONDS_OF_FIRST_EPOCH = 20 + 32 * STEP_SECONDS + 5.0  # until the first step, 3
 
 @pytest.fixture
 def run(hand_made: Any) -> RunData:
-    """The run data of a job on rented machines."""
     return records.collect_run_data(make_job(hand_made, "aws"))
 
 
 def log_events(run: RunData) -> list[dict[str, Any]]:
-    """Return the lines of a run's log."""
     lines = records.render_mlperf_log(run, None).splitlines()
     return [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
 

@@ -56,12 +56,10 @@ def assert_none(found: Mapping[str, object]) -> None:
 
 
 def fences(text: str, *languages: str) -> list[str]:
-    """Return the fenced code blocks of a page in these languages, at any indentation."""
     return [match["body"] for match in FENCE.finditer(text) if match["language"] in languages]
 
 
 def inline_code(text: str) -> list[str]:
-    """Return what stands between backticks in a page, outside its fenced code blocks."""
     spans = INLINE_CODE.findall(FENCE.sub("", text))
     return [re.sub(r"\s+", " ", span).replace(r"\|", "|") for span in spans]
 
@@ -82,10 +80,8 @@ def shell_lines(text: str, program: str) -> list[list[str]]:
 
 
 def parse(words: list[str]) -> list[click.Command]:
-    """Parse the words as the command line would, and run nothing. Returns the groups and the command.
-
-    A command without any argument is only mentioned: then it must exist, and need not be complete.
-    """
+    """Parse the words as the command line would, and run nothing. Returns the groups and the command. A command without
+    any argument is only mentioned: then it must exist, and need not be complete."""
     command: click.Command = cli
     path, name, rest = [command], words[0], words[1:]
     while isinstance(command, click.Group):
@@ -99,7 +95,6 @@ def parse(words: list[str]) -> list[click.Command]:
 
 
 def all_commands(group: click.Group = cli, prefix: str = "") -> dict[str, click.Command]:
-    """Return all commands by the words that call them."""
     commands: dict[str, click.Command] = {}
     for name, command in group.commands.items():
         words = prefix + name
@@ -111,13 +106,11 @@ COMMANDS = all_commands()
 
 
 def options_of(command: click.Command) -> set[str]:
-    """Return the options of a command as they are typed."""
     params = command.get_params(click.Context(command))
     return {name for param in params for name in (*param.opts, *param.secondary_opts)} | {"-h"}
 
 
 def options_in(text: str) -> set[str]:
-    """Return the long options that a text names."""
     return set(re.findall(r"(?<![\w-])--[a-z][\w-]*", text))
 
 
@@ -169,12 +162,10 @@ def is_in_repository(path: str) -> bool:
 
 
 def slug(heading: str) -> str:
-    """Return the anchor that GitHub gives to a heading."""
     return re.sub(r"[^\w\- ]", "", heading.replace("`", "").lower()).strip().replace(" ", "-")
 
 
 def usage_error(words: list[str]) -> str:
-    """Return why the words do not parse, or ""."""
     try:
         return "" if len(parse(words)) > 1 else "no command"
     except (click.ClickException, click.exceptions.Exit) as error:
@@ -216,7 +207,6 @@ def test_page_make_target_exists() -> None:
 
 
 def is_dead_link(page: str, link: str) -> bool:
-    """Whether the file or the heading that a page links to does not exist."""
     target, _, anchor = link.partition("#")
     path = (ROOT / page).parent / target if target else ROOT / page
     if not anchor or not path.exists():

@@ -37,9 +37,6 @@ def test_pictures_are_what_the_commands_print() -> None:
         assert "…" not in svg and not re.search(r"/root|/work|/tmp|/home/(?!you)", svg), name
 
 
-# --- commands --------------------------------------------------------------------------------------------------------
-
-
 def test_help_lists_every_command_under_a_heading() -> None:
     sections = cli.commands_by_section(cli_page.make_context(cli))
     assert sorted(name for names in sections.values() for name in names) == sorted(cli.commands)
@@ -49,14 +46,11 @@ def test_help_lists_every_command_under_a_heading() -> None:
         assert [line.split()[0] for line in lines[first : first + len(names)]] == names, "a sentence is wrapped"
 
 
-# --- recipes and their papers -----------------------------------------------------------------------------------------
-
 RECIPES_WITHOUT_PAPER = {"resnet50_2026", "finetune", "sweeps", "quickstart", "cifar10"}
 SCHEDULE_IDS = [f"{schedule.recipe_name}, {schedule.machines}" for schedule in PAPER_SCHEDULES]
 
 
 def phase_numbers(phase: PaperPhase) -> tuple[Any, ...]:
-    """Return the numbers of a phase, with learning rates as text of twelve digits."""
     return phase.epochs, phase.size, phase.batch, *map(format_number, phase.lr_endpoints)
 
 
@@ -73,8 +67,6 @@ def test_paper_schedules_cover_every_recipe_with_a_paper() -> None:
             for recipe in load_recipe_file(path.stem):
                 assert {(path.stem, recipe.name, count) for count in recipe.tables or (recipe.machines,)} <= covered
 
-
-# --- published runs ---------------------------------------------------------------------------------------------------
 
 RUNS = published_runs(dict(resnet50.tables))
 

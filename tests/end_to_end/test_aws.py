@@ -1,8 +1,6 @@
-"""Training on rented machines by the installed command, with AWS_ENDPOINT_URL and nothing else.
-
-Machines are interrupted and killed; time, money and credentials run out; nobody looks after the job. Each test ends
-with nothing that costs.
-"""
+"""Training on rented machines by the installed command, with AWS_ENDPOINT_URL and nothing else. Machines are
+interrupted and killed; time, money and credentials run out; nobody looks after the job. Each test ends with nothing
+that costs."""
 
 import bisect
 import json
@@ -40,9 +38,6 @@ def machine_phase(job: Job, machine: str) -> str:
     """Return the phase of a machine's agent, "" before its first status."""
     status = machine_statuses(job.run).get(machine)
     return status.phase if status else ""
-
-
-# --- machines are lost -----------------------------------------------------------------------------------------------
 
 
 def test_interrupted_and_lost_machines_are_replaced_and_the_cost_is_right(renter: Renter) -> None:
@@ -198,9 +193,6 @@ def test_machine_that_loses_its_gpu_is_exchanged_and_the_one_too_many_ends_the_j
     renter.assert_nothing_left()
     cost, bill = renter.run_json("cost", job.name), renter.cloud.bill()
     assert cost["dollars"] == pytest.approx(bill["total"], rel=0.01), (cost, bill)
-
-
-# --- the end of a job ------------------------------------------------------------------------------------------------
 
 
 def first_launch(renter: Renter, job: Job) -> float:

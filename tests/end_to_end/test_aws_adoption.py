@@ -29,11 +29,9 @@ class OtherComputer:
         self.env = {"HOME": str(self.folder / "home")}
 
     def cli(self, *arguments: str) -> Any:
-        """Run a command on this computer."""
         return self.user.cli(*arguments, cwd=self.folder, env=self.env)
 
     def run(self, *arguments: str) -> str:
-        """Run a command on this computer and return what it prints."""
         return self.user.run(*arguments, cwd=self.folder, env=self.env)
 
     @property

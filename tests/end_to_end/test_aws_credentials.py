@@ -16,7 +16,6 @@ CHECKED_COMMANDS = ("ls", "status", "cost")
 
 
 def expire(renter: Renter) -> None:
-    """Let AWS refuse the credentials in every call from now on."""
     renter.cloud.post("fault", **EXPIRED)
 
 
@@ -28,9 +27,6 @@ def launch_without_stack(renter: Renter) -> Job:
     """Launch a job where there is no stack; the launch may fail."""
     renter.cli(*renter.launch_arguments(epochs=ENDLESS))
     return renter.sandbox.job()
-
-
-# --- the moments at which the credentials expire: each returns the job -----------------------------------------------
 
 
 def before_the_plan(renter: Renter) -> Job:

@@ -26,9 +26,6 @@ def launch_until_booting(renter: Renter) -> Job:
     return job
 
 
-# --- Ctrl-C and kill -------------------------------------------------------------------------------------------------
-
-
 def test_ctrl_c_while_acquiring_detaches_and_stop_or_down_ends_the_job(renter: Renter) -> None:
     renter.create_stack()
     renter.cloud.post("limit_capacity", type=TYPE, zones=ZONES, places=0)
@@ -92,9 +89,6 @@ def test_ctrl_c_before_the_first_request_creates_nothing(renter: Renter) -> None
     assert not [action for action in renter.calls() if action.startswith(("Create", "Run"))]
 
 
-# --- a lost run folder -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("has_supervisor", [False, True])
 def test_job_without_its_run_folder_can_be_found_and_ended(renter: Renter, has_supervisor: bool) -> None:
     job = launch_until_booting(renter)
@@ -122,8 +116,6 @@ def test_supervisor_of_a_job_ended_from_elsewhere_rents_nothing(renter: Renter) 
     assert len(renter.all_instance_ids()) == 2 and job.state == "stopped", renter.describe()
     renter.assert_nothing_left()
 
-
-# --- boots that fail -------------------------------------------------------------------------------------------------
 
 SETUP_FAILURE = "boot failed: the file system was not mounted: simulated"
 

@@ -25,13 +25,9 @@ def pack_images(sandbox: Sandbox) -> Path:
 
 
 def write_recipe(sandbox: Sandbox, epochs: int = 1) -> Path:
-    """Write a recipe that reads the copies of 32 pixels."""
     recipe = Path(sandbox.write_recipe(epochs))
     recipe.write_text(recipe.read_text().replace("size=32,", "size=32, copy=32,"))
     return recipe
-
-
-# --- from a folder ---------------------------------------------------------------------------------------------------
 
 
 def test_local_job_fetches_what_its_phases_read(sandbox: Sandbox) -> None:
@@ -84,11 +80,7 @@ def test_stop_interrupts_a_fetch(sandbox: Sandbox) -> None:
     assert not sandbox.pids("data fetch-for-job")
 
 
-# --- from S3 ---------------------------------------------------------------------------------------------------------
-
-
 def completed_fetches(job: Job) -> int:
-    """Return how many agents of machine 1 have completed a fetch."""
     states = [row["state"] for row in read_json_lines(job.path / "logs/agent-1.jsonl", "state")]
     return sum(before == "fetching" and after == "waiting" for before, after in itertools.pairwise(states))
 

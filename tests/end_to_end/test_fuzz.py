@@ -1,7 +1,5 @@
-"""Damaged run folders: whatever one file holds, every command ends with its output or with one clear line.
-
-Each case changes one file of a run folder: one value of it, all of it, or its kind. The commands run in this process.
-"""
+"""Damaged run folders: whatever one file holds, every command ends with its output or with one clear line. Each case
+changes one file of a run folder: one value of it, all of it, or its kind. The commands run in this process."""
 
 import contextlib
 import copy
@@ -71,9 +69,6 @@ for command in cli.commands.values():
     commands.add_command(command)
 
 
-# --- the run folders --------------------------------------------------------------------------------------------------
-
-
 def change_json(path: Path, change: Callable[[Any], None]) -> None:
     value = json.loads(path.read_text())
     change(value)
@@ -81,7 +76,6 @@ def change_json(path: Path, change: Callable[[Any], None]) -> None:
 
 
 def let_run(folder: Path) -> None:
-    """Let the job be at work."""
     (folder / "result.json").unlink()
     (folder / "machine/shared/result.json").unlink()
     for path in (folder / "machine/shared/status").iterdir():
@@ -192,9 +186,6 @@ def changed_json(value: Any, path: JsonPath, new: Any) -> Any:
     else:
         parent[path[-1]] = new
     return value
-
-
-# --- the commands -----------------------------------------------------------------------------------------------------
 
 
 class TooSlow(BaseException):

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from support.small_disk import enlarge, fill
 from support.webhook_server import WebhookServer, webhook_server
 
 from cluster.jobs.job import Job
-from cluster.planning.launch_options import make_launch_options
 from cluster.state.status import machine_statuses
 from train.inference.trained_network import open_trained
 from train.recipe.history import best_epoch
@@ -266,10 +264,8 @@ def test_trainers_get_the_environment_of_their_own_launch_only(sandbox: Sandbox)
 
 @pytest.mark.parametrize("search_path", ["", "."])
 def test_modules_of_the_current_folder_are_found_and_never_replace_ours(sandbox: Sandbox, search_path: str) -> None:
-    """Two processes: the second way in which Python would put the current folder first (python -m train).
-
-    With PYTHONPATH, a user's cluster.py precedes the installed command itself.
-    """
+    """Two processes: the second way in which Python would put the current folder first (python -m train). With
+    PYTHONPATH, a user's cluster.py precedes the installed command itself."""
     folder = sandbox.path / "project"
     folder.mkdir()
     for name in ("infra", "recipes", "train", *(() if search_path else ("cluster",))):
@@ -335,19 +331,6 @@ def test_full_runs_folder_is_waited_for(sandbox: Sandbox, small_disk: Path) -> N
     sandbox.train_fast()
     assert launch.wait(120) == 0, sandbox.output()
     assert job.state == "done" and len(job.run_folder.epochs()) == 5
-
-
-def test_launch_killed_before_its_tmux_session_is_failed_and_can_be_resumed(sandbox: Sandbox) -> None:
-    from cluster.jobs import submit
-
-    job = submit.create_job(
-        submit.plan(submit.load_recipes(sandbox.write_recipe(2))[0], make_launch_options(data=sandbox.data)).spec
-    )
-    spec = json.loads(job.run_folder.spec_path.read_text())
-    job.run_folder.spec_path.write_text(json.dumps({**spec, "created": time.time() - 60}))
-    assert list_jobs(sandbox)[0]["state"] == "failed"
-    resumed = sandbox.cli("resume", "job-1")
-    assert resumed.code == 0 and list_jobs(sandbox)[0]["state"] == "done"
 
 
 def test_diverged_job_fails_with_the_loss_and_the_step(sandbox: Sandbox) -> None:

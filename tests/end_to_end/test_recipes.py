@@ -1,8 +1,6 @@
-"""Each recipe cut short: all its phases, its optimizer and its rates, on JPEG files, by the installed command.
-
-Two processes stand for the recipe's GPUs. Image sizes are a quarter, batches are a few images, rates follow the linear
-rule for these batches, and the network is a small one. The recipes' own networks: tests/train/models/test_registry.py.
-"""
+"""Each recipe cut short: all its phases, its optimizer and its rates, on JPEG files, by the installed command. Two
+processes stand for the recipe's GPUs. Image sizes are a quarter, batches are a few images, rates follow the linear rule
+for these batches, and the network is a small one. The recipes' own networks: tests/train/models/test_registry.py."""
 
 import json
 from dataclasses import replace
@@ -47,7 +45,6 @@ def test_every_recipe_file_is_run_here_or_elsewhere() -> None:
 
 
 def read_recipe(file: str) -> Recipe:
-    """Return the recipe of a file that is run."""
     recipes = read_recipes(str(ROOT / "recipes" / f"{file}.py"))
     return next(recipe for recipe in recipes if recipe.name == RECIPE_NAMES[file])
 

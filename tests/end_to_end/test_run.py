@@ -1,8 +1,6 @@
-"""Scripts of a user, run by `imgnet-cluster run` on this computer, over ssh and on rented machines.
-
-A script knows nothing of this program but its environment variables. It saves its step, and ends when a file tells it
-to. What it gets beside its processes: its project, secrets, a container; its progress, checkpoints and events are read.
-"""
+"""Scripts of a user, run by `imgnet-cluster run` on this computer, over ssh and on rented machines. A script knows
+nothing of this program but its environment variables. It saves its step, and ends when a file tells it to. What it gets
+beside its processes: its project, secrets, a container; its progress, checkpoints and events are read."""
 
 import contextlib
 import hashlib
@@ -104,7 +102,6 @@ class Runner:
         return int(wait_for(are_members, 180.0, describe=lambda: self.describe(job)))
 
     def end(self, job: Job) -> None:
-        """Let the script end, and wait until the job is done and its supervisor has ended."""
         (self.orders / "end").touch()
         assert job.wait(180) == "done", self.describe(job)
         wait_for(lambda: not job.backend.is_supervised())
@@ -125,7 +122,6 @@ class Runner:
 
 
 def step_of(log: str) -> int:
-    """Return the step at which a log says that its rank begins."""
     return int(re.findall(r"begins at step (\d+)", log)[0])
 
 

@@ -17,7 +17,6 @@ ARGUMENTS = ("selftest", "--aws", "--type", TYPE, "--large-type", TWO_CARDS, "--
 
 
 def our_resources(renter: Renter) -> list[dict[str, Any]]:
-    """Return all resources of the cloud with our tags."""
     return [resource for resource in renter.cloud.all_resources() if "imgnet:stack" in resource["tags"]]
 
 

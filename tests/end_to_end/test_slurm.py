@@ -28,13 +28,11 @@ class SlurmUser:
         self.cluster = cluster
 
     def launch(self, recipe: str, *options: str) -> Job:
-        """Launch a job of three machines on the cluster without following it."""
         result = self.sandbox.cli("launch", "-d", *SLURM_OPTIONS, *OPTIONS, *options, recipe)
         assert result.code == 0, result
         return self.sandbox.job(int(re.findall(r"job-(\d+) launched", result.out)[0]))
 
     def slurm_jobs(self, *options: str) -> list[str]:
-        """Return the ids of the jobs in Slurm's queue."""
         return self.cluster.run("squeue", "--noheader", "--format=%i", *options).split()
 
     def describe(self, job: Job) -> str:

@@ -1,7 +1,5 @@
-"""Jobs on machines over real ssh, by the installed command.
-
-Machines lose their power, freeze, and are cut off from us; two users look after one job.
-"""
+"""Jobs on machines over real ssh, by the installed command. Machines lose their power, freeze, and are cut off from us;
+two users look after one job."""
 
 import json
 import os
@@ -46,7 +44,6 @@ class SshUser:
         return self.sandbox.job()
 
     def remote_shared_folder(self) -> Path:
-        """Return the shared folder of job-1 on the machines."""
         return next(self.bed.shared.glob("job-1-*"))
 
 

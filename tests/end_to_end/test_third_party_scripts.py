@@ -1,7 +1,5 @@
 """Training scripts that nobody of this project wrote, unchanged, under `run`: three machines, of which one is lost.
-
-docs/your-own-script.md lists the scripts and what has to be passed to them. `make peers` fetches them.
-"""
+docs/your-own-script.md lists the scripts and what has to be passed to them. `make peers` fetches them."""
 
 import re
 import shutil
@@ -26,10 +24,8 @@ EPOCH = re.compile(r"^\[GPU0\] Epoch (\d+) ", re.MULTILINE)
 
 
 def make_project(folder: Path, *names: str) -> Path:
-    """Return a project folder with unchanged scripts of others; skip the test when they have not been fetched.
-
-    It is a git repository: outside git a folder "data" and files above 1 MB are not copied to the machines.
-    """
+    """Return a project folder with unchanged scripts of others; skip the test when they have not been fetched. It is a
+    git repository: outside git a folder "data" and files above 1 MB are not copied to the machines."""
     if missing := [name for name in names if not FILES[name].is_in(FOLDER)]:
         pytest.skip(f"{', '.join(missing)} of {FILES[missing[0]].repository} is not here; make peers fetches it")
     subprocess.run(["git", "init", "-q", str(folder)], check=True)
@@ -47,7 +43,6 @@ def make_inputs(python: Path, kind: str, folder: Path) -> None:
 
 
 def log_of(job: Job, attempt: int) -> str:
-    """Return what rank 0 has printed in an attempt."""
     path = job.path / f"logs/{attempt:06}/rank-0.log"
     return path.read_text(errors="replace") if path.exists() else ""
 
@@ -69,9 +64,7 @@ def train_through_a_loss(
     sandbox: Sandbox, project: Path, command: str, *options: str, when: Callable[[Job], bool], for_good: bool = True
 ) -> Job:
     """Run a shell command on three machines of this computer, of which machine 2 is lost `when` a condition is true.
-
-    Returns the job when it is done and its supervisor has ended.
-    """
+    Returns the job when it is done and its supervisor has ended."""
     arguments = ("run", "--local", "--machines", "3", "-d", "--workdir", project, *options, "--", "sh", "-c", command)
     launched = sandbox.cli(*arguments)
     assert launched.code == 0, launched

@@ -34,7 +34,6 @@ result = {"epochs": [epoch], "top1": 60.0, "top1_square": 60.0, "steps": 8, "ima
 
 
 def make_arm(name: str = "a", lr: float = 0.05, epochs: int = 2) -> Arm:
-    """Return an arm that trains on the drawn images."""
     phase = Phase(epochs=(0, epochs), size=16, batch=8, lr=lr, validate="never")
     recipe = replace(TINY, machines=1, optim=Optim(nesterov=True), phases=[phase])
     return Arm(name=name, recipe=recipe)

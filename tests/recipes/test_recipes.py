@@ -1,8 +1,6 @@
 """The recipes of the project: their schedules and inputs, and their docstrings; no torch.
-
 tests/train/rules/test_rates.py compares each shape of a rate with its formula in every step, and
-tests/docs/test_generated_pages.py the first and last rate of each phase with those of the papers.
-"""
+tests/docs/test_generated_pages.py the first and last rate of each phase with those of the papers."""
 
 import ast
 import re
@@ -41,7 +39,6 @@ SHAPES = {  # of the phases of all other recipes: straight lines
 
 
 def recipes_by_name(file: str) -> dict[str, Recipe]:
-    """Return the recipes of a file by name."""
     return {recipe.name: recipe for recipe in read_recipes(str(ROOT / "recipes" / f"{file}.py"))}
 
 

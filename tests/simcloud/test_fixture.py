@@ -8,7 +8,6 @@ pytestmark = pytest.mark.rehearsal  # whole processes, which take long
 
 
 def launch(cloud: CloudProcess) -> str:
-    """Launch an instance with a machine, and return its id."""
     image = cloud.client("ssm").get_parameter(Name=IMAGE)["Parameter"]["Value"]
     return launch_machines(cloud.client("ec2"), image)[0]
 

@@ -55,7 +55,6 @@ class Network:
         return json.loads(json.dumps(found, default=str))
 
     def remove(self) -> None:
-        """Remove what costs something."""
         self.ec2.delete_nat_gateway(NatGatewayId=self.nat)
         gateways = {"Filters": tags.make_filters({}, state=["deleting"])}
         while self.ec2.describe_nat_gateways(**gateways)["NatGateways"]:

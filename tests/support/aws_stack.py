@@ -29,11 +29,8 @@ class Killed(BaseException):
 
 
 class RecordingAccount(Account):
-    """An account that records its calls.
-
-    `changes_left` is the number of changing calls after which it raises `Killed`. `denied` maps the actions that fail
-    to the codes of their errors.
-    """
+    """An account that records its calls. `changes_left` is the number of changing calls after which it raises `Killed`.
+    `denied` maps the actions that fail to the codes of their errors."""
 
     def __init__(self, region: str = REGION) -> None:
         super().__init__(region)
@@ -105,7 +102,6 @@ def account(aws: Path) -> RecordingAccount:
 
 @pytest.fixture
 def work(account: RecordingAccount) -> StackContext:
-    """A context for changes of a stack, whose messages are not shown."""
     return StackContext(account)
 
 

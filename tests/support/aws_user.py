@@ -39,10 +39,8 @@ class Renter:
     # --- commands --------------------------------------------------------------------------------------------------
 
     def run(self, *arguments: Any, **settings: Any) -> str:
-        """Run the installed command and return what it prints. Raises `AssertionError` when it fails.
-
-        `settings` are those of `Sandbox.cli`.
-        """
+        """Run the installed command and return what it prints. Raises `AssertionError` when it fails. `settings` are
+        those of `Sandbox.cli`."""
         result = self.cli(*arguments, **settings)
         assert result.code == 0, f"{arguments}: {result}\n{self.describe()}"
         return result.out
@@ -73,10 +71,8 @@ class Renter:
     # --- observations ------------------------------------------------------------------------------------------------
 
     def wait_for(self, condition: Callable[[], Any], seconds: float = 180.0) -> Any:
-        """Return the value of `condition` as soon as it is true.
-
-        Raises `AssertionError` after `seconds`, with the state of the jobs and the cloud.
-        """
+        """Return the value of `condition` as soon as it is true. Raises `AssertionError` after `seconds`, with the
+        state of the jobs and the cloud."""
         return wait_for(condition, seconds, describe=self.describe, poll_seconds=0.1)
 
     def describe(self) -> str:
@@ -93,7 +89,6 @@ class Renter:
         return Journal(job.path / "cloud.jsonl").events(event_type)
 
     def granted_ids(self, job: Job) -> list[list[str]]:
-        """Return the instances that each granted request of the job brought."""
         return [[machine.id for machine in grant.machines] for grant in self.journal_events(job, RequestGranted)]
 
     def _live_instances(self) -> list[dict[str, Any]]:
@@ -106,7 +101,6 @@ class Renter:
         return [instance["id"] for instance in self.cloud.instances()]
 
     def live_instances_by_machine(self) -> dict[str, str]:
-        """Return the instance of each machine that has one, by the machine's name."""
         return {instance["tags"]["imgnet:machine"]: instance["id"] for instance in self._live_instances()}
 
     def instance_id(self, machine: str) -> str:
@@ -114,7 +108,6 @@ class Renter:
         return self.live_instances_by_machine()[machine]
 
     def placement_group_ids(self) -> list[str]:
-        """Return the placement groups of our jobs."""
         groups = [resource for resource in self.cloud.post("leftovers") if resource["kind"] == "placement-group"]
         return [group["id"] for group in groups if "imgnet:job" in group["tags"]]
 
@@ -179,11 +172,9 @@ class Renter:
 
 @pytest.fixture
 def renter(simcloud: CloudProcess, sandbox: Sandbox) -> Iterator[Renter]:
-    """A user with an empty cloud, in which nothing may cost anything after the test.
-
-    A supervisor whose machines are gone waits for their answers for some seconds. Then it writes the job's report,
-    which takes long on a busy computer.
-    """
+    """A user with an empty cloud, in which nothing may cost anything after the test. A supervisor whose machines are
+    gone waits for their answers for some seconds. Then it writes the job's report, which takes long on a busy
+    computer."""
     user = Renter(sandbox, simcloud)
     yield user
     with contextlib.suppress(WaitTimeout):

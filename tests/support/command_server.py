@@ -1,9 +1,7 @@
 """Runs commands of imgnet-cluster in forks of a process that has imported its modules, which saves the start of Python.
-
-A command gets what a shell would give it: arguments, folder, environment, streams, and a process of its own, whose
-exit code is reported. Tests of the start itself, of signals and of unusual streams run the installed command. Another
-such process, which has imported torch, forks `python -m MODULE` for tests of the trainer.
-"""
+A command gets what a shell would give it: arguments, folder, environment, streams, and a process of its own, whose exit
+code is reported. Tests of the start itself, of signals and of unusual streams run the installed command. Another such
+process, which has imported torch, forks `python -m MODULE` for tests of the trainer."""
 
 import atexit
 import contextlib
@@ -62,10 +60,8 @@ class CommandServer:
         timeout_seconds: float,
         module: str = "",
     ) -> tuple[int, str, str]:
-        """Run a command to its end. Return its exit code, what it printed, and its errors.
-
-        Raises `TimeoutExpired` when it does not end in time; it is killed then.
-        """
+        """Run a command to its end. Return its exit code, what it printed, and its errors. Raises `TimeoutExpired` when
+        it does not end in time; it is killed then."""
         pipes = [os.pipe(), os.pipe()]
         stdin = os.open(os.devnull, os.O_RDONLY)
         streams = (stdin, *(write_end for _, write_end in pipes))
@@ -100,10 +96,8 @@ class CommandServer:
         streams: Sequence[int],
         module: str = "",
     ) -> "ForkedCommand":
-        """Start a command, or `python -m MODULE`, with these descriptors as its stdin, stdout and stderr.
-
-        The caller closes its own copies of them.
-        """
+        """Start a command, or `python -m MODULE`, with these descriptors as its stdin, stdout and stderr. The caller
+        closes its own copies of them."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, self.lock:
             request = json.dumps([module, [*arguments], str(cwd), dict(environment)])
@@ -149,7 +143,6 @@ class ForkedCommand:
 
 @functools.cache
 def command_server() -> CommandServer:
-    """Return the server of this process, started at the first call."""
     return CommandServer()
 
 
@@ -166,9 +159,6 @@ def _read_all(descriptor: int, output: bytearray) -> None:
     with os.fdopen(descriptor, "rb", buffering=0) as file:
         while chunk := file.read(65536):
             output += chunk
-
-
-# --- the server -----------------------------------------------------------------------------------------------------
 
 
 def serve(requests: socket.socket) -> None:

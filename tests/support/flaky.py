@@ -33,13 +33,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Record the name of the test to which the following waits belong."""
     waiting.largest_waits.test = item.nodeid.rpartition("[")[0]
     return (yield)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the largest share of a limit that each test has used."""
     for test, share in sorted(waiting.largest_waits.shares.items(), key=lambda pair: -pair[1]):
         finding = "  <- find out why" if share > LARGE_SHARE else ""
         terminalreporter.write_line(f"{share:6.1%} of a limit: {test}{finding}")

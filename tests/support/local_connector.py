@@ -37,7 +37,6 @@ class LocalConnector(SSHConnector):
         return b""
 
     def list_files(self, folder: str) -> dict[str, int]:
-        """Return the size of every file below a folder, by relative path."""
         sizes = {}
         for parent, _, names in os.walk(folder):
             for path in (Path(parent, name) for name in names):

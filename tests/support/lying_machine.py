@@ -67,5 +67,4 @@ def _restart(machine: TestMachine, variables: dict[str, str]) -> None:
 
 
 def lie_about(path: str | Path, content: bytes = b'{"owned": true}\n') -> bytes:
-    """Return the lie that a file of this path has gained these bytes."""
     return b"MARK\n" + os.fsencode(str(path)) + b"\n" + content + b"MARK\nend\n"

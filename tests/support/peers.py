@@ -17,7 +17,6 @@ FIND_MODULES = "import sys, importlib.util as util; sys.exit(not all(map(util.fi
 
 @functools.cache
 def peer_python(*modules: str) -> Path:
-    """Return the Python that has these modules, or skip the test."""
     for python in (Path(sys.executable), PEERS_FOLDER / "bin" / "python"):
         if python.exists() and subprocess.run([str(python), "-c", FIND_MODULES, *modules]).returncode == 0:
             return python

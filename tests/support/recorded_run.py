@@ -57,7 +57,6 @@ class SimulatedTrainer:
         self.rows[attempt] = [row]
 
     def place(self, attempt: int, step: int) -> dict[str, Any]:
-        """Return the fields that every row has."""
         return {"attempt": attempt, "time": self.now, "step": step, "images": step}
 
     def train(self, attempt: int, epoch: Epoch, first: int, last: int) -> None:

@@ -84,7 +84,6 @@ def thumbnails(run: Any, data: Path) -> None:
 def draw_val(
     root: Path, *names: str, sizes: tuple[tuple[int, int], ...] = ((90, 60), (60, 60), (48, 80)), split: str = "val"
 ) -> Path:
-    """Draw a split with these classes, each with one image of each size."""
     for index, name in enumerate(names):
         (root / split / name).mkdir(parents=True)
         for size in sizes:

@@ -1,9 +1,7 @@
-"""A Slurm cluster on this computer for tests: munged, slurmctld and one slurmd for each node.
-
-It needs no systemd, no cgroups and no root: all daemons run as the current user, who can then run jobs of his own. The
-nodes have more processors than this computer, because Slurm need not know. A node can lose its power and boot again.
-When a cluster is closed, none of its processes is left.
-"""
+"""A Slurm cluster on this computer for tests: munged, slurmctld and one slurmd for each node. It needs no systemd, no
+cgroups and no root: all daemons run as the current user, who can then run jobs of his own. The nodes have more
+processors than this computer, because Slurm need not know. A node can lose its power and boot again. When a cluster is
+closed, none of its processes is left."""
 
 import contextlib
 import os
@@ -109,10 +107,8 @@ class SlurmNode:
 
 
 class SlurmCluster:
-    """A cluster of four nodes, node0 to node3, which are idle when the constructor returns.
-
-    `env` is the environment that Slurm's commands need.
-    """
+    """A cluster of four nodes, node0 to node3, which are idle when the constructor returns. `env` is the environment
+    that Slurm's commands need."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
@@ -187,7 +183,6 @@ class SlurmCluster:
         wait_for(condition, WAIT_SECONDS, describe=self.describe, poll_seconds=0.1)
 
     def describe(self) -> str:
-        """Return queue, nodes, and the last lines of all logs."""
         parts = [self.run(command, check=False) for command in ("squeue", "sinfo")]
         for path in sorted(self.folder.rglob("*.log")):
             lines = path.read_text(errors="replace").splitlines()[-15:]

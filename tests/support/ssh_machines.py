@@ -1,9 +1,7 @@
 """Machines for tests and benchmarks: a real OpenSSH sshd for each, on 127.1.0.N, with its own home, tmux and host key.
-
 A machine can be powered off, frozen, booted again, and unplugged from the network. Whatever a login starts there has an
 environment variable that names the machine, so that every process of it is found, whatever its parent. When a testbed
-is closed, nothing but sshd may be running on its machines.
-"""
+is closed, nothing but sshd may be running on its machines."""
 
 import contextlib
 import json
@@ -239,10 +237,8 @@ class TestMachine:
     # --- processes -------------------------------------------------------------------------------------------------
 
     def sshd_pids(self) -> set[int]:
-        """Return sshd and the processes of its connections.
-
-        They are found by descent: sshd writes its process title over its environment, and the mark with it.
-        """
+        """Return sshd and the processes of its connections. They are found by descent: sshd writes its process title
+        over its environment, and the mark with it."""
         table = process_table()
         pids = {self._sshd.pid} & table.keys() if self._sshd else set()
         while new := {pid for pid, (parent, _, name) in table.items() if parent in pids and name == "sshd"} - pids:
@@ -258,7 +254,6 @@ class TestMachine:
         return sorted(pid for pid in pids if all(word in command_line(pid) for word in words))
 
     def leaked_pids(self) -> list[int]:
-        """Return the processes on the machine except for sshd and its connections."""
         return sorted({*self.processes()} - self.sshd_pids())
 
 
@@ -295,17 +290,14 @@ class Testbed:
         assert kind or not leaks, f"still running on the testbed: {leaks}"
 
     def authorize(self, key: Path) -> None:
-        """Let the owner of a key log in to all machines."""
         with (self.folder / "authorized_keys").open("a") as file:
             file.write(key.with_name(f"{key.name}.pub").read_text())
 
     def new_key(self, name: str, passphrase: str = "") -> Path:
-        """Generate a key pair of this name, which no machine accepts yet."""
         generate_key(self.folder / name, passphrase)
         return self.folder / name
 
     def known_hosts(self, path: Path) -> Path:
-        """Write the host keys of all machines as a known_hosts file."""
         path.parent.mkdir(parents=True, exist_ok=True)
         lines = [f"[{machine.address}]:{machine.port} {machine.host_key}\n" for machine in self.machines]
         path.write_text("".join(lines))

@@ -33,7 +33,6 @@ class ThirdPartyFile:
         return folder / self.repository / self.path
 
     def is_in(self, folder: Path) -> bool:
-        """Return whether the folder has the file with the right content."""
         path = self.path_below(folder)
         return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == self.sha256
 

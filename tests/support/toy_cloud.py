@@ -1,7 +1,5 @@
-"""A cloud in memory in place of EC2, for the controller of rented jobs.
-
-Its machines are entries of a dictionary, and nothing runs on them: a test replaces the fleet.
-"""
+"""A cloud in memory in place of EC2, for the controller of rented jobs. Its machines are entries of a dictionary, and
+nothing runs on them: a test replaces the fleet."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -22,7 +20,6 @@ from train.tools import host
 
 
 def make_machine(machine_id: str, name: str, private_ip: str = "10.0.0.1") -> Instance:
-    """Return a machine with a public address, of which nothing else matters."""
     numbers: dict[str, Any] = {"launch_time": 0.0, "end_time": None, "launch_index": 0, "boots_slowly": False}
     texts: dict[str, Any] = {each.name: "" for each in fields(Instance) if each.name not in (*numbers, "tags")}
     known = {"id": machine_id, "name": name, "private_ip": private_ip, "public_ip": "127.0.0.1"}
@@ -30,10 +27,8 @@ def make_machine(machine_id: str, name: str, private_ip: str = "10.0.0.1") -> In
 
 
 class ToyCloud(JobInstances):
-    """The machines of one job. Nothing of AWS is asked.
-
-    All attributes of the class, such as `rented` and `released`, are the state of the cloud, which all objects share.
-    """
+    """The machines of one job. Nothing of AWS is asked. All attributes of the class, such as `rented` and `released`,
+    are the state of the cloud, which all objects share."""
 
     rented: ClassVar[dict[str, Instance]] = {}  # by ID
     released: ClassVar[list[tuple[str, str]]] = []  # ID and reason
@@ -56,7 +51,6 @@ class ToyCloud(JobInstances):
 
     @classmethod
     def reset(cls, free_machines: int) -> None:
-        """Start again, with this number of machines to rent in all."""
         cls.rented.clear()
         cls.released.clear()
         cls.exchanged.clear()

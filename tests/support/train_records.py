@@ -50,6 +50,5 @@ def step_line(
 def epoch_line(
     step: int, time: float = 0.0, images: int | None = None, attempt: int = 1, **fields: Any
 ) -> dict[str, Any]:
-    """Return the line of an epoch's end."""
     place = {"attempt": attempt, "time": time, "step": step, "images": step if images is None else images}
     return metrics_line(EpochRow(**{**EPOCH_FIELDS, **place, **fields}))

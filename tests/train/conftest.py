@@ -31,10 +31,8 @@ TRAIN_IMAGES, VAL_IMAGES = 50, 20
 
 
 def tiny_recipe(**changes: Any) -> Recipe:
-    """Return a recipe of four epochs in three phases for 2 GPUs, with changes.
-
-    50 images in batches of 8 per GPU leave 2 images for the last step of an epoch: one chunk for two ranks.
-    """
+    """Return a recipe of four epochs in three phases for 2 GPUs, with changes. 50 images in batches of 8 per GPU leave
+    2 images for the last step of an epoch: one chunk for two ranks."""
     values: dict[str, Any] = {
         "name": "tiny",
         "data": Data(name="sample", root="nowhere", train=TRAIN_IMAGES, val=VAL_IMAGES),
@@ -51,11 +49,9 @@ def tiny_recipe(**changes: Any) -> Recipe:
 
 
 class Runs:
-    """Starts training runs and ends whatever is left of them.
-
-    Trainers are forked from one process that has imported torch, or started as `python -m train`. The output of a run
-    with the folder `out` is appended to the file <out>.log beside it.
-    """
+    """Starts training runs and ends whatever is left of them. Trainers are forked from one process that has imported
+    torch, or started as `python -m train`. The output of a run with the folder `out` is appended to the file <out>.log
+    beside it."""
 
     def __init__(self, data: Path, folder: Path) -> None:
         self.data = data
@@ -81,7 +77,6 @@ class Runs:
     def start(
         self, out: Path, *options: str, recipe: Path | None = None, environment: dict[str, str] | None = None
     ) -> ForkedCommand:
-        """Fork a trainer."""
         words, variables = self.words(out, options, recipe), {**self.environment, **(environment or {})}
         with self.log(out).open("ab") as log, Path(os.devnull).open() as nothing:
             streams = (nothing.fileno(), log.fileno(), log.fileno())
@@ -95,7 +90,6 @@ class Runs:
 
     @staticmethod
     def ranks(world: int) -> list[dict[str, str]]:
-        """Return the environment variables of each rank of a world on this machine."""
         return tools_process.rank_environments(world, 0, world, "127.0.0.1", tools_process.free_port())
 
     def start_ranks(self, world: int, out: Path, *options: str, **start_arguments: Any) -> list[ForkedCommand]:
@@ -119,14 +113,11 @@ class Runs:
         return out.with_name(out.name + ".log")
 
     def said(self, out: Path) -> str:
-        """Return what a run has printed until now."""
         return self.log(out).read_text(errors="replace") if self.log(out).exists() else ""
 
     def end(self, out: Path, *processes: Any, code: int | None = 0) -> str:
-        """Wait for the end of a run, check its exit code (None: any but 0), and return its output.
-
-        When one process fails, the others are killed, as the agent does.
-        """
+        """Wait for the end of a run, check its exit code (None: any but 0), and return its output. When one process
+        fails, the others are killed, as the agent does."""
 
         def is_over() -> bool:
             exit_codes = [process.poll() for process in processes]
@@ -174,7 +165,6 @@ class Runs:
         return pids
 
     def gone(self, out: Path) -> None:
-        """Wait until no process of a run is left."""
         wait_for(lambda: not self.alive(out))
 
     def clean(self) -> None:

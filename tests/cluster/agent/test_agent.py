@@ -1,8 +1,6 @@
-"""Tests of the agent process on a hand-made run folder, with trainers that are real processes but do not train.
-
-What a trainer does is Python text, which a sitecustomize module runs in place of the trainer, with `report`, `out` and
-`rank` defined. So a trainer ends in any way within a tenth of a second.
-"""
+"""Tests of the agent process on a hand-made run folder, with trainers that are real processes but do not train. What a
+trainer does is Python text, which a sitecustomize module runs in place of the trainer, with `report`, `out` and `rank`
+defined. So a trainer ends in any way within a tenth of a second."""
 
 import json
 import os
@@ -54,7 +52,6 @@ SAVE_WHEN_ASKED = TRAIN + "until(report.stop_requested); report.report_state('sa
 
 
 def read_shared(run: Any, path: str) -> Any:
-    """Return the content of a JSON file in the shared folder."""
     return json.loads((run.run_folder.shared / path).read_text())
 
 
@@ -105,7 +102,6 @@ class Agents:
         self.place.wait_for(lambda: (run.job.status().step or 0) >= 8)
 
     def end(self, run: Any) -> tuple[str, str]:
-        """Return state and reason of the agent's final status."""
         status = final_status(run)
         return status.state, status.reason
 
@@ -189,9 +185,7 @@ def test_agents_of_two_machines_survive_loss_of_the_first(agents: Any, hand_made
 
 def test_trainers_that_keep_their_state_go_on_as_the_same_processes(agents: Any, hand_made: Any) -> None:
     """Their peer is lost, so they wait in a collective: the agent asks them to abort it. One has finished a step more.
-
-    They make progress until the peer is lost: an agent that the computer holds up before counts as no loss.
-    """
+    They make progress until the peer is lost: an agent that the computer holds up before counts as no loss."""
     run = hand_made(
         machines=2, procs=2, lost_seconds=1.0, heartbeat_timeout_seconds=1.0, heartbeat_seconds=0.2, in_place="on"
     )
@@ -238,36 +232,6 @@ def test_trainer_that_does_not_leave_in_time_is_killed_and_comes_back_as_a_new_o
     assert second["reason"].startswith("no progress for ") and second["reason"].endswith(", all machines respond")
     log = run.run_folder.work_folder("1") / "logs/000001/rank-1.log"
     assert "most recent call first" in log.read_text()
-
-
-def test_two_attempts_in_place_that_fail_before_their_first_step_are_followed_by_a_restart(
-    agents: Any, hand_made: Any
-) -> None:
-    """No machine was lost in them, so a third one would fail too."""
-    run = hand_made(machines=2, lost_seconds=2.0, heartbeat_seconds=0.2, in_place="on")
-    restart = "if sys.orig_argv[sys.orig_argv.index('--attempt') + 1] == '4':\n    if rank == 0: " + PUBLISH
-    restart += "    until((out / 'result.json').exists); os._exit(0)\n"
-    keep = "    report.report_kept_state(8, has_saved=False, reason='Connection closed by peer')\n"
-    fail_to_join = "    until(report.read_next_request); os.environ.update(report.read_next_request().environment)\n"
-    fail_to_join += "    report.begin_attempt(); report.not_in_place = ''; report.report_state('joining')\n"
-    meet = "(out / f'trains-{rank}').touch(); until(lambda: len(list(out.glob('trains-*'))) == 2)\n"
-    trainer = f"{restart}report.not_in_place = ''; {TRAIN}{meet}while True:\n{keep}{fail_to_join}"
-    started = [agents.start(run, trainer, machine) for machine in ("0", "1")]
-    assert [agent.wait(120) for agent in started] == [0, 0] and not agents.trainers()
-    *in_place, anew = (read_shared(run, f"attempts/00000{number}.json") for number in (2, 3, 4))
-    assert [attempt["live_step"] for attempt in (*in_place, anew)] == [8, 8, None]
-    assert anew["reason"].endswith("; not in place: 2 attempts in place have failed before their first step")
-    log = run.run_folder.work_folder() / "logs/000004/rank-0.log"
-    assert log.read_text().startswith(f"attempt 4: {anew['reason']}; machines: 0, 1\n")
-
-
-def test_agent_max_hours_saves_and_stops(agents: Any, hand_made: Any) -> None:
-    """The time of the machine's previous agent counts, although whoever starts this one does not know of it."""
-    run = hand_made(max_hours=1.0)
-    run.write_status("training", elapsed_seconds=3600.0)
-    assert agents.run(run, SAVE_WHEN_ASKED) == 0
-    state, reason = agents.end(run)
-    assert state == "stopped" and "--max-hours" in reason
 
 
 def test_agent_second_in_same_work_folder_exits(agents: Any, hand_made: Any) -> None:

@@ -97,7 +97,6 @@ class TickedAgents:
         wait_for(is_reached, describe=lambda: ([agent.phase for agent in self.agents], self.ends))
 
     def start(self) -> None:
-        """Let all machines take part in the first attempt, and train."""
         self.tick_until(lambda: all(agent.phase == AgentPhase.RUNNING for agent in self.agents))
         for processes in self.processes:
             processes.train()
@@ -126,7 +125,7 @@ def test_failed_processes_are_told_with_their_fault_and_start_a_new_attempt(tick
     ticked.tick_until(lambda: all(agent.current.number == 2 for agent in ticked.agents))
     for rank, processes in enumerate(ticked.processes):
         assert [call for call in processes.calls if call != "stop"] == [f"start {n} as {rank}" for n in (1, 2)]
-    assert ticked.status("1").fault is Fault.NONE
+    assert (ticked.status("1").fault, ticked.status("1").reason) == (Fault.NONE, "")
 
 
 def test_attempt_that_others_have_begun_ends_the_processes_of_the_one_before(ticked: TickedAgents) -> None:

@@ -32,7 +32,6 @@ def test_note_progress_first_step_is_made_once_the_trainers_train_and_gaps_count
 
 
 def handover(**values: Any) -> AttemptState:
-    """Return an attempt in place of the machines 0, 1 and 2 that has made no step."""
     members = ("0.a", "1.b", "2.c")
     return AttemptState(attempt=Attempt(number=2, members=members, live_step=8), last_progress_time=0.0, **values)
 

@@ -34,7 +34,6 @@ def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Itera
 
 
 def answer(gpus: Gpus) -> str:
-    """Start a check and return its answer."""
     gpus.start_check()
     (problem,) = wait_for(lambda: [answer for answer in (gpus.poll_check(),) if answer is not None])
     assert gpus.poll_check() == "", "a problem is told once"

@@ -14,7 +14,6 @@ from cluster.connectors import tmux
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The computer has no GPU, whatever it has."""
     which = shutil.which
     monkeypatch.setattr(shutil, "which", lambda name, *more: None if name == "nvidia-smi" else which(name, *more))
 
@@ -44,21 +43,3 @@ def test_ctrl_c_in_a_window_changes_nothing(sandbox: Any, tmp_path: Path) -> Non
     assert set(tmux.window_names("job-1")) == set(names)
     for pid in sandbox.pids("sleep 1000"):  # the program does not end with its window
         os.kill(pid, signal.SIGKILL)
-
-
-def test_windows_of_machines_are_in_their_order_and_opened_again_and_the_status_line_says_how_to_leave(
-    sandbox: Any, tmp_path: Path
-) -> None:
-    tmux.start_session("job-1", tmp_path, "supervisor", ["sleep", "1000"])
-    for machine in ("2", "0", "1"):
-        tmux.add_window("job-1", f"agent-{machine}", ["sleep", "1000"], index=tmux.FIRST_AGENT_WINDOW + int(machine))
-        TmuxWindows("job-1", tmp_path, machine)._open_missing()
-    names = ["supervisor", "train-0", "train-1", "train-2", "agent-0", "agent-1", "agent-2", "processes"]
-    assert tmux.window_names("job-1") == names
-    for closed_window, machine in (("train-1", "1"), ("processes", "0")):
-        sandbox.tmux("kill-window", "-t", f"=job-1:{closed_window}")
-        TmuxWindows("job-1", tmp_path, machine)._open_missing()
-        assert tmux.window_names("job-1") == names
-    assert sandbox.tmux("display-message", "-p", "-t", "=job-1:", "#W").strip() == "train-0"
-    status = sandbox.tmux("display-message", "-p", "-t", "=job-1:", "#{T:status-right}").strip()
-    assert status == "leave: C-b d (in your own tmux: C-b C-b d)"

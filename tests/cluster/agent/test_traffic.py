@@ -19,7 +19,6 @@ MOUNT = Path("/mnt/efs")
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder that stands for / on a machine whose kernel has counted nothing yet."""
     monkeypatch.setenv(host.ROOT_VARIABLE, str(tmp_path))
     write_proc(tmp_path, MOUNT, Moved())
     return tmp_path

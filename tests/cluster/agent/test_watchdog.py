@@ -41,7 +41,6 @@ def poll_like_thread(watchdog: Watchdog, now: float) -> None:
 
 @pytest.fixture
 def watchdog(tmp_path: Path, service: Any) -> Watchdog:
-    """The watchdog of a machine with a metadata service."""
     return make_watchdog(tmp_path, metadata_address=service.address)
 
 

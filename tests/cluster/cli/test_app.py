@@ -13,7 +13,6 @@ HEAD = "from train.recipe import Data, Model, Phase, Recipe\n"
 
 
 def recipe(name: str, epochs: tuple[int, int] = (0, 1), root: str = "/nowhere") -> str:
-    """The text of one recipe."""
     return (
         f"Recipe(name={name!r}, data=Data(name='d', root={root!r}, train=60, val=20), gpus=1, "
         f"model=Model(name='resnet10_tiny'), phases=[Phase(epochs={epochs}, size=32, batch=8, lr=0.1)])"
@@ -27,7 +26,6 @@ def tree(folder: Path) -> set[str]:
 
 
 def assert_refused(ran: Any, code: int, *messages: str) -> None:
-    """Check the exit code, and that stderr is one line that contains these messages."""
     assert ran.code == code, ran
     assert ran.err.startswith("error: ") and ran.err.count("\n") == 1, ran.err
     assert not [message for message in messages if message not in ran.err], ran.err
@@ -186,15 +184,3 @@ def test_logs_of_a_machine_is_that_of_its_first_process(sandbox: Any, hand_made:
     assert (lost.code, lost.out, lost.err) == (0, "rank 0\n", note)
     assert_refused(sandbox.cli("logs", "--rank", "3"), 1, "job-1 has 2 training processes")
     assert_refused(sandbox.cli("logs", "--machine", "2"), 2, "attempt 2 of job-1; the machine is 0")
-
-
-def test_status_of_a_finished_job_names_the_job_for_the_next_forecast(finished: Any) -> None:
-    shown = finished.cli("status", "job-1").out
-    assert "imgnet-cluster plan --from job-1" in shown
-    listed = json.loads(finished.cli("ls", "-o", "json").out)
-    assert (listed[0]["epoch"], listed[0]["epochs"]) == (3, 3)
-
-
-def test_down_of_a_job_here_that_has_ended_says_that_nothing_ran(finished: Any) -> None:
-    ran = finished.cli("down", "job-1")
-    assert (ran.code, ran.out) == (0, "job-1 is done: nothing of it is running, and nothing is billed\n")

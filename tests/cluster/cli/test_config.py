@@ -36,7 +36,6 @@ def write_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteConfig
 
 
 def launch_keywords(*argv: str) -> tuple[str, dict[str, Any]]:
-    """Return the backend and the keywords of a launch with these arguments."""
     with launch.make_context("launch", [*argv, "x.py"]) as context:
         options = {name: value for name, value in context.params.items() if name != "recipe"}
         return add_configured(typed_options(options), configured_options(options), "aws")

@@ -50,7 +50,6 @@ class FakeCloud:
 
 @pytest.fixture
 def cloud(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> FakeCloud:
-    """The user's cloud, in a folder without jobs."""
     fake_cloud = FakeCloud()
     monkeypatch.setattr(admin, "AwsAdministration", lambda: fake_cloud)
     monkeypatch.chdir(sandbox.path)
@@ -76,7 +75,6 @@ def record_ends(monkeypatch: pytest.MonkeyPatch, silent_machines: Sequence[str] 
 
 
 def make_ended_job(hand_made: Any, name: str = "job-1") -> None:
-    """Make a job of this folder that was in eu-west-1."""
     job = hand_made(name, backend="aws", cloud={"places": [{"region": "eu-west-1"}]})
     job.run_folder.result_path.write_text("{}")
 

@@ -20,7 +20,6 @@ from cluster.connectors.log_sync import LogShipper, pull_logs
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Path:
-    """The shared folder, with a folder for logs."""
     (tmp_path / "shared/logs").mkdir(parents=True)
     return tmp_path / "shared"
 
@@ -33,7 +32,6 @@ def run_folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def work_folder(tmp_path: Path) -> Path:
-    """A machine's work folder, with a folder for logs."""
     (tmp_path / "work/logs/000001").mkdir(parents=True)
     return tmp_path / "work"
 

@@ -86,7 +86,6 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 def kill_one(server: Any, words: str) -> None:
-    """Kill the one process on a machine with these words in its command line."""
     (pid,) = wait_for(lambda: server.processes(words))
     os.kill(pid, signal.SIGKILL)
 
@@ -435,7 +434,6 @@ def test_read_new_bytes_of_a_job_with_the_most_files_leaves_out_new_ones(
 
 
 def refusal_line(host: Host, kind: type[ClusterError] = SSHRefused, reconnect_seconds: float = 0.2) -> str:
-    """Return the one-line error of a machine that cannot be used."""
     with SSHConnector(host, "machine 2 (gpu3)", reconnect_seconds) as connector, pytest.raises(ClusterError) as caught:
         connector.run(["true"])
     line = str(caught.value)
@@ -450,7 +448,6 @@ def can_connect(host: Host) -> bool:
 
 
 def write_user_config(bed: Testbed, home: Path, options: str) -> None:
-    """Write the user's ~/.ssh/config, in which machine 0 is the host gpu."""
     server = bed.machines[0]
     login = f"Host gpu\n HostName {server.address}\n Port {server.port}\n User root\n "
     (home / ".ssh/config").write_text(login + options)

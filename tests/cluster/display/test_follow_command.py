@@ -15,7 +15,6 @@ from train.recipe import Command
 
 @pytest.fixture
 def run(hand_made: Any) -> Any:
-    """A job of two machines that runs a command, in its second launch."""
     made = hand_made(workload=Command(argv=["python", "train.py", "--lr", "0.1"]), machines=2)
     made.write_shared("launch", "second")
     made.write_attempt(1, "0.a", "1.b", reason="start", launch_id="first")

@@ -17,12 +17,10 @@ from train.recipe import Recipe
 
 
 def make_recipe(lr: float) -> Recipe:
-    """A recipe of a sweep over the learning rate."""
     return replace(TINY, name=f"lr{lr:g}", phases=[replace(TINY.phases[0], lr=lr)])
 
 
 def rows(text: str) -> list[list[str]]:
-    """The words of each line."""
     return [line.split() for line in text.splitlines() if line.strip()]
 
 

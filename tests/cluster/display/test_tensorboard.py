@@ -18,7 +18,6 @@ from train.recipe import Command
 
 @pytest.fixture
 def place_with_job(sandbox: Any, finished: Any) -> Any:
-    """A sandbox with a copy of the finished job."""
     shutil.copytree(finished.path / "runs", sandbox.path / "runs")
     return sandbox
 
@@ -52,7 +51,6 @@ def serve(place_with_job: Any) -> Any:
 
 
 def listening_addresses(port: int) -> list[str]:
-    """The addresses, in hexadecimal, of sockets that listen on a port."""
     rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
     return [fields[1].split(":")[0] for fields in rows if fields[1].endswith(f":{port:04X}") and fields[3] == "0A"]
 

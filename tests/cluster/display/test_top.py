@@ -48,7 +48,6 @@ UNKNOWN = dict.fromkeys(("attempt", "step", "steps", "images_per_second", "loss"
 
 
 def cells(machines: dict[str, MachineRow], now: float = 0.0, tracker: StatusAgeTracker | None = None) -> list[Any]:
-    """The cells of each machine as text, by column."""
     rows = machine_cells(machines, now, tracker or StatusAgeTracker())
     return [{name: str(cell) for name, cell in row.items()} for row in rows]
 

@@ -38,7 +38,6 @@ def shared(sandbox: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def change(shared: Path) -> Change:
-    """Returns a function that changes the description of the job."""
 
     def change_fields(**changes: object) -> None:
         path = shared / UID / "job.json"

@@ -32,20 +32,6 @@ def evaluated(finished: Any) -> Any:
     return finished.cli("eval", "job-1", *options, "--plot", "crops.png")
 
 
-def test_eval_numbers_are_those_of_the_job_result(finished: Any, evaluated: Any) -> None:
-    assert evaluated.code == 0, evaluated
-    report = json.loads(evaluated.out)
-    result = finished.job().result
-    rows = report["rows"]
-    assert [(row["crop"], row["size"]) for row in rows][:3] == [("center", 32), ("center", 48), ("rect", 32)]
-    assert (rows[0]["top1"], rows[0]["top5"]) == (result.top1, result.top5)
-    assert (report["epoch"], report["images"], report["procs"]) == (3, 20, 1)
-    assert report["step"] == finished.job().result.steps > 3
-    assert all(sum(bucket["images"] for bucket in row["buckets"]) == 20 for row in rows)
-    assert report["checkpoint"].endswith("job-1/network/model.safetensors") and report["plot"] == "crops.png"
-    assert not finished.job_pids()
-
-
 def test_eval_of_a_checkpoint_file_prints_tables_although_its_plot_cannot_be_written(
     finished: Any, evaluated: Any, tmp_path: Path
 ) -> None:

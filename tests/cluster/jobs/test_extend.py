@@ -79,7 +79,6 @@ class RunningJob:
         PricedCloud.first_time = time.time() - HOUR / 2
 
     def end(self, state: JobState) -> None:
-        """Let the job end."""
         run = Run(self.run.spec, self.folder)
         write_result(run, ToyBackend(run), end_reason="spent", end_state=state)
 
@@ -88,12 +87,10 @@ class RunningJob:
 
     @property
     def written(self) -> JobSpec:
-        """The specification in the run folder."""
         return Run.read(self.folder.path).spec
 
     @property
     def shared(self) -> JobSpec:
-        """The specification in the machines' shared folder, of which the run folder has a copy."""
         sent = self.machines["0"].files["/shared/job/job.json"]
         assert sent == json.loads((self.folder.shared / "job.json").read_text())
         return JobSpec.from_json(sent)

@@ -91,7 +91,6 @@ class RecordingBackend:
         patch.setattr(LocalBackend, "check", lambda local_backend, spec, runs_folder: None)
 
     def launch(self, run_folder: RunFolder) -> None:
-        """Record the launch, and write a status as an agent does."""
         with self.record.open("a") as file:
             file.write(f"{run_folder.path.name}\n")
         status = {"id": "0.a", "state": "training", "time": time.time(), "launch": run_folder.launch_id}
@@ -99,31 +98,25 @@ class RecordingBackend:
         run_folder.status_path().write_text(json.dumps(status))
 
     def agents_alive(self, run_folder: RunFolder) -> bool:
-        """Whether the job was launched and is not over."""
         return run_folder.path.name in self.started and not (run_folder.path / "over").exists()
 
     @property
     def started(self) -> list[str]:
-        """The names of the launched jobs in order, once for each launch."""
         return self.record.read_text().split() if self.record.exists() else []
 
     def make_jobs(self, hand_made: Any, count: int, parallel: int = 1) -> list[Job]:
-        """Create the waiting jobs of a queue."""
         return [hand_made(f"job-{number}", queue="q", parallel=parallel).job for number in range(1, count + 1)]
 
     def advance(self) -> bool:
-        """Do what the process of the queue does repeatedly."""
         return queue.advance_queue(self.runs_folder, "q")
 
 
 def end_job(job: Job) -> None:
-    """Let the agent of a job be gone."""
     (job.path / "over").touch()
 
 
 @pytest.fixture
 def backend(sandbox: Any, monkeypatch: pytest.MonkeyPatch) -> RecordingBackend:
-    """A local backend that starts no process."""
     return RecordingBackend(sandbox, monkeypatch)
 
 
@@ -253,7 +246,6 @@ def test_spec_parallel_jobs_share_the_processors(hand_made: Any, monkeypatch: py
 
 
 def host_names(spec: Any) -> list[str]:
-    """The hosts of a job."""
     return [machine.host for machine in spec.host_list]
 
 

@@ -17,7 +17,6 @@ from cluster.planning.launch_options import make_launch_options
 
 @pytest.fixture
 def spec(sandbox: Any) -> Any:
-    """The spec of a tiny job."""
     return submit.plan(submit.load_recipes(sandbox.write_recipe())[0], make_launch_options(data=sandbox.data)).spec
 
 

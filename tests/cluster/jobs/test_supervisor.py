@@ -38,7 +38,6 @@ def text_of(path: Path) -> str:
 
 
 def local_log(run: Any) -> str:
-    """The copy of the trainer's log in the run folder."""
     return text_of(run.run_folder.path / LOG)
 
 
@@ -76,20 +75,6 @@ def test_second_supervisor_exits_and_the_next_one_goes_on_after_the_death_of_the
     assert "Traceback" not in (sandbox.path / "supervisor.log").read_text()
 
 
-def test_supervisor_on_full_disk_stays_until_agent_is_gone(
-    sandbox: Any, hand_made: Any, start_supervisor: Any, small_disk: Path
-) -> None:
-    run = hand_made(str(small_disk / "job-1"))
-    run.write_status("training")
-    with run.hold_agent_lock():
-        run.write_shared(LOG, bytes(150_000))
-        supervisor = start_supervisor(run)
-        log = sandbox.path / "supervisor.log"
-        sandbox.wait_for(lambda: "No space left" in log.read_text())
-        assert supervisor.poll() is None
-    assert supervisor.wait(120) == 1 and "Traceback" not in log.read_text()
-
-
 def test_supervisor_log_has_its_errors(sandbox: Any, hand_made: Any, start_supervisor: Any) -> None:
     run = hand_made()
     run.write_shared("status/0.json", "[]")
@@ -99,10 +84,8 @@ def test_supervisor_log_has_its_errors(sandbox: Any, hand_made: Any, start_super
 
 @pytest.fixture
 def job(hand_made: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A job of three machines an hour after its launch.
-
-    The test sets `job.dead`, the machines without an agent; `job.replaced` lists those that were replaced.
-    """
+    """A job of three machines an hour after its launch. The test sets `job.dead`, the machines without an agent;
+    `job.replaced` lists those that were replaced."""
     run = hand_made(machines=3)
     running_job = run.job
     running_job.run_ = run

@@ -54,7 +54,6 @@ def job(hand_made: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def without_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shell without credentials for the toy cloud."""
     monkeypatch.setattr(ToyCloud, "check_access", Mock(side_effect=NoCredentials("the toy cloud: no credentials")))
 
 

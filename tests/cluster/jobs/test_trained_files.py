@@ -27,7 +27,6 @@ from train.weights.safetensors_file import BLANK_SHA256, header_bytes
 
 
 def weights_file(note: str = "") -> bytes:
-    """A file of weights without tensors, with its right checksum."""
     blank = header_bytes({}, {"note": note})
     return blank.replace(BLANK_SHA256.encode(), hashlib.sha256(blank).hexdigest().encode(), 1)
 
@@ -46,10 +45,8 @@ def write_network(folder: Path) -> None:
 
 
 class CountingConnector(LocalConnector):
-    """This computer as a machine, which sends files in small pieces and records what is read from it.
-
-    `before_read` is called with the path and the offset of each piece.
-    """
+    """This computer as a machine, which sends files in small pieces and records what is read from it. `before_read` is
+    called with the path and the offset of each piece."""
 
     name = "machine 0"
 
@@ -65,7 +62,6 @@ class CountingConnector(LocalConnector):
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """The run folder, to which files are downloaded."""
     (tmp_path / "home").mkdir()
     return tmp_path / "home"
 
@@ -124,7 +120,6 @@ def test_download_network_follows_no_link_at_home(tmp_path: Path, home: Path) ->
 
 
 def write_version(shared: Path, name: str, **files: str) -> None:
-    """Write a version of a checkpoint folder below a shared folder."""
     for path, content in files.items():
         file = shared / "checkpoints" / name / path
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -220,7 +215,6 @@ def test_network_is_taken_for_a_jobs_only_beside_a_result(hand_made: Any) -> Non
 
 
 def write_done(run: Any, *top1: float) -> None:
-    """Write the result of a job that is done, with the accuracies of its epochs."""
     epochs = tuple(make_epoch(epoch=number, top1=value, top5=90.0) for number, value in enumerate(top1, 1))
     result = JobResult(job="job-1", state=JobState.DONE, reason="", attempts=1, epochs=epochs)
     run.run_folder.result_path.write_text(json.dumps(encode(result)))

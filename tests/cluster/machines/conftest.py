@@ -27,7 +27,6 @@ class StubPython:
         self.overrides.mkdir()
 
     def override(self, call: str, script: str) -> None:
-        """Let a module on a machine, such as "cluster.machines.probe-1", run these lines of sh first."""
         (self.overrides / call).write_text(script)
 
     def calls(self, module: str) -> list[str]:
@@ -48,7 +47,6 @@ class FleetJob:
         self.fleets: list[Fleet] = []
 
     def change_host(self, number: int, **changes: Any) -> None:
-        """Change the entry of a machine in the hosts file."""
         machines = list(self.hosts.machines)
         machines[number] = replace(machines[number], **changes)
         self.hosts = Hosts(self.hosts.shared, tuple(machines))
@@ -64,7 +62,6 @@ class FleetJob:
 
     @property
     def fleet(self) -> Fleet:
-        """The fleet that was made first."""
         return self.fleets[0]
 
     def agents(self, machine: str) -> list[int]:
@@ -73,12 +70,10 @@ class FleetJob:
         return [pid for pid in pids if command_line(pid).startswith(f"/bin/sh {self.stub.path} ")]
 
     def status(self, machine: str) -> dict[str, Any]:
-        """A machine's status in the local mirror, {} if there is none yet."""
         path = self.fleet.folders.status_path(machine)
         return json.loads(path.read_text()) if path.exists() else {}
 
     def pull_until(self, condition: Callable[[], Any]) -> None:
-        """Pull files until a condition is true."""
 
         def pull() -> Any:
             self.fleet.pull_files()
@@ -99,7 +94,6 @@ class FleetJob:
 
 @pytest.fixture(scope="module")
 def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
-    """Three machines for all tests of a file."""
     with Testbed(tmp_path_factory.mktemp("testbed") / "bed", 3) as bed:
         yield bed
 

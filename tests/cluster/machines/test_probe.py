@@ -76,9 +76,6 @@ def problems_text(procs: int = 0, want_gb: float = 0, **changes: Any) -> str:
     return findings_text(checks.find_problems(replace(FACTS, **changes), procs, want_gb))
 
 
-# --- the whole probe ----------------------------------------------------------------------------------------------
-
-
 def test_machines_see_each_other_in_a_common_folder(tmp_path: Path) -> None:
     names, where = ["a", "b"], ["--shared", tmp_path, "--work", tmp_path / "not/yet", "--token", "t1"]
     before = time.time()
@@ -104,9 +101,6 @@ def test_pairs_without_common_folder_finds_separate_folders(tmp_path: Path, monk
     assert checks.pairs_without_common_folder(answers) == [("a", "c"), ("b", "c")]
     answers["a"] = {}
     assert checks.pairs_without_common_folder(answers) == [("a", "b"), ("a", "c"), ("b", "c")]
-
-
-# --- the shared folder --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("path", "kind", "network"), [
@@ -161,11 +155,6 @@ def test_find_problems_unusable_shared_folder_is_one_error(
     assert text.startswith(f"error: {folder}") and message in text
 
 
-def test_gather_facts_counts_the_processors_that_may_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("train.tools.host.usable_cpu_count", lambda: 3)
-    assert probe.gather_facts(tmp_path, tmp_path, tmp_path / "probe/t-a").cpus == 3
-
-
 def test_folder_facts_detects_missing_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(95, "Operation not supported")
@@ -176,9 +165,6 @@ def test_folder_facts_detects_missing_hard_links(tmp_path: Path, monkeypatch: py
     facts = probe.folder_facts(tmp_path, tmp_path / "probe/t-a")
     assert not facts.link and [path.name for path in (tmp_path / "probe").iterdir()] == ["t-a"]
     assert "no hard links on" in problems_text(shared=facts)
-
-
-# --- GPUs ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("text", "is_broken", "problem"), [
@@ -223,9 +209,6 @@ def test_visible_gpus_reads_cuda_visible_devices(
     assert visible_gpus() == names
 
 
-# --- findings ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("changes", "message"), [
     ({"tmux": None}, "error: tmux is missing; install it"),
     ({"shm_bytes": 64 << 20}, "warning: /dev/shm has only 67 MB, and loader workers"),
@@ -264,9 +247,6 @@ def test_find_other_jobs_names_each_job_once(tmp_path: Path) -> None:
     facts = replace(FACTS, other_jobs=tuple(jobs.values()))
     (warning,) = (finding for finding in checks.find_problems(facts, 0, 1.0) if "job-1" in finding.what)
     assert warning.level == "warning" and ": /home/me/runs/job-3, job-1-00000001; jobs on one" in warning.what
-
-
-# --- the record of the set-up, which many threads write ---------------------------------------------------------------
 
 
 @pytest.fixture
@@ -314,15 +294,6 @@ def test_start_launch_keeps_which_machines_the_job_has_reached(progress: SetupPr
     progress.update_record(lambda record: replace(record, is_adopted=True))
     progress.start_launch("third", {"0": "gpu1"})
     assert progress.rows["0"].was_reached, "by the computer that launched the job"
-
-
-def test_reach_is_written_once_for_all_machines_when_it_changes(progress: SetupProgress, monkeypatch: Any) -> None:
-    written: list[set[str]] = []
-    lost = lambda: {name for name, row in progress.rows.items() if row.unreachable_since}  # noqa: E731
-    monkeypatch.setattr(progress, "_write", lambda: written.append(lost()))
-    for unreachable in ({"0", "1"}, {"0", "1"}, {"1"}, set[str]()):
-        progress.note_reach(unreachable)
-    assert written == [{"0", "1"}, {"1"}, set()]
 
 
 def test_abandoned_set_up_goes_on_to_no_other_step(progress: SetupProgress) -> None:

@@ -1,8 +1,6 @@
-"""Set-up of machines over the real sshd of the testbed, with a shell script that stands for Python there.
-
-Every fault of a machine is named before an agent starts, and by `check --ssh`, which leaves nothing there. A supervisor
-that is killed is replaced by one that finishes.
-"""
+"""Set-up of machines over the real sshd of the testbed, with a shell script that stands for Python there. Every fault
+of a machine is named before an agent starts, and by `check --ssh`, which leaves nothing there. A supervisor that is
+killed is replaced by one that finishes."""
 
 import json
 import os
@@ -137,9 +135,7 @@ def test_replace_host_with_another_key_keeps_the_connection(make_job: MakeJob) -
 @pytest.fixture
 def launch_paused(sandbox: Any, bed: Testbed, make_stub: Callable[..., Any]) -> LaunchPaused:
     """Launch job-1 by the installed command. Its set-up pauses at a module on machine 0 as long as a file exists.
-
-    Returns the job, the machines' Python, and the file.
-    """
+    Returns the job, the machines' Python, and the file."""
 
     def launch(module: str) -> tuple[Job, Any, Path]:
         for machine in bed.machines:
@@ -257,7 +253,6 @@ class Checker:
         return self.bed.write_hosts_toml(self.sandbox.path / "hosts.toml", count=count, **keys)
 
     def run(self, *options: object) -> Any:
-        """Run the check, and compare the machines' files before and after it."""
         before = self.files()
         ran = self.sandbox.cli("check", "--ssh", self.hosts, *options)
         assert self.files() == before

@@ -26,7 +26,6 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def copy_project(folder: Path, *dependencies: str) -> Path:
-    """Make a copy of the project with other dependencies."""
     for name in ("cluster", "train"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "pyproject.toml").write_text(f"[project]\ndependencies = {json.dumps(dependencies)}\n")
@@ -102,7 +101,6 @@ PACKAGING_MODULES = ("packaging.requirements", "pip._vendor.packaging.requiremen
 
 
 def hide_modules(monkeypatch: pytest.MonkeyPatch, names: Iterable[str]) -> None:
-    """Let the import of these modules fail."""
     for name in names:
         monkeypatch.setitem(sys.modules, name, None)
 

@@ -1,7 +1,5 @@
 """The user's project: its folder, the files that are copied, a job's copy; what a recipe needs beside it; our code.
-
-Both go to the machines in one archive.
-"""
+Both go to the machines in one archive."""
 
 import io
 import os
@@ -339,7 +337,6 @@ def make_tree(root: Path) -> Path:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """The folder of such a project."""
     return make_tree(tmp_path / "checkout")
 
 

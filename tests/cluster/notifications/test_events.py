@@ -1,21 +1,16 @@
-"""The events that a job's files show, each found once and only those of the last launch; and who is told.
-
-The URL of a webhook is a secret, which is never shown whole.
-"""
+"""The events that a job's files show, each found once and only those of the last launch; and who is told. The URL of a
+webhook is a secret, which is never shown whole."""
 
 import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.specs import TINY
 
-from cluster.cli import launch
 from cluster.errors import BadInput
 from cluster.notifications.events import Event, SupervisorView, describe, find_events
 from cluster.notifications.targets import chosen_targets, describe_target
-from cluster.planning.launch_options import LaunchOptions, make_launch_options
-from cluster.planning.resolve import plan
+from cluster.planning.launch_options import LaunchOptions
 from cluster.state.run_folder import Run
 from train.recipe import Command
 from train.tools.option_fields import OptionError
@@ -29,7 +24,6 @@ class Teller:
         self.told: set[str] = set()
 
     def new(self, *dead_machines: str, dollars: float = 0.0) -> list[Event]:
-        """Return the events that are new."""
         view = SupervisorView(dead_machines=dead_machines, dollars=dollars)
         run = Run.read(self.run.run_folder.path)
         events = list(find_events(run, view, self.run.job.result, self.told))
@@ -133,17 +127,6 @@ def test_wrong_target_is_refused_without_showing_a_url(target: str) -> None:
 ])  # fmt: skip
 def test_url_is_shown_by_its_host_and_a_command_by_its_program(target: str, shown: str) -> None:
     assert describe_target(target) == shown
-
-
-@pytest.mark.parametrize("target", [URL, "curl -d @- https://chat.googleapis.com/s3cr3t"])
-@pytest.mark.parametrize("form", ["--notify {}", "--notify={}"])
-def test_command_of_a_launch_is_kept_without_targets(target: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is in the job.json that the machines get, and in the report."""
-    words = [word.replace("{}", target) for word in form.split()]
-    monkeypatch.setattr("sys.argv", ["imgnet-cluster", "launch", *words, "recipe.py"])
-    planned = plan(TINY, make_launch_options(notify=(target,)))
-    command = launch._with_command(planned, is_only=True).spec.command
-    assert "s3cr3t" not in command and command.startswith("imgnet-cluster launch ") and "recipe.py" in command
 
 
 def test_none_drops_configured_targets_and_words_of_the_shell_are_accepted() -> None:

@@ -25,7 +25,6 @@ def recipe(*copies: int | None) -> Recipe:
 
 @pytest.fixture
 def sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A set with copies of 32 and 64 pixels."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     make_set(tmp_path / "set", images=30, each=2000)

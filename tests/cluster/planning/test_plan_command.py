@@ -10,9 +10,8 @@ from cluster.cli.launch import carry_out
 from cluster.errors import BadInput
 from cluster.jobs import submit
 from cluster.jobs.job import Job
-from cluster.planning.commands import plan_command, plan_work, read_environment
+from cluster.planning.commands import plan_command, read_environment
 from cluster.planning.launch_options import make_launch_options
-from cluster.planning.resolve import load_work
 from cluster.planning.resume import options_of
 from cluster.state.spec import JobSpec
 from train.recipe import Command
@@ -91,19 +90,6 @@ def test_command_that_cannot_be_started_is_refused(
     assert plan_command(command(requirements="needs.txt")).spec.procs == 2
     with pytest.raises(BadInput, match=problem):
         plan_command(command(*argv, **fields), make_launch_options(**options), workdir=workdir)
-
-
-def test_commands_of_a_file_run_in_its_folder(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (project / "sweep.py").write_text(
-        "from train.recipe import Command\n"
-        "def recipes():\n"
-        "    for lr in ('1', '2'):\n"
-        "        yield Command(argv=['python', 'train.py', lr], name=lr)\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    (work,) = load_work(str(project / "sweep.py"), ["2"])
-    spec = plan_work(work, recipe_file=str(project / "sweep.py")).spec
-    assert spec.user_project and spec.user_project.workdir == "code" and spec.workload.name == "2"
 
 
 def test_variables_come_from_the_line_the_file_and_the_shell(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,13 +60,11 @@ def make_run(folder: Path, backend: str, **options: Any) -> Run:
 
 
 def plain(spec: JobSpec) -> Any:
-    """Return a specification as it is written."""
     return json_roundtrip(spec.to_json())
 
 
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let planners work offline."""
     open_planner: Callable[[str, MachineRequest], MachinePlanner] = catalog.open_planner
     monkeypatch.setattr(catalog, "open_planner", lambda name, ask: open_planner(name, replace(ask, is_offline=True)))
 
@@ -349,7 +347,6 @@ def test_job_gets_its_epochs_or_stays_as_it_was(hand_made: Any, monkeypatch: pyt
 
 
 def tree(folder: Path) -> set[Path]:
-    """Return the files below a folder that are not locks."""
     return {path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(".lock")}
 
 

@@ -60,13 +60,11 @@ class Reader(html.parser.HTMLParser):
 
 
 def chart_titles(page: str) -> list[str]:
-    """Return the titles of the charts of a page."""
     return re.findall(r"<figcaption>(.*?)</figcaption>", page)
 
 
 @pytest.fixture
 def run(hand_made: Any, tmp_path: Path) -> Any:
-    """A finished job of two machines that lost one of them and got it back."""
     run = hand_made(machines=2, git_commit=f"{'a' * 40}+changes")
     thumbnails(run, draw_val(tmp_path / "data", "cat", "dog"))
     lost(run)

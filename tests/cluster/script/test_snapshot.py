@@ -303,12 +303,3 @@ def test_folder_at_rest_is_copied_once_and_a_failed_copy_again(bed: Bed, monkeyp
     monkeypatch.setattr(snapshot, "publish", publish)
     wait_for(lambda: begun.copied == 1)
     assert begun.problem == "" and bed.copies() == ["first"] and not begun.is_copy_due()
-
-
-def test_file_that_became_a_link_is_not_followed_when_it_is_synced(folder: Path) -> None:
-    (folder / "model.pt").write_bytes(b"1")
-    tree = snapshot.scan(folder)
-    (folder / "model.pt").unlink()
-    (folder / "model.pt").symlink_to(__file__)
-    with pytest.raises(OSError, match="symbolic links"):
-        snapshot._sync_tree(folder, tree)

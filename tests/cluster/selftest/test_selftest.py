@@ -24,7 +24,6 @@ def make_session(cloud: Any, folder: Path) -> SelftestSession:
 
 
 def make_cloud(has_stack: bool = False, leftovers: tuple[str, ...] = ()) -> Mock:
-    """Return a cloud that records what is done to its stack."""
     return Mock(backend="aws", has_stack=Mock(return_value=has_stack), remove_stack=Mock(return_value=list(leftovers)))
 
 
@@ -116,26 +115,6 @@ def test_jobs_of_a_failed_part_are_terminated_before_the_next_part(
     assert log == ["terminated", "next"]
 
 
-@pytest.mark.parametrize(
-    ("reason", "is_right"), [("machine 1 left; machine 1 joined", True), ("machine 1 lost", False)]
-)
-def test_interruption_by_hand_is_asked_for_and_right_when_the_machine_left(
-    session: SelftestSession, monkeypatch: pytest.MonkeyPatch, reason: str, is_right: bool
-) -> None:
-    rows = [SimpleNamespace(id=id, is_billed=True, end_reason="") for id in ("i-1", "i-2")]
-    job: Any = Mock(last_attempt_number=2)
-    job.timeline.return_value = [SimpleNamespace(attempt=number, reason=reason) for number in (1, 2, 3)]
-    monkeypatch.setattr(session, "all_machines", lambda job: rows)
-    monkeypatch.setattr(session, "wait_for_training", Mock())
-
-    def ask(wish: str) -> None:
-        assert wish.startswith("interrupt i-1 or i-2 within 10 minutes: EC2 console")
-        rows[1] = SimpleNamespace(id="i-2", is_billed=False, end_reason="Client.UserInitiatedShutdown")
-
-    (seen,) = selftest._see_interruption(session, job, ask)
-    assert (seen.is_right, seen.seen) == (is_right, f"{reason}; Client.UserInitiatedShutdown")
-
-
 def test_a_job_beyond_the_limit_is_refused_with_the_option_that_sets_it(
     session: SelftestSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,18 +133,6 @@ def test_stack_is_removed_only_if_there_was_none_before(session: SelftestSession
     cloud.has_stack.return_value = True
     session.begin()
     assert session.remove_everything() == [] and not cloud.remove_stack.called
-
-
-def test_what_a_killed_session_left_is_removed_first(session: SelftestSession) -> None:
-    session.begin()
-    cloud = make_cloud(has_stack=True, leftovers=("vpc-1 stays",))
-    second = make_session(cloud, session.folder)
-    with pytest.raises(ClusterError, match="vpc-1 stays"):
-        second.begin()
-    assert (session.folder / STATE_FILE).exists(), "what is left is not forgotten"
-    cloud.remove_stack.return_value, cloud.has_stack.return_value = [], False
-    second.begin()
-    assert cloud.remove_stack.call_count == 2
 
 
 @pytest.mark.parametrize(("text", "expected"), [

@@ -15,7 +15,6 @@ from train.tools.records import encode
 
 @pytest.fixture
 def peers(tmp_path: Path) -> PeerStatuses:
-    """What a reader knows of the machines 0, 1 and 2."""
     (tmp_path / "status").mkdir()
     return PeerStatuses(tmp_path, ["0", "1", "2"], "now")
 

@@ -52,17 +52,14 @@ def propose(statuses: list[MachineStatus], **seen: Any) -> Attempt:
 
 
 def all_of(phase: str = "running", **more: Any) -> list[MachineStatus]:
-    """Return the statuses of all members of the first attempt."""
     return [status(member, phase, **more) for member in FIRST.members]
 
 
 def ready(*ids: str) -> list[MachineStatus]:
-    """Return the statuses of machines that are ready and in no attempt."""
     return [status(machine_id, "spare", attempt=0, last_step=-1) for machine_id in ids]
 
 
 def ended(machine_id: str, reason: str) -> MachineStatus:
-    """Return the status of a machine that failed before the start."""
     return status(machine_id, "ended", attempt=0, last_step=-1, state="failed", reason=reason)
 
 
@@ -77,7 +74,6 @@ def crashed(culprit: str = "1.b", last_step: int = 8, fault: str = "own") -> lis
 
 
 def failed_rank(machine_id: str, rank: int, at: float) -> MachineStatus:
-    """Return the status of a machine on which a rank of a command has failed by its own fault."""
     reason = f"rank {rank} ended with code 1"
     return status(machine_id, "failed", 1, -1, reason=reason, failed_rank=rank, failed_at=at, fault=Fault.OWN)
 

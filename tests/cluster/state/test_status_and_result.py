@@ -27,7 +27,6 @@ NOW = time.time()
 
 
 def trained(**fields: Any) -> str:
-    """Return the trainers' result.json."""
     return json.dumps(encode(replace(make_result(make_epoch(top1=50.0, top5=90.0)), **fields)))
 
 

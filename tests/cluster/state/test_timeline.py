@@ -120,9 +120,6 @@ def test_rows_and_goodput_of_a_command_follow_from_the_steps_that_it_tells(hand_
     assert run.job.result.goodput == pytest.approx((9 + 23 + 9) / (60.0))
 
 
-# --- a long history: each file is read once ------------------------------------------------------------------------
-
-
 def write_history(run: Any) -> None:
     """Write attempts of some steps each, of which each repeats a part of the one before. One step has one image."""
     rng = random.Random(0)

@@ -33,7 +33,6 @@ def place(bucket: Any) -> S3Prefix:
 
 
 def download(place: S3Prefix, folder: Path, path: str = "train/a.bin") -> tuple[bytes, list[int]]:
-    """Return the content of an object, and the numbers of bytes that were reported."""
     counts = list[int]()
     place.download(path, folder / "a.bin", counts.append)
     return (folder / "a.bin").read_bytes(), counts

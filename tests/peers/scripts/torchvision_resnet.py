@@ -1,8 +1,5 @@
-"""Run torchvision's ResNets.
-
-torchvision_resnet.py shapes NAME ...             print the shapes of all tensors by network
-torchvision_resnet.py run NAME INPUT.pt OUTPUT.pt
-"""
+"""Run torchvision's ResNets. torchvision_resnet.py shapes NAME ... print the shapes of all tensors by network
+torchvision_resnet.py run NAME INPUT.pt OUTPUT.pt"""
 
 import json
 import sys

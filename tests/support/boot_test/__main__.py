@@ -56,7 +56,6 @@ class BootTest:
         print(f"{time.monotonic() - self.start_time:6.0f} s  {self.name}: {what}{note}", flush=True)
 
     def connect(self, host_key: str) -> SSHConnector:
-        """Return a connector that accepts one host key."""
         key = str(self.vm.key_path)
         host = Host(host="127.0.0.1", port=self.vm.port, user=USER, key=key, host_key=host_key, folder=REMOTE_FOLDER)
         return SSHConnector(host, f"machine {self.name}", 20.0)
@@ -159,7 +158,6 @@ class BootTest:
 
 
 def require(programs: dict[str, str]) -> None:
-    """End with one line when programs are missing."""
     if missing := [package for program, package in programs.items() if not shutil.which(program)]:
         sys.exit(f"boot-test: packages are missing: sudo apt-get install --no-install-recommends {' '.join(missing)}")
 

@@ -1,7 +1,6 @@
 """A virtual machine in QEMU that boots with cloud-init from user data, as an EC2 instance with two fast disks does.
-
-Without KVM: QEMU translates the instructions, so a boot takes minutes. The machine reaches nothing but its internet.py.
-"""
+Without KVM: QEMU translates the instructions, so a boot takes minutes. The machine reaches nothing but its
+internet.py."""
 
 import json
 import os
@@ -84,7 +83,6 @@ class VirtualMachine:
         )
 
     def is_off(self, timeout_seconds: float = 0.0) -> bool:
-        """Return whether the machine is off, or has gone off within a time."""
         assert self.process
         try:
             self.process.wait(timeout_seconds)

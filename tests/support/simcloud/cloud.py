@@ -42,7 +42,6 @@ def refuse_if(is_wrong: object, code: str, message: str) -> None:
 
 
 def call_moto(name: str, *arguments: Any, **options: Any) -> Any:
-    """Call what moto had under this name."""
     return moto_originals[name](*arguments, **options)
 
 
@@ -80,13 +79,11 @@ class Settings:
 
 
 class SimulatedAws(Settings, InstanceEndings):
-    """The cloud of this process. There is one: the servers show the one that was made last.
-
-    Besides the settings these attributes may be set: `clock`; `capacity`, the free places by (zone, type), unlimited
-    where missing; `quota_vcpu`, the vCPU by quota code, plenty where missing. `login` is the user and the ssh port,
-    which the images have as tags. `machines` are the `SimulatedMachines` of this cloud, if it has any. They take
-    `events` as soon as `has_event` is set: names and arguments of their methods.
-    """
+    """The cloud of this process. There is one: the servers show the one that was made last. Besides the settings these
+    attributes may be set: `clock`; `capacity`, the free places by (zone, type), unlimited where missing; `quota_vcpu`,
+    the vCPU by quota code, plenty where missing. `login` is the user and the ssh port, which the images have as tags.
+    `machines` are the `SimulatedMachines` of this cloud, if it has any. They take `events` as soon as `has_event` is
+    set: names and arguments of their methods."""
 
     current: "SimulatedAws"
     lock = threading.RLock()  # one for all clouds, as moto's backends are shared by all
@@ -131,7 +128,6 @@ class SimulatedAws(Settings, InstanceEndings):
             self.machines.reset()
 
     def add_event(self, name: str, *arguments: Any) -> None:
-        """Let the machines know of something."""
         self.events.append((name, arguments))
         self.has_event.set()
 
@@ -178,7 +174,6 @@ class SimulatedAws(Settings, InstanceEndings):
     # --- instances -------------------------------------------------------------------------------------------------
 
     def all_instances(self, backend: EC2Backend) -> Iterator[Any]:
-        """Yield every instance of a region, visible or not."""
         for reservation in list(backend.reservations.values()):
             yield from reservation.instances
 
@@ -259,7 +254,6 @@ class SimulatedAws(Settings, InstanceEndings):
             return id
 
     def live_instances(self) -> list[Any]:
-        """Return the instances of all regions that are not terminated."""
         return list(self._live_instances.values())
 
     def limit_capacity(self, type: str, zones: Collection[str], places: int) -> None:

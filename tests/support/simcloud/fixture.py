@@ -33,11 +33,8 @@ RUNNING_CLOUD = pytest.StashKey["CloudProcess"]()
 
 
 class CloudProcess:
-    """A simulated cloud in a process of its own.
-
-    `url` is its address, `env` makes a command take it for AWS, and `folder` has its machines' disks. A test that
-    leaves something on purpose sets `expect_leaks`.
-    """
+    """A simulated cloud in a process of its own. `url` is its address, `env` makes a command take it for AWS, and
+    `folder` has its machines' disks. A test that leaves something on purpose sets `expect_leaks`."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="simcloud-"))
@@ -66,7 +63,6 @@ class CloudProcess:
 
     @property
     def log(self) -> str:
-        """The errors that the cloud's process has printed."""
         return (self.folder / "log").read_text(errors="replace")
 
     def close(self) -> None:
@@ -94,7 +90,6 @@ class CloudProcess:
         return [resource for resource in self.post(command) if resource["id"] not in foreign_ids]
 
     def instances(self) -> list[dict[str, Any]]:
-        """Return our instances, including the terminated ones."""
         return self._ours("instances")
 
     def interrupt(self, id: str, notice: float) -> None:

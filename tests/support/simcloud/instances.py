@@ -44,7 +44,6 @@ def describe_instances(self: Any) -> ActionResult:
 
 @ec2_call
 def terminate_instances(self: Any) -> ActionResult:
-    """Terminate all instances of a request, or none if one is unknown."""
     return _end(self, "TerminatingInstances", SimulatedAws.current.shut_down)
 
 

@@ -48,9 +48,6 @@ def modify_network_interface_attribute(self: Any) -> ActionResult:
     return EmptyResult()
 
 
-# --- elastic addresses ------------------------------------------------------------------------------------------------
-
-
 def release_resources(instance: Any) -> None:
     backend = instance.ec2_backend
     for interface in list(instance.nics.values()):
@@ -102,7 +99,6 @@ def describe_route_tables(self: Any) -> ActionResult:
 
 
 def _without_new(key: str, result: Any) -> ActionResult:
-    """Return a list of resources without those that EC2 does not show yet."""
     shown_since = SimulatedAws.current.now() - SimulatedAws.current.visible_after
     resources = result.result[key]
     return ActionResult({key: [one for one in resources if getattr(one, "start", 0.0) <= shown_since]})
@@ -123,7 +119,6 @@ def associate_address(self: Any) -> ActionResult:
 
 @ec2_call
 def disassociate_address(self: Any) -> ActionResult:
-    """Disassociate an elastic address, which gets its own IP address back."""
     id = self._get_param("AssociationId")
     addresses = [address for address in self.ec2_backend.addresses if address.association_id == id]
     refuse_if(not addresses, "InvalidAssociationID.NotFound", f"There is no association '{id}'.")
@@ -147,9 +142,6 @@ def release_address(self: Any) -> ActionResult:
     result = call_moto("release_address", self)
     SimulatedAws.current.meter.stop(allocation_id)
     return result
-
-
-# --- NAT gateways ----------------------------------------------------------------------------------------------------
 
 
 @ec2_call

@@ -49,10 +49,8 @@ def new_login() -> tuple[str, int]:
 
 
 class SimulatedMachines:
-    """Boots a machine for each running instance of `sim` with a key, and ends it with the instance.
-
-    The login of `sim` is one on this computer, see `new_login`. The machines follow the settings of `sim`.
-    """
+    """Boots a machine for each running instance of `sim` with a key, and ends it with the instance. The login of `sim`
+    is one on this computer, see `new_login`. The machines follow the settings of `sim`."""
 
     def __init__(self, sim: Any, folder: Path) -> None:
         self.sim = sim
@@ -129,7 +127,6 @@ class SimulatedMachines:
             self._set_timer(instance.id, "forget keys", KEY_SECONDS)
 
     def on_transfer(self, instance: Any, moved: Moved) -> None:
-        """Let a machine's kernel count what the machine has moved."""
         if machine := self.machines.get(instance.id):
             machine.write_counters(self.folder / "efs", moved)
 
@@ -204,7 +201,6 @@ class SimulatedMachines:
             traceback.print_exc()
 
     def _take_due_actions(self) -> list[tuple[str, str]]:
-        """Remove the actions that are due and return them, the oldest first."""
         with self._lock:
             now = self.sim.now()
             due = sorted((key for key, when in self._timers.items() if when <= now), key=lambda key: self._timers[key])

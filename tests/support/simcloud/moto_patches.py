@@ -1,7 +1,5 @@
-"""The places where the simulated cloud replaces parts of moto.
-
-These parts are private to moto. Therefore its version is pinned, and tests/simcloud/test_rules.py fails on changes.
-"""
+"""The places where the simulated cloud replaces parts of moto. These parts are private to moto. Therefore its version
+is pinned, and tests/simcloud/test_rules.py fails on changes."""
 
 import traceback
 from typing import Any
@@ -121,7 +119,6 @@ def _error_response(self: Any, error: ServiceException) -> Any:
 
 
 def serialized(self: Any, result: ActionResult) -> Any:
-    """Return moto's answer with the HTTP status that EC2 gives to the error."""
     status, headers, body = call_moto("serialized", self, result)
     if isinstance(result.result, ServiceException):
         status = HTTP_STATUS_BY_CODE.get(result.result.code, status)
@@ -131,9 +128,6 @@ def serialized(self: Any, result: ActionResult) -> Any:
 def attachment_init(self: Any, eni: Any) -> None:
     call_moto("attachment init", self, eni)
     self.network_card_index = eni.network_card_index
-
-
-# --- new regions -----------------------------------------------------------------------------------------------------
 
 
 def ec2_init(self: Any, region_name: str, account_id: str) -> None:

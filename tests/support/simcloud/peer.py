@@ -28,6 +28,5 @@ def _open_files(pid: int) -> set[str]:
 
 
 def kill(pids: list[int]) -> None:
-    """Kill processes with SIGKILL and wait until they are dead."""
     send_signal(pids, signal.SIGKILL)
     wait_until(lambda: not process_table().keys() & set(pids), "the callers are dead")

@@ -1,8 +1,6 @@
-"""The permissions of the caller: each call of EC2 and EFS is checked against the cloud's `policy`, as IAM does it.
-
-A call with tags needs the service's tag action too, and a launch with a role iam:PassRole. A launch without a subnet or
-a security group uses the default ones, which have no tags of ours. In other calls, resources that exist count as ours.
-"""
+"""The permissions of the caller: each call of EC2 and EFS is checked against the cloud's `policy`, as IAM does it. A
+call with tags needs the service's tag action too, and a launch with a role iam:PassRole. A launch without a subnet or a
+security group uses the default ones, which have no tags of ours. In other calls, resources that exist count as ours."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -44,7 +42,6 @@ def _authorizations(response: Any, service: str, operation: str) -> Iterator[Aut
 
 
 def _new_tags(response: Any) -> Tags:
-    """Return the tags in a request, of EC2 or of EFS."""
     specifications = response._get_param("TagSpecifications", []) or response._get_param("TagSpecification", []) or []
     pairs = [pair for specification in specifications for pair in specification.get("Tags", [])]
     return {pair["Key"]: pair["Value"] for pair in pairs or response._get_param("Tags", []) or []}

@@ -10,8 +10,6 @@ from moto.ec2.models.instance_types import INSTANCE_TYPES
 from moto.ec2.utils import tag_filter_matches
 from support.simcloud.cloud import ACCOUNT, SimulatedAws, call_moto, ec2_call, refuse_if
 
-# --- placement groups ------------------------------------------------------------------------------------------------
-
 
 class PlacementGroup(TaggedEC2Resource):
     def __init__(self, backend: Any, name: str, strategy: str) -> None:
@@ -23,7 +21,6 @@ class PlacementGroup(TaggedEC2Resource):
 
 
 def matches(resource: TaggedEC2Resource, filters: dict[str, list[str]]) -> bool:
-    """Return whether a resource passes the filters by tags and attributes."""
     return all(
         tag_filter_matches(resource, name, values)
         if name.startswith("tag")
@@ -50,7 +47,6 @@ def find_group(region: str, name: str) -> PlacementGroup:
 
 
 def instances_in(region: str, name: str) -> list[Any]:
-    """Return the instances of a placement group that are not terminated."""
     live_instances = SimulatedAws.current.live_instances()
     return [one for one in live_instances if (one.region_name, one.placement.group_name) == (region, name)]
 
@@ -84,9 +80,6 @@ def check_placement(request: Any) -> None:
     refuse_if(is_unfit, "InvalidParameterCombination", f"'{request.type}' does not support cluster placement groups.")
     zones = {instance.placement.zone for instance in instances_in(request.region, request.group)}
     refuse_if(zones - {request.zone}, "InvalidParameterCombination", f"The instances of the group are in {zones}.")
-
-
-# --- deletion -------------------------------------------------------------------------------------------------------
 
 
 def _refuse_in_use(is_in_use: object, resource: str) -> None:
@@ -127,10 +120,8 @@ def delete_subnet(self: Any) -> ActionResult:
 
 @ec2_call
 def delete_vpc(self: Any) -> ActionResult:
-    """Delete a network. It is refused while it has a gateway, an endpoint, or a security group of ours.
-
-    moto itself checks subnets and route tables.
-    """
+    """Delete a network. It is refused while it has a gateway, an endpoint, or a security group of ours. moto itself
+    checks subnets and route tables."""
     backend = self.ec2_backend
     id = self._get_param("VpcId")
     gateways = [gateway for gateway in backend.internet_gateways.values() if gateway.vpc and gateway.vpc.id == id]

@@ -1,9 +1,7 @@
-"""Reserved capacity: on-demand capacity reservations, capacity blocks, groups of them, and blocks that can be bought.
-
-A launch into a reservation takes from the reservation's machines, not from the free ones of the zone. EC2 ends the
+"""Reserved capacity: on-demand capacity reservations, capacity blocks, groups of them, and blocks that can be bought. A
+launch into a reservation takes from the reservation's machines, not from the free ones of the zone. EC2 ends the
 machines of a block 30 minutes before the block ends. Error codes and the reason of that end are AWS's where AWS
-documents them; the others are marked.
-"""
+documents them; the others are marked."""
 
 import hashlib
 from collections.abc import Collection
@@ -63,16 +61,12 @@ class CapacityReservation:
 
 
 def tick(sim: SimulatedAws) -> None:
-    """End the machines of the blocks that end soon."""
     for instance in sim.live_instances():
         reservation = sim.reservations.get(instance.life.reservation_id or "")
         if reservation is None or not reservation.is_block or reservation.end is None:
             continue
         if sim.now() >= reservation.end - CLOSING_SECONDS and instance.state in BILLED_STATES:
             sim.shut_down(instance, END_REASON, "The capacity block ends", loses_capacity=True)
-
-
-# --- launches -------------------------------------------------------------------------------------------------------
 
 
 def check_reservation(sim: SimulatedAws, request: Any) -> None:
@@ -127,9 +121,6 @@ def join_reservation(request: Any, instance: Any) -> None:
         instance.life.reservation_id = instance.capacity_reservation_id = request.reservations.pop(0)
 
 
-# --- calls ----------------------------------------------------------------------------------------------------------
-
-
 def _to_date(time: float) -> datetime:
     return datetime.fromtimestamp(time, UTC)
 
@@ -162,7 +153,6 @@ def _describe(sim: SimulatedAws, reservation: CapacityReservation) -> dict[str, 
 
 @ec2_call
 def describe_capacity_reservations(self: Any) -> ActionResult:
-    """Describe the reservations of a region, all or those of these ids."""
     sim = SimulatedAws.current
     ids = self._get_param("CapacityReservationIds", [])
     reservations = [_find(sim, self.region, id) for id in ids] or _all_of(sim, self.region)

@@ -63,10 +63,8 @@ class LaunchRequest:
 
 @ec2_call
 def run_instances(self: Any) -> ActionResult:
-    """Launch as many instances as the market has: at least MinCount, or none.
-
-    The same client token gives the same instances.
-    """
+    """Launch as many instances as the market has: at least MinCount, or none. The same client token gives the same
+    instances."""
     sim = SimulatedAws.current
     request = LaunchRequest(self)
     is_dry_run = self._get_param("DryRun", False)
@@ -123,10 +121,8 @@ def _complete_instance(sim: SimulatedAws, request: LaunchRequest, reservation: A
 
 
 def prep_nics(self: Any, nic_spec: list[dict[str, Any]], security_groups: list[Any] | None = None, **_: Any) -> None:
-    """Create the network interfaces of an instance, with network card and type.
-
-    The first has a loopback address, which is its public address too where it may have one.
-    """
+    """Create the network interfaces of an instance, with network card and type. The first has a loopback address, which
+    is its public address too where it may have one."""
     backend = self.ec2_backend
     has_many = len(nic_spec) > 1
     specs = sorted(nic_spec or [{}], key=_interface_slot)
@@ -160,9 +156,6 @@ def prep_nics(self: Any, nic_spec: list[dict[str, Any]], security_groups: list[A
 
 def _interface_slot(spec: dict[str, Any]) -> tuple[int, int]:
     return int(spec.get("NetworkCardIndex") or 0), int(spec.get("DeviceIndex") or 0)
-
-
-# --- checks ----------------------------------------------------------------------------------------------------------
 
 
 def check(sim: SimulatedAws, request: LaunchRequest) -> None:

@@ -86,10 +86,8 @@ def dollars_per_hour(sim: SimulatedAws, instance: Any) -> float:
 
 
 def allocate(sim: SimulatedAws, request: Any) -> int:
-    """Return how many instances are launched now, and take them from the capacity.
-
-    Raises `AwsError` when these are fewer than MinCount.
-    """
+    """Return how many instances are launched now, and take them from the capacity. Raises `AwsError` when these are
+    fewer than MinCount."""
     zones = offered(request.region, request.type)
     refuse_if(request.zone not in zones, "Unsupported", f"{request.type} is offered in {zones}.")
     quota_count = _quota_count(sim, request)
@@ -166,9 +164,6 @@ def get_spot_placement_scores(self: Any) -> ActionResult:
 
 def _zones(region: str) -> Any:
     return ec2_backends[ACCOUNT][region].describe_availability_zones()
-
-
-# --- images ----------------------------------------------------------------------------------------------------------
 
 
 def image_id(region: str, name: str) -> str:

@@ -29,6 +29,5 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def full(sets: Path, tmp_path: Path) -> Path:
-    """The packed full-size set, to be damaged."""
     shutil.copytree(sets / "full", tmp_path / "full")
     return tmp_path / "full"

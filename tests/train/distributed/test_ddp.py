@@ -64,7 +64,6 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def pretend_two_machines(group: ProcessGroup) -> None:
-    """Set LOCAL_RANK so that the first half of the ranks is one machine, the second half another."""
     os.environ["LOCAL_RANK"] = str(group.rank % (group.world_size // 2))
 
 

@@ -1,7 +1,5 @@
-"""Who can connect to the ports of a run: the machines of the run can, a stranger cannot.
-
-Machines are addresses of this computer (all of 127/8), or network namespaces with addresses of IPv4 and IPv6.
-"""
+"""Who can connect to the ports of a run: the machines of the run can, a stranger cannot. Machines are addresses of this
+computer (all of 127/8), or network namespaces with addresses of IPv4 and IPv6."""
 
 import contextlib
 import datetime
@@ -144,5 +142,4 @@ def test_addresses_that_are_none_are_ignored(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def listening_ports() -> list[int]:
-    """Return the ports on which this process listens."""
     return [listener.getsockname()[1] for listener in network.own_tcp_sockets(is_listening=True)]

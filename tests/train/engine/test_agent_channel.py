@@ -16,6 +16,7 @@ from train.engine import main, run
 from train.engine.agent_channel import AgentChannel
 from train.recipe import Optim
 from train.tools.agent_protocol import TrainerProgress, TrainerState, module_folders_variable
+from train.tools.errors import WorkerLost
 from train.tools.records import read_record
 
 
@@ -76,7 +77,8 @@ def test_requests_of_the_agent(work_dir: Path, monkeypatch: pytest.MonkeyPatch) 
     (OSError(errno.ENOMEM, "Cannot allocate memory"), "own"),
     (PermissionError(errno.EACCES, "Permission denied", "/shared/a.pt"), "final"),
     (DataError("a.JPEG: not an image"), "input"),
-], ids=["file server", "memory", "permission", "images"])  # fmt: skip
+    (WorkerLost("a data-loading worker ended"), "own"),
+], ids=["file server", "memory", "permission", "images", "worker"])  # fmt: skip
 def test_errors_of_files_that_may_pass_are_tried_again(
     work_dir: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, fault: str
 ) -> None:

@@ -14,15 +14,7 @@ from typing import Any
 import pytest
 import torch
 from support.forked_ranks import join_group, run_ranks
-from support.trainer_in_process import (
-    SINGLE_PROCESS,
-    SIZE,
-    RandomImages,
-    linear_classifier,
-    make_phase,
-    make_recipe,
-    make_trainer,
-)
+from support.trainer_in_process import SINGLE_PROCESS, SIZE, RandomImages, make_phase, make_recipe, make_trainer
 from support.waiting import wait_for
 from torch import nn
 from torch.distributed import DistNetworkError
@@ -34,7 +26,6 @@ from train.engine import handover, trainer
 from train.engine import run as run_module
 from train.engine.agent_channel import AgentChannel
 from train.engine.handover import Handover, KeptState, keep_state
-from train.engine.run import go_on_in_place
 from train.recipe.components import Comm
 from train.tools import checkpoint_io
 from train.tools.agent_protocol import TrainerState, checkpoint_folder, newest_intact_checkpoint
@@ -48,16 +39,11 @@ PEER_FAILURE = RuntimeError("[pair.cc:537] gloo: Connection closed by peer [127.
 
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder in which trainer and agent meet."""
     folder = tmp_path / "work" / "000001"
     folder.mkdir(parents=True)
     monkeypatch.setenv("IMGNET_WORK", str(folder))
     monkeypatch.setenv("IMGNET_IN_PLACE", "1")
     return folder
-
-
-def test_attempt_that_fails_before_it_trains_has_no_log_to_close(work: Path) -> None:
-    make_trainer(work, RECIPE, IMAGES, linear_classifier()).progress.close()
 
 
 class Run:
@@ -85,7 +71,6 @@ class Run:
             self.trainer.is_updating = False
 
     def keep_two_steps(self, work: Path) -> None:
-        """Make two steps, keep their state, and begin the next attempt."""
         self.run_steps(2)
         assert self.handover.keep(PEER_FAILURE)
         (work / "kept-0.json").unlink()
@@ -120,7 +105,6 @@ class Run:
 
 
 def flat(state: Any, prefix: str = "") -> dict[str, torch.Tensor]:
-    """Return all tensors of a nested state by their path."""
     if isinstance(state, torch.Tensor):
         return {prefix: state}
     items = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, list) else ()
@@ -320,37 +304,6 @@ def test_a_state_that_has_changed_on_its_way_is_not_taken(monkeypatch: pytest.Mo
     assert run_ranks(2, work) == [{}, {}]
 
 
-@pytest.mark.process
-def test_the_one_that_stands_furthest_is_lost_while_it_sends_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others keep what they had, and go on with the step of the one that stands furthest among them."""
-    monkeypatch.setattr(handover, "PIECE_BYTES", 100)
-    steps = (9, 7, 8)
-
-    def lose() -> None:
-        """End the connections, and send nothing more: Gloo may take a message that it never sends, and wait for it."""
-        regroup.shut_down_connections()
-        raise RuntimeError("this process has ended its connections")
-
-    def work(rank: int, store: Path) -> list[float]:
-        os.environ.update(IMGNET_WORK=str(store.with_name(f"work-{rank}")), IMGNET_IN_PLACE="1")
-        Path(os.environ["IMGNET_WORK"]).mkdir()
-        own = Handover(AgentChannel())
-        own.kept = KeptState({"weights": torch.full((99,), float(steps[rank]))}, (0, steps[rank]), steps[rank])
-        own.begin_attempt()
-        group = join_group(store, rank, 3, 1)
-        if rank == 0:
-            own.channel.tick = lose  # type: ignore[method-assign]  # after the first piece
-        with pytest.raises(RuntimeError) as raised:
-            own.share_state(group)
-        if rank == 0:
-            return []
-        assert own.keep(raised.value)
-        shared: Any = own.share_state(join_group(store.with_name("second"), rank - 1, 2, 1))
-        return [own.kept.step, float(shared["weights"][0])]
-
-    assert run_ranks(3, work, seconds=20) == [[], [7, 8.0], [8, 8.0]]
-
-
 @pytest.mark.parametrize("wait", [
     lambda own, group: own.share_state(group),
     lambda own, group: own._broadcast(group, 0, torch.ones(1)),
@@ -411,17 +364,6 @@ def test_the_head_whose_new_process_is_lost_before_it_joins_goes_on_with_another
         raise AssertionError
 
     assert run_ranks(2, work, seconds=30) == [3.0, 3.0]
-
-
-def test_a_process_that_stands_behind_the_agreed_step_keeps_its_state(work: Path, tmp_path: Path) -> None:
-    """The one that had finished the step was lost before it joined."""
-    run = Run(tmp_path)
-    run.keep_two_steps(work)
-    run.trainer.options = replace(run.trainer.options, live_step=3)
-    with pytest.raises(HandoverFailed, match="the processes stand at step 2, and not at 3") as raised:
-        go_on_in_place(run.trainer, run.handover)
-    assert run.handover.keep(raised.value)
-    assert json.loads((work / "kept-0.json").read_text())["step"] == 2
 
 
 def test_a_process_that_waits_for_a_lost_head_keeps_its_state_on_request(work: Path, tmp_path: Path) -> None:

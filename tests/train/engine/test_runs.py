@@ -1,7 +1,6 @@
 """Whole runs of `python -m train` on one to three processes: killed, resumed, stopped; and their results."""
 
 import json
-import os
 import shutil
 import signal
 from collections.abc import Callable
@@ -42,7 +41,6 @@ def assert_bit_equal(state: dict[str, Any], expected_state: dict[str, Any]) -> N
 
 @pytest.fixture(scope="session")
 def alone(runs: Any) -> Path:
-    """An uninterrupted run of one process that accumulates the gradients of two GPUs."""
     out: Path = runs.folder / "alone"
     runs.run(out, "--procs", "1", "--gpus", "2")
     return out
@@ -50,14 +48,12 @@ def alone(runs: Any) -> Path:
 
 @pytest.fixture(scope="session")
 def pair(runs: Any) -> Path:
-    """An uninterrupted run of two processes, started as a user does."""
     out: Path = runs.folder / "pair"
     runs.end(out, runs.start_afresh(out, "--procs", "2"))
     return out
 
 
 def is_saving(out: Path) -> Callable[[], bool]:
-    """Return whether a new checkpoint is being written."""
     before = set(checkpoint_folder(out, 1).glob("*"))
 
     def check() -> bool:
@@ -77,32 +73,6 @@ def test_run_killed_and_resumed_ends_with_the_same_bits(world: int, runs: Any, p
     assert_bit_equal(final_state(out), final_state(pair))
     assert read_result(out)["steps"] == STEPS and read_result(out)["images"] == IMAGES_SEEN
     assert_time_adds_up(read_result(out))
-
-
-def test_run_killed_before_its_result_only_writes_it(runs: Any, alone: Path) -> None:
-    out = runs.folder / "no-result"
-    shutil.copytree(alone, out)
-    (out / "result.json").unlink()
-    checkpoints = sorted(checkpoint_folder(out, 1).iterdir())
-    output = runs.run(out, "--gpus", "2")
-    assert f"at step {STEPS}" in output
-    assert sorted(checkpoint_folder(out, 1).iterdir()) == checkpoints
-    summary, expected = read_result(out), read_result(alone)
-    assert summary["steps"] == STEPS
-    assert [{**row, "where": 0} for row in summary["epochs"]] == [{**row, "where": 0} for row in expected["epochs"]]
-    assert_time_adds_up(summary)
-
-
-def test_run_resumed_on_more_processes_keeps_the_global_batch(runs: Any) -> None:
-    out = runs.folder / "regrouped"
-    runs.kill_when(out, has_step(out, 5), "--gpus", "2", "--save-seconds", "0")
-    output = runs.run(out, "--gpus", "3", code=1)
-    assert "run with another gpus" in output and "Traceback" not in output
-    output = runs.run(out, "--gpus", "2", world=3)
-    assert output.count("resumed from") == 1
-    summary = read_result(out)
-    assert (summary["procs"], summary["schedule_gpus"], summary["steps"]) == (3, 2, STEPS)
-    assert summary["images"] == IMAGES_SEEN and [row["global_batch"] for row in summary["epochs"]] == [16, 16, 32, 16]
 
 
 def test_run_attempt_resumes_from_the_last_attempt_that_saved(runs: Any, pair: Path, tmp_path: Path) -> None:
@@ -171,19 +141,6 @@ def test_run_refuses_checkpoints_that_it_cannot_use(runs: Any, alone: Path, tmp_
     output = runs.run(tmp_path / "out", "--gpus", "2")
     assert f"{unreadable}: cannot be read" in output and "the one before it is taken" in output
     assert f"resumed from {intact}" in output
-
-
-def test_run_names_a_broken_file_and_skip_bad_skips_it(runs: Any, tmp_path: Path) -> None:
-    data, out = tmp_path / "data", tmp_path / "out"
-    shutil.copytree(runs.data, data)
-    broken = data / "train" / "disc" / "disc_00000003.JPEG"
-    broken.write_bytes(broken.read_bytes()[:1000])
-    output = runs.run(out, "--data", str(data), "--max-steps", "3", code=1)
-    assert f"error: {broken}: " in output and "1 of 50 files" in output and "Traceback" not in output
-    broken.rename(broken.with_name(os.fsdecode(b"disc_\xff.JPEG")))  # a file name that is not valid UTF-8
-    output = runs.run(out, "--data", str(data), "--max-steps", "3", "--skip-bad")
-    assert "bad files left out: 1 (--skip-bad); the first: disc/disc_" in output
-    assert read_result(out)["steps"] == 3
 
 
 def test_broken_images_are_replaced_alike_on_any_number_of_processes_and_after_a_resume(

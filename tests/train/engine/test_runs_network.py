@@ -32,7 +32,6 @@ def epochs_of(out: Path) -> list[EpochResult]:
 
 @pytest.fixture(scope="module")
 def forgetful(runs: Any, tiny: Any) -> Path:
-    """A run of two processes whose best network is not its last."""
     out: Path = runs.folder / "forgetful"
     path = runs.recipe(tiny(name="forgetful", phases=PHASES))
     runs.run(out, "--gpus", "2", world=2, recipe=path)

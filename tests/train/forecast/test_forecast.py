@@ -1,7 +1,5 @@
 """The arithmetic of the forecast against hand calculations, and constants from a run's epochs.
-
-tests/docs/test_generated_pages.py compares whole forecasts, with validation and fixed costs, with published runs.
-"""
+tests/docs/test_generated_pages.py compares whole forecasts, with validation and fixed costs, with published runs."""
 
 import json
 from dataclasses import replace
@@ -34,7 +32,6 @@ NO_NETWORK = replace(BARE, network=NetworkSpec(1e9, 0.0))
 
 
 def make_schedule(machines: int) -> Schedule:
-    """Return the schedule of the 18 minutes for machines of 8 GPUs."""
     return Schedule(resnet50.for_machines(machines), IMAGES, 8 * machines)
 
 
@@ -155,11 +152,9 @@ def measured_schedule(gpus: int = 2) -> Schedule:
 
 
 def make_run(gpus: int = 2, waits: float = 0.0) -> MeasuredRun:
-    """Return a run of two processes with known times.
-
-    A batch takes `BATCH_SECONDS`, a step waits `waits` seconds, an image in validation takes a quarter of its time in
-    training, each epoch 2 s beside these, and the first epoch of a new shape 3 s more.
-    """
+    """Return a run of two processes with known times. A batch takes `BATCH_SECONDS`, a step waits `waits` seconds, an
+    image in validation takes a quarter of its time in training, each epoch 2 s beside these, and the first epoch of a
+    new shape 3 s more."""
     schedule = measured_schedule(gpus)
     rows = []
     for epoch in schedule.epochs:

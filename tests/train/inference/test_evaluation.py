@@ -32,7 +32,6 @@ PHASES = [Phase(epochs=(0, 2), size=32, batch=8, lr=0.05, min_scale=0.5, rect_va
 
 @pytest.fixture(scope="module")
 def finished_run(runs: Any, tiny: Any) -> Path:
-    """Folder of a finished run of two processes and two epochs."""
     out: Path = runs.folder / "evaluated"
     runs.run(out, "--gpus", "2", world=2, recipe=runs.recipe(tiny(name="evaluated", phases=PHASES)))
     return out

@@ -1,8 +1,6 @@
-"""Exports and predictions of a trained network.
-
-Exported networks: names, formats, and that plain PyTorch computes the same scores with them, to the last bit.
-Predictions: what the network sees of a photo, its answers, and files that are no images.
-"""
+"""Exports and predictions of a trained network. Exported networks: names, formats, and that plain PyTorch computes the
+same scores with them, to the last bit. Predictions: what the network sees of a photo, its answers, and files that are
+no images."""
 
 import json
 from collections.abc import Callable
@@ -33,7 +31,6 @@ CLASSES = ("airplane", "bird", "ship")
 
 
 def describe_network(recipe: Recipe, classes: tuple[str, ...] = CLASSES) -> NetworkDescription:
-    """Return the description of a network that was trained for 4 epochs of 10 steps."""
     return NetworkDescription.of_run(
         recipe, epoch=4, step=40, validated=None, mean=(0.5, 0.4, 0.3), std=(0.2, 0.25, 0.3), classes=classes
     )

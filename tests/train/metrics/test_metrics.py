@@ -20,7 +20,6 @@ from train.tools.records import DamagedRecord, decode, encode
 
 
 def read_events(folder: Path) -> Any:
-    """Return what TensorBoard reads from the event files of a folder."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder))

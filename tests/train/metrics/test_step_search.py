@@ -1,6 +1,5 @@
 """Tests of finding steps by offset: equal to reading all lines, and the bytes read do not grow with the file."""
 
-import io
 import json
 import random
 from pathlib import Path
@@ -53,25 +52,3 @@ def test_search_equals_full_reading(tmp_path: Path, seed: int) -> None:
     path.unlink()
     write_metrics(path, size + 50, seed + 100)  # replaced
     assert_equals_full_reading(path, steps)
-
-
-def test_search_reads_few_bytes_of_a_long_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That a repeated search reads none: tests/cluster/state/test_long_history.py."""
-    path = tmp_path / "000001.jsonl"
-    write_metrics(path, 200_000)
-    read_bytes = 0
-
-    class CountingFile(io.FileIO):
-        def readinto(self, buffer: object, /) -> int:
-            nonlocal read_bytes
-            count = super().readinto(buffer)  # type: ignore[arg-type]
-            read_bytes += count or 0
-            return count or 0
-
-    monkeypatch.setattr(step_search, "open_regular", lambda file: io.BufferedReader(CountingFile(file)))
-    for step in (3, 70_000, 199_900):
-        read_bytes = 0
-        step_search.first_and_last_step(path)
-        step_search.last_step_until(path, step)
-        # For the ends of a file and one search: 8 kB for each halving of 24 MB down to 2 kB.
-        assert 0 < read_bytes < 150_000 < path.stat().st_size / 3, step

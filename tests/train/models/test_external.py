@@ -52,10 +52,8 @@ class PooledLayers(nn.Sequential):
 
 
 class ClassifierFirst(nn.Module):
-    """Registers its classifier before its body, and an unused second classifier after it.
-
-    The body ends in a convolution with as many channels as there are classes.
-    """
+    """Registers its classifier before its body, and an unused second classifier after it. The body ends in a
+    convolution with as many channels as there are classes."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -248,13 +246,6 @@ class ChangedScores(LibraryNet):
 def test_network_that_cannot_be_trained_is_refused_in_one_line(mine: Any, builder: Any, message: str) -> None:
     mine.net = (lambda classes: builder) if isinstance(builder, nn.Module) else builder
     error_line(TrainingError, build_and_log, "mine:net", match=f"^model, name: .*{message}")
-
-
-def test_build_external_model_accepts_other_sizes(mine: Any) -> None:
-    mine.net = lambda classes: nn.Sequential(nn.Conv2d(3, 4, 16, 16), nn.ReLU(), nn.Flatten(), nn.Linear(16, classes))
-    net, log = build_and_log("mine:net")
-    assert log[-1].startswith("mine:net, designed for 32 x 32 pixels: accepts other sizes, because its first Linear")
-    assert net(torch.zeros(2, 3, 64, 48)).shape == (2, 6)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "vgg11", "vit_tiny_patch16_224"])

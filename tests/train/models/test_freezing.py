@@ -1,7 +1,5 @@
-"""Frozen phases: only the classifier changes; the rest keeps its weights, statistics and momenta.
-
-Their resume is tested in tests/train/rules/test_resume.py.
-"""
+"""Frozen phases: only the classifier changes; the rest keeps its weights, statistics and momenta. Their resume is
+tested in tests/train/rules/test_resume.py."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -22,7 +20,6 @@ from train.recipe import Model, Optim, Phase
 from train.recipe.schedule import Epoch
 from train.tools import process
 
-STEPS_PER_EPOCH = 4  # 50 images in global batches of 16
 LAST_NORM = "layer4.0.bn2"  # of resnet10_tiny
 
 

@@ -17,7 +17,6 @@ CLASSES = 5
 
 
 def feature_layers(stride: int = 8) -> nn.Sequential:
-    """Return layers that map images to 6 channels with one position per stride x stride pixels."""
     return nn.Sequential(nn.Conv2d(3, 6, stride, stride), nn.BatchNorm2d(6), nn.ReLU())
 
 

@@ -26,7 +26,6 @@ def build_tiny(classes: int = 6, seed: int = 0, name: str = "resnet10_tiny") -> 
 
 @pytest.fixture
 def other_state() -> State:
-    """State dict of a network with another seed and other statistics."""
     state = build_tiny(seed=1).state_dict()
     for name, tensor in state.items():
         if "running" in name:

@@ -22,7 +22,6 @@ def make(name, **more):
 
 @pytest.fixture(autouse=True)
 def working_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make an empty working directory."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -13,12 +13,10 @@ LINES = [b"row %d %s\n" % (number, b"x" * (number * 7 % 23)) for number in range
 
 
 def parse(line: bytes) -> bytes | None:
-    """Return the text of a line that says "row 12 ..."."""
     return line.strip() if line.startswith(b"row") else None
 
 
 def all_rows(path: Path) -> list[bytes]:
-    """Read the rows of a file from its beginning."""
     return [row for line in path.read_bytes().splitlines() if (row := parse(line)) is not None]
 
 

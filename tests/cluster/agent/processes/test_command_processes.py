@@ -3,7 +3,6 @@
 import os
 import shutil
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from unittest.mock import Mock
 import pytest
 from support.waiting import wait_for
 
-from cluster.agent.processes import commands, guard
+from cluster.agent.processes import commands
 from cluster.agent.processes.base import ProcessesExit
 from cluster.agent.processes.commands import MAX_REASON_CHARACTERS, CommandProcesses
 from cluster.script import checkpoint_folder, secret_values
@@ -67,12 +66,10 @@ def make(hand_made: Any, tmp_path: Path) -> Iterator[Callable[..., CommandProces
 
 
 def wait_for_exit(processes: CommandProcesses) -> ProcessesExit:
-    """Wait until the command has ended on this machine, and return how."""
     return wait_for(lambda: processes.collect_exit(processes.exit_codes()))
 
 
 def start_and_end(processes: CommandProcesses) -> ProcessesExit:
-    """Start the command on machine 1, wait until it has ended, and return how."""
     processes.start(ATTEMPT, 1)
     return wait_for_exit(processes)
 
@@ -345,20 +342,3 @@ def test_stop_ends_a_process_that_went_to_the_background(make: Any) -> None:
     assert Path(f"/proc/{pid}").exists()
     processes.stop()
     wait_for(lambda: not Path(f"/proc/{pid}").exists() or "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text())
-
-
-def test_guard_kills_marked_processes_when_its_pipe_ends(tmp_path: Path) -> None:
-    mark = f"IMGNET_AGENT={tmp_path}"
-    name, _, value = mark.partition("=")
-    marked = subprocess.Popen(["sleep", "1000"], env={**os.environ, name: value}, start_new_session=True)
-    other = subprocess.Popen(["sleep", "1000"], env={**os.environ, name: f"{value}-other"})
-    watcher = subprocess.Popen([sys.executable, "-I", "-S", guard.__file__, mark], stdin=subprocess.PIPE)
-    try:
-        assert watcher.stdin
-        watcher.stdin.close()
-        assert marked.wait(20) == -9 and watcher.wait(20) == 0
-        assert other.poll() is None
-    finally:
-        for child in (marked, other, watcher):
-            child.kill()
-            child.wait()

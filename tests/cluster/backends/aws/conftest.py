@@ -81,7 +81,6 @@ def make_backend(hand_made: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..
 
 @pytest.fixture
 def backend(make_backend: Callable[..., ToyBackend]) -> ToyBackend:
-    """A job whose two machines are rented."""
     backend = make_backend()
     assert backend.poll()
     return backend

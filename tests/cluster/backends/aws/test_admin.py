@@ -66,7 +66,6 @@ def test_gc_leaves_jobs_of_others_alone_although_the_clock_here_is_ahead(
 
 @pytest.fixture
 def quick_stack(front: AwsFrontend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AwsFrontend:
-    """A simulated cloud whose stack is made at once."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr("infra.aws.stack.resources.SETTLE_SECONDS", 0.02)
     monkeypatch.setattr("infra.aws.stack.resources.RESOURCE_POLL_SECONDS", 0.01)

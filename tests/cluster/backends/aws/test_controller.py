@@ -30,47 +30,13 @@ RISK = "EC2 may interrupt it soon"
 
 
 def write_shared(backend: ToyBackend, path: str, **content: Any) -> None:
-    """Write a file of the shared folder as JSON."""
     file = backend.run.folder.shared / path
     file.parent.mkdir(exist_ok=True)
     file.write_text(json.dumps(content))
 
 
 def write_status(backend: ToyBackend, name: str, state: str, **more: Any) -> None:
-    """Write the status of a machine's agent."""
     write_shared(backend, f"status/{name}.json", id=f"{name}.a", state=state, launch="a launch ID", **more)
-
-
-# --- losses and moves ------------------------------------------------------------------------------------------------
-
-
-def test_lost_machine_is_replaced_and_nothing_stays_rented(
-    backend: ToyBackend, poll_cloud: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", logger="cluster.backends")
-    assert sorted(ToyCloud.rented) == ["toy-1", "toy-2"] and backend.dead_machines() == []
-    del ToyCloud.rented["toy-2"]
-    poll_cloud(backend)
-    activity = read_activity(backend.run.folder.path)
-    assert backend.dead_machines() == ["1"] and activity and activity.doing == "machine 1 (toy-2) is gone"
-    backend.replace("1")
-    assert backend.dead_machines() == []
-    poll_cloud(backend)
-    fleet: Any = backend.controller.fleet
-    new_machine = backend.controller.live_machines["1"]
-    assert new_machine.id in ToyCloud.rented and len(ToyCloud.rented) == 2 and fleet.restarted == ["1"]
-    assert fleet.hosts["1"].address == new_machine.private_ip
-    assert backend.terminate() == [] and ToyCloud.rented == {}
-    assert backend.terminate() == []
-
-
-def test_job_moves_when_no_replacement_can_be_rented(backend: ToyBackend, poll_cloud: Any) -> None:
-    """Too few machines are left, and the cloud refuses to rent another: all are given back, and rented anew."""
-    ToyCloud.rented.clear()
-    poll_cloud(backend)
-    assert backend.controller.fleet is None and ToyCloud.rented == {}
-    with pytest.raises(SetupFailed, match="the toy cloud has 1 machines"):
-        backend.poll()
 
 
 def test_kill_machine_and_a_refused_replacement(backend: ToyBackend, poll_cloud: Any) -> None:
@@ -85,30 +51,6 @@ def test_kill_machine_and_a_refused_replacement(backend: ToyBackend, poll_cloud:
     ToyCloud.free_machines = 1
     backend.replace("0")
     assert backend.dead_machines() == [] and backend.replacement_error() == ""
-
-
-def test_list_of_machines_from_before_a_move_brings_no_old_machine_back(backend: ToyBackend) -> None:
-    """Otherwise the new machine of that name would be looked for at the old one, and the job would fail."""
-    controller = backend.controller
-    old_list: Future[Any] = Future()
-    old_list.set_result(dict(controller.live_machines))
-    controller.poll_future = old_list
-    ToyCloud.free_machines = 2
-    controller._move_to_new_machines()
-    assert backend.poll()
-    assert {machine.id for machine in controller.live_machines.values()}.isdisjoint({"toy-1", "toy-2"})
-
-
-def test_machines_that_reached_their_limit_do_not_move(backend: ToyBackend) -> None:
-    """Also if a machine had left before and was not replaced."""
-    fleet: Any = backend.controller.fleet
-    fleet.is_training = False
-    write_status(backend, "0", "left", ended=True)
-    write_status(backend, "1", "stopped", ended=True)
-    assert not backend.poll() and backend.controller.fleet is fleet and ToyCloud.released == []
-
-
-# --- the end ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("end", ["result.json", "stop", ""])
@@ -140,17 +82,6 @@ def test_finished_job_waits_for_an_open_rental_only(backend: ToyBackend) -> None
     assert backend.poll()  # that thread may be in a request to the cloud
     rental.set_result(None)
     assert not backend.poll() and controller.rental_futures
-
-
-def test_stopped_job_connects_to_machines_that_are_still_there(backend: ToyBackend) -> None:
-    """The machines must save a checkpoint, also when no supervisor ran while the job was stopped."""
-    write_shared(backend, "stop")
-    restarted = ToyBackend(backend.run)
-    assert restarted.poll() and len(ToyCloud.rented) == 2
-    ToyCloud.reset(free_machines=3)
-    with pytest.raises(SetupFailed, match="stopped by the user"):
-        ToyBackend(backend.run).poll()
-    assert ToyCloud.rented == {}
 
 
 @pytest.fixture
@@ -203,9 +134,6 @@ def test_fifo_in_place_of_a_file_of_the_set_up_does_not_hang(backend: ToyBackend
             backend.open_fleet()
         else:
             read_setup_record(backend.run.folder)
-
-
-# --- limits and access -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("is_price_limit_reached", "is_overdue", "reason"), [
@@ -263,9 +191,6 @@ def test_calls_that_the_cloud_denies_are_an_access_error_until_it_permits_them(
         backend.poll()
 
 
-# --- machines at risk ------------------------------------------------------------------------------------------------
-
-
 def test_late_spares_are_rented_for_machines_at_risk_and_no_machine_is_given_back(
     make_backend: Any, poll_cloud: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -292,9 +217,6 @@ def test_late_spares_are_rented_for_machines_at_risk_and_no_machine_is_given_bac
     backend.controller.rented_at.clear()  # else it counts as just rented, and the cloud's list as older
     poll_cloud(backend)
     assert backend.dead_machines() == ["2"], "once due, a spare is replaced like any other machine"
-
-
-# --- traffic ---------------------------------------------------------------------------------------------------------
 
 
 def test_traffic_is_counted_at_the_end_and_over_a_move(backend: ToyBackend) -> None:

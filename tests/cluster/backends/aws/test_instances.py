@@ -55,10 +55,8 @@ def place(price: float = 10.0, region: str = "us-east-1") -> Place:
 
 @pytest.fixture
 def make_instances(hand_made: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Make the instances of a job from journal events: make_instances(machine_count, event, ...).
-
-    The gang is a stand-in without open requests and instances, available as `.fake_gang`.
-    """
+    """Make the instances of a job from journal events: make_instances(machine_count, event, ...). The gang is a
+    stand-in without open requests and instances, available as `.fake_gang`."""
 
     class FakeAccount(SimpleNamespace):
         def in_region(self, region: str) -> "FakeAccount":
@@ -102,14 +100,12 @@ def gone(instance_id: str, at: float, reason: str) -> JournalEvent:
 
 
 def move_traffic(job_instances: Any, first: float, last: float, written_gb: float) -> None:
-    """Let the machines have written so much to the shared folder between two moments."""
     moved = Traffic(shared_written_bytes=round(written_gb * 1e9))
     record = TrafficRecord(counts={"10.0.0.1 a": TrafficCount(first=first, last=last, traffic=moved)})
     (job_instances.run_folder.path / TRAFFIC_FILE).write_bytes(to_json_bytes(encode(record)))
 
 
 def hours_until_power_off(job_instances: Any) -> float:
-    """The hours from the first machine of the launch until all machines are off, by the limits."""
     hours, grace_seconds = job_instances.compute_limits(job_instances.dollars_per_hour)
     return float(hours + grace_seconds / HOUR)
 
@@ -444,14 +440,6 @@ def test_spare_that_cannot_be_rented_does_not_end_the_launch(with_spare: Any, ca
     with_spare.fake_gang.request_instances = fail
     assert with_spare._rent_first_spares() == []
     assert "the job starts without its spares: no machine" in caplog.text
-
-
-def test_late_spare_is_rented_by_nobody_but_the_controller(make_instances: Any) -> None:
-    job_instances = make_instances(2, *granted(1, NOW, place(), "0", "1"), rental={"late_spares": 1}, spares=1)
-    assert job_instances.rents_spares_late and job_instances.first_names == ("0", "1")
-    assert job_instances._rent_first_spares() == []
-    plain = make_instances(2, spares=1, name="job-2")
-    assert not plain.rents_spares_late and plain.first_names == ("0", "1", "2")
 
 
 def test_one_machine_and_its_spare_are_no_move(make_instances: Any) -> None:

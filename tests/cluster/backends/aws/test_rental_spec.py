@@ -174,7 +174,6 @@ def offline_plan(**options: Any) -> submit.Plan:
 
 
 def shown(planned: submit.Plan, capsys: pytest.CaptureFixture[str]) -> str:
-    """Return what a plan prints about the rental."""
     assert planned.rental_plan
     cloud.show_rental_plan(planned.rental_plan)
     return capsys.readouterr().out

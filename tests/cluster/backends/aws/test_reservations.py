@@ -114,17 +114,6 @@ def job_instances(hand_made: Any, plan: Plan) -> JobInstances:
     return JobInstances(run.spec, run.run_folder)
 
 
-def test_limits_of_a_job_end_with_its_block(front: AwsFrontend, hand_made: Any) -> None:
-    job = job_instances(hand_made, make_plan(reserve_block(front, hours=1.5)))
-    limited = job.with_machine_limits(job.spec)
-    assert limited.max_hours and limited.poweroff_grace
-    assert limited.max_hours * HOUR + limited.poweroff_grace == pytest.approx(HOUR, abs=60)
-    assert limited.limit_name == "the end of its reserved machines on EC2"
-    job.change_limits(0.5, None)
-    limited = job.with_machine_limits(job.spec)
-    assert (limited.max_hours, limited.poweroff_grace, limited.limit_name) == (0.5, 900.0, "")
-
-
 def test_supervisor_looks_at_the_reservation_again_before_it_rents(front: AwsFrontend, hand_made: Any) -> None:
     id = reserve_block(front)
     job = job_instances(hand_made, make_plan(id))

@@ -31,7 +31,6 @@ SET_URL = "s3://imgnet-sets/data/set"
 
 @pytest.fixture(autouse=True)
 def bucket(front: AwsFrontend) -> None:
-    """An empty bucket."""
     boto3.client("s3").create_bucket(Bucket="imgnet-sets")
 
 

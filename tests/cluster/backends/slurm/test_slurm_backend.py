@@ -40,7 +40,6 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
 
 @pytest.fixture
 def backend(hand_made: Any) -> SlurmBackend:
-    """The backend of a job of two machines that was launched."""
     run = hand_made(backend="slurm", uid=UID, machines=2, is_one_computer=False)
     run.run_folder.launch_path.write_text("launch")
     return SlurmBackend(Run(run.spec, run.run_folder))

@@ -1,7 +1,5 @@
-"""Gang launch: all machines of a job in one place, once, whatever EC2 answers.
-
-F numbers refer to the list of faults that other tools have run into.
-"""
+"""Gang launch: all machines of a job in one place, once, whatever EC2 answers. F numbers refer to the list of faults
+that other tools have run into."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,7 +26,7 @@ from infra.aws.journal_events import (
     TerminationFinished,
 )
 from infra.aws.launch_request import Place
-from infra.aws.market import billing, quotas
+from infra.aws.market import billing
 from infra.aws.market.instance_types import BUILTIN_TYPES
 from infra.aws.market.reservations import find_reservation
 from infra.errors import CloudError, Interrupted, NoCredentials, NoMachines
@@ -120,27 +118,6 @@ def test_f4_acquire_without_quota_stops_and_names_the_command(bed: GangTestbed) 
     for code in (G5_SPOT, G5_ON_DEMAND):
         assert f"--region us-east-1 --service-code ec2 --quota-code {code} --desired-value 12" in message
     assert message.endswith("see: imgnet-cluster offers; machines that need not be close together: --no-group")
-
-
-def test_quota_to_which_ec2_still_counts_ended_machines_is_waited_for(bed: GangTestbed) -> None:
-    """A job with the quota for exactly its machines loses all of them, then one that is not yet running."""
-    bed.sim.quota_vcpu[G5_SPOT] = 12
-    instances.terminate(bed.account, ids(bed.acquire()))
-    bed.gang().list_instances()  # records that they have ended
-    assert len(bed.acquire()) == 3 and bed.clock.pauses == [15]
-    instances.terminate(bed.account, ids(bed.live_instances()))
-    bed.gang().list_instances()
-    bed.sim.advance(60)
-    bed.sim.boot_seconds = 5.0
-    bed.clock.meanwhile.append(lambda: bed.sim.kill(bed.live_instances()[1].id))
-    machines = bed.acquire()
-    assert {machine.zone for machine in machines} == {B} and bed.clock.pauses.count(15) == 2
-    instances.terminate(bed.account, ids(machines[:1]))
-    bed.gang().list_instances()
-    end_time = bed.sim.now()
-    assert "MaxSpotInstanceCountExceeded" in refusal(bed, bed.place(B))  # for three beside the other two
-    seconds_after_release = bed.sim.now() - end_time - quotas.RELEASE_SECONDS
-    assert 0 <= seconds_after_release <= gang_module.MAX_ROUND_PAUSE_SECONDS, "a lasting lack ends the search"
 
 
 @pytest.mark.parametrize(("action", "code", "count"), [
@@ -346,7 +323,6 @@ def acquire_and_crash(
 
 
 def start_next_job(bed: GangTestbed) -> None:
-    """Begin another job, whose first zone has too few machines."""
     bed.jobs += 1
     bed.uid, bed.sim.forget_seconds = f"job-{bed.jobs}-9073e811", 30.0
     bed.sim.capacity[A, "g5.xlarge"] = 2
@@ -388,15 +364,6 @@ def test_terminate_job_killed_at_any_step_and_repeated_leaves_none(bed: GangTest
     assert steps >= 10
     for at in range(1, steps + 1):
         kill_and_repeat(at)
-
-
-def test_acquire_killed_and_then_terminated_leaves_nothing(bed: GangTestbed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instances, "INSTANCE_POLL_SECONDS", 10.0)  # each termination waits a minute for late machines
-    for at in range(1, 24, 2):
-        start_next_job(bed)
-        bed.count_steps(bed.acquire, at)
-        bed.end_job()
-        assert bed.gang().open_requests() == []
 
 
 def test_requests_of_another_region_are_finished_there(bed: GangTestbed) -> None:
@@ -475,7 +442,6 @@ def test_terminate_job_waits_for_invisible_machines(bed: GangTestbed, is_sent_ag
 
 
 def reserve(bed: GangTestbed, count: int, **details: Any) -> Place:
-    """Make a reservation, and return the place of its machines."""
     id = bed.sim.reserve("g5.xlarge", A, count, **details)
     return find_reservation(bed.account, ["us-east-1"], id, bed.sim.now()).place(0.0)
 

@@ -23,7 +23,6 @@ def job_tags(bed: GangTestbed) -> dict[str, str]:
 
 @pytest.fixture
 def gateway(bed: GangTestbed) -> str:
-    """The internet gateway of the stack."""
     ec2 = bed.account.ec2
     specifications = tags.tag_specifications(["internet-gateway"], {tags.STACK: tags.STACK_VALUE})
     response = ec2.create_internet_gateway(TagSpecifications=specifications)

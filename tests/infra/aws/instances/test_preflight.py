@@ -21,7 +21,6 @@ from infra.offers import LaunchFinding
 def check(
     account: Account | None = None, stack_missing: Sequence[str] = (), own_stack: Stack | None = None, **changes: Any
 ) -> list[LaunchFinding]:
-    """Run the checks for 16 machines, with these changes of arguments."""
     inspection = StackInspection([*stack_missing], own_stack, StackNetwork("vpc-1", {}, ()))
     params: Any = {"types": ("p4d.24xlarge", "p5.48xlarge"), "machines": 16, "market": "spot", "inspection": inspection}
     return preflight.run_preflight(account or Account(), **{**params, **changes})
@@ -35,7 +34,6 @@ def find_one(findings: list[LaunchFinding], text: str) -> LaunchFinding:
 
 @pytest.fixture
 def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A PATH with all programs that a launch needs."""
     for name in preflight.TOOL_PACKAGES:
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)
@@ -155,7 +153,6 @@ def test_owner_of_a_capacity_block_sees_the_block_and_no_quota(front: AwsFronten
 
 
 def quotas(front: AwsFrontend, market: str, **allowed: float) -> list[str]:
-    """Return the level of each finding on quotas."""
     front.sim.quota_vcpu = {"L-" + code: value for code, value in allowed.items()}
     findings = check(types=("p4d.24xlarge", "p3dn.24xlarge", "p5.48xlarge"), market=market)
     return [finding.level for finding in findings if "vCPU" in finding.what]

@@ -25,7 +25,6 @@ def build(
     region: str = "us-east-1",
     **changes: Any,
 ) -> dict[str, Any]:
-    """Return the parameters of a request for a place in zone b."""
     place = Place(region=region, zone="us-east-1b", type=type, market=market, price=1.0, **reserved)
     instance_request = replace(INSTANCE_REQUEST, **changes)
     return build_launch_request(instance_request, BUILTIN_TYPES[type], place, names, number).parameters

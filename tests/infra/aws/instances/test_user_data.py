@@ -26,7 +26,6 @@ from infra.aws.stack import key_pairs
 
 
 def build(internet: Internet = Internet.PUBLIC, cards: int = 1) -> tuple[str, dict[str, Any]]:
-    """Return user data as text and parsed."""
     text = build_user_data(STACK, IMAGE, cards, internet, key_pairs.generate_key_pair(), poweroff_seconds=4321)
     first_line, _, json_text = text.partition("\n")
     assert first_line == "#cloud-config"
@@ -67,17 +66,14 @@ class Machine:
         program.chmod(0o755)
 
     def fake_if_missing(self, name: str, script: str = "") -> None:
-        """Install a program that the test has not installed."""
         if not (self.bin / name).exists():
             self.fake(name, script)
 
     def pass_time(self, seconds: str) -> str:
-        """Return shell code that moves the time since the boot on."""
         uptime = self.path / "proc/uptime"
         return f'read -r now _ <"{uptime}"; echo "$((${{now%.*}} + {seconds})).00 0.00" >"{uptime}"'
 
     def run(self, script: str, *args: str) -> "subprocess.CompletedProcess[str]":
-        """Run a script with this folder as its root."""
         for folder in ("/etc/ssh", "/etc/apt", "/var/lib/", "/opt/", "/proc/uptime"):
             script = script.replace(folder, f"{self.path}{folder}")
         env = {"PATH": f"{self.bin}:{os.environ['PATH']}", "HOME": str(self.path)}

@@ -13,15 +13,12 @@ from infra.aws import prices
 from infra.aws.journal import Journal
 from infra.aws.journal_events import (
     AddressRequested,
-    InstancesReleased,
     NatGatewayRequested,
     RequestGranted,
     SpotCostKnown,
     TerminationFinished,
 )
 from infra.aws.market import billing
-from infra.aws.market.instance_types import BUILTIN_TYPES
-from infra.costs import Traffic
 
 A, B, C = ZONES
 
@@ -50,29 +47,6 @@ def test_machine_costs_equal_the_meter_during_and_after_a_job(bed: GangTestbed, 
     bed.sim.advance(90_000)
     assert_near_meter(bed)
     assert all(cost.ended == START + 3600 for cost in billing.machine_costs(bed.journal, bed.sim.now()))
-
-
-def test_machine_costs_of_a_replaced_machine_and_its_replacement(bed: GangTestbed) -> None:
-    """The replacement joins the placement group of the others."""
-    first = bed.acquire()
-    bed.sim.advance(1000)
-    bed.journal.write(InstancesReleased(ids=(first[1].id,), reason="a notice"))  # EC2 was faster
-    bed.sim.interrupt(first[1].id, 0)
-    place = bed.place(A)
-    bed.gang().list_instances()
-    group = first[0].placement_group
-    (replacement,) = bed.gang().request_instances(
-        place, ["1"], bed.instance_request(place), BUILTIN_TYPES["g5.xlarge"], group
-    )
-    assert (replacement.name, replacement.placement_group, bed.placement_group_names()) == ("1", group, [group])
-    bed.sim.advance(1000)
-    assert_near_meter(bed)
-    costs = billing.machine_costs(bed.journal, bed.sim.now())
-    assert [cost.seconds for cost in costs] == [2000, 1000, 2000, 1000]
-    assert [bool(cost.dollars) for cost in costs] == [True, False, True, True], "EC2 interrupted it in its first hour"
-    assert costs[1].disk_dollars and costs[1].address_dollars
-    assert [cost.name for cost in costs] == ["0", "1", "2", "1"]
-    assert [cost.why for cost in costs] == ["", "Server.SpotInstanceTermination", "", ""]
 
 
 def test_machine_costs_of_refused_machines_are_a_minute_each(bed: GangTestbed) -> None:
@@ -154,25 +128,3 @@ def test_dollars_of_the_jump_hosts_address_and_of_the_nat_gateway_count_each_lau
         address_dollars = seconds[now] / 3600 * prices.ADDRESS_PER_HOUR
         assert cost.shared_address_dollars == pytest.approx(address_dollars)
         assert cost.nat_dollars == pytest.approx(nat_hours[now] * prices.NAT_PER_HOUR + address_dollars)
-
-
-def test_traffic_of_a_job_equals_the_meter(bed: GangTestbed) -> None:
-    first, second, _ = bed.acquire()
-    bed.sim.transfer(first.id, efs_read=3 * 10**9, efs_written=10**9)
-    bed.sim.transfer(second.id, efs_written=5 * 10**9, internet=10**9)
-    bed.sim.advance(1800)
-    traffic = Traffic(shared_read_bytes=3 * 10**9, shared_written_bytes=6 * 10**9, internet_bytes=10**9)
-    cost = billing.job_cost(bed.journal, bed.sim.now(), traffic)
-    meter = bed.sim.bill()
-    assert cost.traffic_dollars == pytest.approx(meter["efs"]) == 0.45
-    assert cost.dollars == pytest.approx(meter["total"], rel=0.01)
-    assert [row.name for row in cost.traffic] == ["shared folder, read", "shared folder, written"]
-    bed.journal.write(NatGatewayRequested(region="us-east-1"))
-    more = replace(traffic, home_bytes=4 * 10**9, object_reads=5000)
-    assert {row.name: row.dollars for row in billing.job_cost(bed.journal, bed.sim.now(), more).traffic} == {
-        "shared folder, read": 0.09,
-        "shared folder, written": 0.36,
-        "NAT gateway": 0.045,
-        "data out to this computer": 0.36,
-        "S3": 0.002,
-    }

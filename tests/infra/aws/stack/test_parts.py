@@ -31,7 +31,6 @@ def own_network(work: StackContext) -> StackNetwork:
 
 @pytest.fixture
 def group(work: StackContext, own_network: StackNetwork) -> str:
-    """The security group."""
     return security_group.ensure_security_group(work, str(own_network.vpc))
 
 
@@ -46,7 +45,6 @@ def test_ensure_single_reports_an_invisible_resource(work: StackContext, monkeyp
 
 
 def stack_parts(account: RecordingAccount) -> tuple[Any, Any, Any]:
-    """Return the stack's route table, internet gateway and S3 endpoint."""
     filters = [{"Name": "tag:imgnet:stack", "Values": ["imgnet"]}]
     (table,) = account.ec2.describe_route_tables(Filters=filters)["RouteTables"]
     (gateway,) = account.ec2.describe_internet_gateways(Filters=filters)["InternetGateways"]

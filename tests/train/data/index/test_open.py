@@ -57,13 +57,11 @@ def load_folder_index(*arguments: Any, **options: Any) -> FolderIndex:
 
 
 def load_and_watch(root: Path, split: str = "train", **options: bool) -> tuple[FolderIndex, bool]:
-    """Return the index, and whether the files were decoded for it."""
     progress: list[tuple[int, int]] = []
     return load_folder_index(root, split, progress=lambda *step: progress.append(step), **options), bool(progress)
 
 
 def numbers(column: IntColumn) -> list[int]:
-    """Return the integers of a column."""
     return np.asarray(column).tolist()
 
 

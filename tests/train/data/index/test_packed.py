@@ -161,7 +161,6 @@ def test_names_with_damaged_file_raises(full: Path, sets: Path) -> None:
 
 
 def count_open_files(folder: Path) -> int:
-    """Return the number of files below a folder that this process has open."""
     count = 0
     for descriptor in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):

@@ -20,7 +20,6 @@ from train.distributed.process_group import read_sum
 
 @pytest.fixture
 def index(tiny_data: Path, tmp_path: Path) -> Index:
-    """The training images of a set of its own."""
     shutil.copytree(tiny_data, tmp_path / "data")
     return load_index(tmp_path / "data", "train")
 

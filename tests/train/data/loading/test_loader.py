@@ -3,7 +3,6 @@
 import errno
 import io
 import itertools
-import json
 import multiprocessing
 import os
 import shutil
@@ -19,7 +18,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.waiting import wait_for
 from torch.utils.data import DataLoader
 
 from train.data.index.open import DataError, load_index
@@ -35,8 +33,6 @@ from train.data.loading.loader import (
 from train.data.order.rng import image_generator, random_boxes, random_position_boxes
 from train.data.order.work import BatchRequest
 from train.data.packing.pack import pack_set
-from train.recipe import Phase
-from train.tools import process
 from train.tools.errors import MachineTrouble, WorkerLost
 
 CPU = torch.device("cpu")
@@ -132,7 +128,6 @@ def test_each_image_is_augmented_by_draws_of_seed_epoch_and_its_id_alone(decoder
 
 
 def single_image_decoder(folder: Path, pixels: Any) -> BatchDecoder:
-    """Return the decoder of a set of one image, stored as PNG without loss."""
     (folder / "train" / "one").mkdir(parents=True)
     Image.fromarray(pixels).save(folder / "train" / "one" / "x.JPEG", "PNG")
     return BatchDecoder({("val", None): load_index(folder, "train")}, 0)
@@ -338,25 +333,3 @@ def test_stream_whose_worker_is_killed_raises_at_the_next_batch_and_sigterm_kill
 
     (message,) = in_group(1, kill_worker)
     assert message.startswith("a data-loading worker ended (worker (pid(s) ") and "\n" not in message
-
-
-def test_run_with_killed_worker_ends_with_one_line(runs: Any, tiny: Any, tmp_path: Path) -> None:
-    """It counts as a crash, which is retried, and not as an error that would occur again."""
-    phases = [Phase(epochs=(0, 1000), size=32, batch=8, lr=0.01, min_scale=0.35)]
-    out = runs.folder / "worker-killed"
-    work_folder = tmp_path / "work"
-    work_folder.mkdir()
-    recipe = runs.recipe(tiny(name="long", phases=phases))
-    trainer = runs.start(out, "--workers", "2", recipe=recipe, environment={"IMGNET_WORK": str(work_folder)})
-
-    def is_training() -> bool:
-        path = work_folder / "progress.json"
-        return path.exists() and json.loads(path.read_text())["state"] == "training"
-
-    wait_for(is_training)
-    os.kill(process.descendant_pids(trainer.pid)[-1], signal.SIGKILL)
-    output = runs.end(out, trainer, code=1)
-    (line,) = (line for line in output.splitlines() if "error" in line.lower())
-    assert line.startswith("error: a data-loading worker ended (worker (pid") and "Traceback" not in output
-    assert json.loads((work_folder / "failed-0.json").read_text())["fault"] == "own"
-    runs.gone(out)

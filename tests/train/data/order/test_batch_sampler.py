@@ -33,7 +33,6 @@ def make_schedule(images: int, batch: int, gpus: int, epochs: int = 2, rect_trai
 
 
 def make_samplers(schedule: Schedule, world: int, seed: int = 3) -> list[DistributedBatchSampler]:
-    """Return the sampler of each rank."""
     # Only widths and heights of the images are read.
     indexes: Any = {("train", None): RandomImages(0, schedule.images), ("val", None): RandomImages(0, 23)}
     return [DistributedBatchSampler(schedule, indexes, seed, rank, world) for rank in range(world)]
@@ -48,7 +47,6 @@ def requests_by_step(sampler: DistributedBatchSampler, epoch: Epoch) -> list[lis
 
 
 def as_dicts(requests: list[BatchRequest]) -> list[dict[str, Any]]:
-    """Return the fields of the requests, which can be compared."""
     return [{**vars(request), "ids": request.ids.tolist()} for request in requests]
 
 

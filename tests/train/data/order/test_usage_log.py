@@ -18,7 +18,6 @@ EPOCHS, STEPS, BATCH = 2, 3, 4  # 12 images in steps of 4, on two ranks
 
 
 def write_logs(folder: Path, attempt: int, steps: range, world: int = 2) -> None:
-    """Write the logs of an attempt that did these steps, counted over the run."""
     for rank in range(world):
         log = UsageLog(folder, attempt, rank)
         for step in steps:

@@ -37,7 +37,6 @@ def drawn_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def source(drawn_set: Path, tmp_path: Path) -> Path:
-    """A copy of the drawn set."""
     return Path(shutil.copytree(drawn_set, tmp_path / "data"))
 
 
@@ -47,7 +46,6 @@ def write(path: Path, data: bytes) -> None:
 
 
 def contents(root: Path) -> dict[str, bytes]:
-    """Return the content of all files but locks, by relative path."""
     return {name: content for name, (content, _) in read_tree(root).items()}
 
 
@@ -58,7 +56,6 @@ def read_tree(root: Path) -> dict[str, tuple[bytes, int]]:
 
 
 def resize(source: Path, target: Path, sizes: list[int], **options: Any) -> PackResult:
-    """Pack copies of these sizes."""
     return pack_set(source, copy_targets(target, sizes), **options)
 
 
@@ -67,7 +64,6 @@ def open_image(index: Index, number: int) -> Image.Image:
 
 
 def read_images(root: Path) -> dict[str, bytes]:
-    """Return the training images by name."""
     index = load_index(root, "train")
     return {name: index.read(number) for number, name in enumerate(index.names())}
 

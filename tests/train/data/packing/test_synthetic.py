@@ -17,7 +17,6 @@ from train.tools.host import usable_cpu_count
 
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A complete sample of 130 + 20 images."""
     root = tmp_path_factory.mktemp("sample")
     assert synthetic.draw_sample_set(root, train=130, val=20) == 150
     return root
@@ -46,7 +45,6 @@ def test_draw_sample_set_keeps_complete_and_other_sets(sample: Path, tmp_path: P
 
 
 def is_alive(pid: str) -> bool:
-    """Return whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:

@@ -85,7 +85,6 @@ def rewrite_index(full: Path, change: Callable[[np.ndarray], None]) -> None:
 
 
 def replace_index(full: Path, data: bytes) -> None:
-    """Replace the index together with its checksums."""
     (full / "train" / INDEX_FILE).write_bytes(data)
     manifest = json.loads((full / "train" / MANIFEST_FILE).read_text())
     checksums = {"sha256": hashlib.sha256(data).hexdigest(), "crc32": zlib.crc32(data)}
