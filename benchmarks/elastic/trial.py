@@ -168,12 +168,11 @@ class Trial(FaultTrial):
         # A machine with a kill point ahead must live until it reaches that link or save.
         excluded = {*self.frozen, *self.machines_about_to_die()}
         candidates = [name for name in self.members() if self.is_agent_alive(name) and name not in excluded]
+        newest = attempts.newest_attempt(self.folders.shared)
         if kind == KILL_IN_TURN:
-            newest = attempts.newest_attempt(self.folders.shared)
             turn = 1 + self.outcome.event_counts[kind] % 2
             is_whole = newest and newest.number > self.last_hit and len(candidates) == len(self.spec.machine_names)
             candidates = [str(turn)] if is_whole else []
-            self.last_hit = newest.number if newest and is_whole else self.last_hit
         if kind == "kill head" and "0" not in self.machines_about_to_die():
             candidates = [name for name in candidates[:1] if name == self.members()[0]]
         if not candidates or not (self.is_training() or self.strikes_recovery):
@@ -188,6 +187,7 @@ class Trial(FaultTrial):
         if not self.leaves_a_healthy_member(*victims) or (kind == "kill two" and len(victims) < 2):
             return False
         self.add_log_line(f"{kind} {' '.join(victims)}, members {' '.join(self.members())}")
+        self.last_hit = newest.number if newest else 0
         for name in victims:
             if kind == "notice":
                 self.noticed.add(name)
