@@ -52,10 +52,7 @@ class Requirements:
 
 
 def find_requirements(project: Path, name: str = "") -> Requirements | None:
-    """Return what a project requires, None when it says nothing. `name` is the file that the user named, or "".
-
-    Raises `ClusterError` when that file is missing.
-    """
+    """Return what a project requires, by the named file if any. Raises `ClusterError` when that is missing."""
     if name and not (project / name).is_file():
         raise ClusterError(f"--requirements {name}: the project has no such file")
     for candidate in (name,) if name else FILES:
@@ -112,10 +109,7 @@ def ensure_project_environment(project: Path, folder: Path, name: str = "") -> s
 
 
 def environment_key(requirements: Requirements, kept: Sequence[str]) -> str:
-    """Return the name of an environment: another one for another content of the files, Python or torch.
-
-    So is that of another copy of the project, where files of it are required.
-    """
+    """Return an environment's name: new for other files, Python or torch, or a copy whose files are required."""
     digest = hashlib.sha256("\n".join([platform.python_version(), sys.prefix, *kept]).encode())
     for path in requirements.sources:
         content = path.read_bytes()

@@ -89,11 +89,7 @@ class RunData:
 
 
 def collect_run_data(job: Job) -> RunData:
-    """Return what a job has run.
-
-    Raises `BadInput` for a job of a command, and `ClusterError` when the job has not ended, has validated no epoch, or
-    lacks the times of its run.
-    """
+    """Return what a job ran. Raises `BadInput` for a command, `ClusterError` without an end, an epoch or times."""
     checkpoints.require_recipe(job)
     result = job.result
     if result is None:
@@ -139,10 +135,7 @@ def render_tsv(run: RunData) -> str:
 
 
 def dawnbench_entry(run: RunData, author: str | None, log_filename: str | None) -> JsonDict:
-    """Return DAWNBench's JSON as plain data; its field "misc" holds the result and more.
-
-    `log_filename` is the name of MLPerf's log beside it.
-    """
+    """Return DAWNBench's JSON as plain data; "misc" has the result and more. `log_filename` names MLPerf's log."""
     _, seconds = run.validated_epochs[-1]
     price = run.cost_per_hour
     versions = run.starts[-1].versions

@@ -333,10 +333,7 @@ class SSHConnector:
                 raise BadAnswer(error.rule, self.name) from None
 
     def _connect(self) -> SSHConnection:
-        """Return the connection, made anew if there is none.
-
-        Raises `Unreachable` if that fails for `reconnect_seconds`, and `SSHRefused` at the first refusal.
-        """
+        """Return the connection, or a new one. Raises `Unreachable` after `reconnect_seconds`, `SSHRefused` at once."""
         deadline = time.monotonic() + self.reconnect_seconds
         pause = 0.1
         with self._lock:

@@ -169,10 +169,7 @@ def _openssh_options(host: Host) -> dict[str, list[str]]:
 
 
 def _user_config_argv() -> list[str]:
-    """Return the -F option that makes OpenSSH read $HOME/.ssh/config.
-
-    OpenSSH takes the home of the password database instead of $HOME. The option is only needed where they differ.
-    """
+    """Return -F for $HOME/.ssh/config, where the password database, which OpenSSH asks, has another home."""
     config = Path("~/.ssh/config").expanduser()
     if str(Path.home()) == _passwd_home():
         return []
@@ -196,10 +193,7 @@ def _expand_path(text: str, tokens: Mapping[str, str]) -> Path:
 
 
 def _identity_agent(value: str, tokens: Mapping[str, str]) -> str:
-    """Return `Route.identity_agent` for a value of the option IdentityAgent.
-
-    The value is a path, a variable such as $SSH_AUTH_SOCK, or none.
-    """
+    """Return `Route.identity_agent` for a value of IdentityAgent: a path, a variable like $SSH_AUTH_SOCK, or none."""
     if value in ("SSH_AUTH_SOCK", "$SSH_AUTH_SOCK", "${SSH_AUTH_SOCK}"):
         return "SSH_AUTH_SOCK"
     if value.startswith("$"):
@@ -227,10 +221,7 @@ def _expand_tokens(text: str, values: Mapping[str, str]) -> str:
 
 
 def write_ssh_config(routes: Iterable[Route], path: Path) -> None:
-    """Write an OpenSSH configuration with the hosts machine-0, machine-1, ..., which take these routes.
-
-    The pinned host keys go to a known_hosts file beside it.
-    """
+    """Write an OpenSSH configuration of the hosts machine-0, ...; the pinned host keys go to a file beside it."""
     path = path.absolute()
     pinned_keys_file = path.with_name(f"{path.name}.known_hosts")
     config_lines: list[str] = []

@@ -101,10 +101,7 @@ class SSHConnection:
             self.session_slots.release()
 
     def _open_channel(self) -> "paramiko.Channel":
-        """Open a channel, retrying while sshd has no free session.
-
-        sshd counts a channel that we have closed until the process in it has ended, so a refusal may pass by itself.
-        """
+        """Open a channel. sshd counts closed ones until their process ends: while it has no free one, try again."""
         import paramiko
 
         deadline = time.monotonic() + SESSION_WAIT_SECONDS
@@ -343,10 +340,7 @@ def _read_public_key(path: Path) -> bytes | None:
 
 @contextlib.contextmanager
 def _agent_keys(route: Route) -> "Iterator[Sequence[paramiko.PKey]]":
-    """Yield the keys of ssh-agent to offer, as OpenSSH chooses them; none where the agent cannot be reached.
-
-    paramiko knows only the agent of SSH_AUTH_SOCK.
-    """
+    """Yield ssh-agent's keys as OpenSSH orders them, if it answers. paramiko knows only that of SSH_AUTH_SOCK."""
     import paramiko
     from paramiko.agent import AgentSSH
 

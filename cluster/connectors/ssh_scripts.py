@@ -190,10 +190,7 @@ def run_script(
 
 
 def end_commands_script(folder: str, owner: str, launch: str) -> str:
-    """Return a body for `build_script` that ends all commands of a job, and lets no more of this launch begin.
-
-    Without `owner` it ends all commands.
-    """
+    """Return a body that ends a job's commands, without `owner` all, and lets no more of this launch begin."""
     variables = {
         "d": quote_path(f"{folder}/commands"),
         "g": shlex.quote(f"{owner}." if owner else ""),

@@ -230,10 +230,7 @@ def tail_argv(path: Path | str, *options: str) -> list[str]:
 
 
 def followed_argv(argv: Sequence[str], log: Path | str) -> list[str]:
-    """Return the command of a window that starts a program and follows its log.
-
-    The program does not depend on the window, the session and the tmux server. The window closes when it ends.
-    """
+    """Return a window's command that starts a program, which outlives it, and follows its log until it ends."""
     return ["sh", "-c", FOLLOWED_COMMAND_SCRIPT, str(log), *argv]
 
 

@@ -87,10 +87,7 @@ def is_below(path: str) -> bool:
 
 
 def checkpoint_age(path: str) -> tuple[int, bool, int] | None:
-    """Return a sort key that grows with time for the path of a checkpoint, None for any other file.
-
-    What an attempt saved is newer than what it resumed from.
-    """
+    """Return a key that grows with time for a checkpoint's path, else None. Saved is newer than resumed."""
     match = _CHECKPOINT_PATH.fullmatch(path)
     return (int(match[1]), match[2] == "step", int(match[3])) if match else None
 

@@ -304,10 +304,7 @@ def print_commands_after(job: Job, result: JobResult) -> None:
 
 
 def _describe_continuation(job: Job, result: JobResult) -> str:
-    """Return the command that continues a job that is not done.
-
-    A failed job is resumed when it has a checkpoint and the cause was not its input; else it is launched again.
-    """
+    """Return the command that goes on: a resume if something was saved and the input is right, else a launch."""
     resume = f"{PROGRAM} resume {job.run.handle}"
     has_saved = job.spec.own_command is not None or checkpoints.has_saved(job)
     if result.state == JobState.STOPPED:

@@ -41,10 +41,7 @@ WRAPPED_TEXT_CHARACTERS = 16  # the least width of a column whose texts are wrap
 
 
 def console(to_stderr: bool = False) -> "Console":
-    """Return a rich console for stdout or stderr.
-
-    Output to a file or a pipe has no color and no cut lines. NO_COLOR is respected.
-    """
+    """Return a rich console. Off a terminal its output has no color and no cut lines. NO_COLOR is respected."""
     from rich.console import Console
     from rich.segment import Segment
 
@@ -83,10 +80,7 @@ def print_table(rows: Iterable[Row], optional: Sequence[str] = ()) -> None:
 def build_table(
     rows: Iterable[Row], optional: Sequence[str], width: int | None, can_wrap: bool = True
 ) -> "tuple[Table, list[str]]":
-    """Return a table of at most `width` characters, if possible, and the columns of `optional` that are left out.
-
-    A cell that is a `Text` of rich keeps its style.
-    """
+    """Return a table of at most `width`, if possible, and the optional columns left out. `Text` keeps its style."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -125,10 +119,7 @@ class TableColumn:
 
     @classmethod
     def measure(cls, name: str, cells: Sequence[str], can_wrap: bool = True) -> "TableColumn":
-        """Return the column of these cells.
-
-        Texts longer than `WRAPPED_TEXT_CHARACTERS` can be wrapped, and so can a heading of several words above numbers.
-        """
+        """Return the column. Texts over `WRAPPED_TEXT_CHARACTERS`, and headings of several words, can be wrapped."""
         from rich.cells import cell_len
 
         heading_width = max(map(cell_len, name.split()), default=0)  # of the longest word

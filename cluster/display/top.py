@@ -109,10 +109,7 @@ def _load_cells(machine: MachineRow) -> dict[str, str]:
 
 
 def job_summary_line(status: JobStatus, width: int = UNCUT_WIDTH_CHARACTERS) -> str:
-    """Return the job in one line: state, step, epoch, images per second, top-1 and time, as far as they are known.
-
-    What does not fit into `width` characters is left out.
-    """
+    """Return the job in one line: state, step, epoch, speed, top-1 and time, as far as known and as `width` allows."""
     parts = [
         status.doing if status.doing not in (MachineState.TRAINING, status.state) else "",
         *progress_parts(status),

@@ -56,10 +56,7 @@ def require_recipe(job: Job) -> None:
 
 
 def fetch_network(job: Job, progress: Progress = no_progress) -> list[Path]:
-    """Download the network of a finished job unless it is on this computer, and return its local files.
-
-    Raises `ClusterError` when it is not on this computer and no machine sends it.
-    """
+    """Download a finished job's network unless it is here; return its files. Raises `ClusterError` if none comes."""
     folder = job.run_folder.network_folder
     result = job.result
     is_recipe = job.spec.own_command is None

@@ -126,10 +126,7 @@ class Job:
         return self.status().state
 
     def status(self) -> JobStatus:
-        """Return the state and the numbers of the job.
-
-        Raises `ClusterError` when a file of the run folder is damaged.
-        """
+        """Return the state and the numbers of the job. Raises `ClusterError` when a file of it is damaged."""
         with self.report_damaged_files():
             return self._read_status()
 
@@ -220,10 +217,7 @@ class Job:
         return f"imgnet-cluster launch {self.spec.recipe_file or 'RECIPE'}"
 
     def log_path(self, rank: int = 0, attempt: int | None = None, machine: str = "0") -> Path:
-        """Return the log file of a rank in an attempt (default: the last one).
-
-        Before the first attempt it is the newest log of the machine's set-up.
-        """
+        """Return the log of a rank in an attempt (default: the last); before the first, of the machine's set-up."""
         number = attempt or self.last_attempt_number
         return rank_log_file(self.path, number, rank) if number else self.setup_logs(machine)[-1]
 
@@ -245,10 +239,7 @@ class Job:
             return state_timeline.read_timeline(self.run_folder, self.spec.own_command is not None).rows
 
     def machine_details(self) -> dict[str, MachineRow]:
-        """Return the last status of each machine, with the seconds of each stage up to its first step.
-
-        Raises `ClusterError` when a file of the run folder is damaged.
-        """
+        """Return each machine's last status, with the seconds of each step of its start. Raises `ClusterError`."""
         with self.report_damaged_files():
             return state_status.machine_rows(self.run)
 
@@ -301,10 +292,7 @@ class Job:
             self._write_result(launch_id)
 
     def _write_result(self, launch_id: str) -> None:
-        """Write the result of a launch whose agents are gone, once all its processes are gone. Idempotent.
-
-        Does nothing when the job was launched again meanwhile.
-        """
+        """Write the result once a launch's agents are gone, unless the job was launched again. Idempotent."""
         with contextlib.suppress(JobBusy), job_lock(self.path, WRITE_RESULT_LOCK_SECONDS):
             is_same_launch = self.run_folder.launch_id == launch_id
             has_no_agents = not self.is_alive or (self.is_supervisor and self.backend.is_remote)
@@ -343,10 +331,7 @@ class Job:
             self.start_locked()
 
     def claim_machines(self) -> None:
-        """Take free machines of the hosts file that the jobs of a queue share, or GPUs of this computer.
-
-        Raises `ClusterError` when too few machines are free.
-        """
+        """Take free machines of a queue's hosts file, or GPUs of this computer. Raises `ClusterError` for too few."""
         self._change_spec(queue_state.with_free_machines(self.run))
         self._change_spec(queue_state.with_gpus(self.run))
 

@@ -105,10 +105,7 @@ def with_free_machines(run: Run) -> JobSpec:
 
 
 def with_gpus(run: Run) -> JobSpec:
-    """Return the spec with a GPU of this computer for each trainer of a local job, or with none if there are too few.
-
-    Those that fewest other running jobs use come first.
-    """
+    """Return the spec with a GPU for each local trainer, the least used first; with none if there are too few."""
     spec = run.spec
     visible = visible_gpus() if spec.is_one_computer else ()
     if not visible:  # other machines have their own, and what drivers do not list in /proc is torch's to find

@@ -78,10 +78,7 @@ class Finding:
 
 
 def pairs_without_common_folder(seen: Mapping[str, Mapping[str, bool]]) -> list[tuple[str, str]]:
-    """Return the pairs of machines that do not see each other's marker file in the shared folder.
-
-    `seen` says by machine which markers it sees, as the probe reports with --expect.
-    """
+    """Return the pairs of machines of which one does not see the other's marker, by what each has `seen`."""
 
     def sees(observer: str, owner: str) -> bool:
         return seen[observer].get(owner, False)
@@ -109,10 +106,7 @@ def check_clock(offset: float, uncertainty: float) -> list[Finding]:
 
 
 def find_problems(facts: MachineFacts, required_gpus: int, required_free_gb: float) -> list[Finding]:
-    """Return what is wrong with a machine for a job.
-
-    The job needs `required_gpus` GPUs and `required_free_gb` GB (1e9 bytes) of free space in the work folder.
-    """
+    """Return what is wrong with a machine for a job that needs these GPUs and GB (1e9 bytes) of free work space."""
     return [
         *_check_machine(facts),
         *_check_gpus(facts, required_gpus),
@@ -214,10 +208,7 @@ def _check_shared_folder(shared: SharedFolder) -> Iterator[Finding]:
 
 
 def is_mount_fresh(mount_options: str) -> bool:
-    """Whether an NFS mount shows within a second what another machine wrote.
-
-    `mount_options` is the comma-separated text in /proc/self/mountinfo.
-    """
+    """Whether an NFS mount with these options (/proc/self/mountinfo) shows other machines' writes within a second."""
     options = dict(option.partition("=")[::2] for option in mount_options.split(","))
     options = {**dict.fromkeys(("acregmax", "acdirmax"), options.get("actimeo", "60")), **options}
     has_short_cache = all(float(options[name]) <= 1 for name in ("acregmax", "acdirmax"))

@@ -108,10 +108,7 @@ def _add_bytes(archive: tarfile.TarFile, info: tarfile.TarInfo, content: bytes) 
 
 
 def _pyproject_of_installed() -> bytes:
-    """Return a pyproject.toml with the installed package's dependencies, for `cluster.machines.python_env`.
-
-    A package that pip has installed has no pyproject.toml beside it.
-    """
+    """Return a pyproject.toml for `python_env`: a package that pip has installed has none beside it."""
     try:
         requirements = importlib.metadata.requires("imgnet-cluster") or []
     except importlib.metadata.PackageNotFoundError:

@@ -312,10 +312,7 @@ class Fleet:
     # --- liveness -------------------------------------------------------------------------------------------------
 
     def agents_alive(self) -> bool:
-        """Whether any agent runs or may run: False only when every machine has reported that none runs.
-
-        Once the job is over, machines that cannot be reached are not waited for.
-        """
+        """Whether any agent may run. Once the job is over, machines that cannot be reached are not waited for."""
         self._update_liveness()
         running = [name for name in self._usable_machines() if self.agent_running.get(name, True)]
         if self.is_over():  # the other machines have reported everything; these will learn it by themselves

@@ -87,10 +87,7 @@ class SetupLogCopy:
 
 @dataclass
 class Question:
-    """A question that is under way to a machine. The answer continues files at `known_sizes`.
-
-    Times are of a monotonic clock.
-    """
+    """A question under way to a machine. The answer continues files at `known_sizes`. Times are monotonic."""
 
     name: str
     known_sizes: Mapping[str, int]
@@ -107,10 +104,7 @@ class AnswerUnderWay(Exception):
 
 
 def read_newer_launch(connector: SSHConnector, job_folder: str, own_id: str) -> tuple[str, str]:
-    """Return the ID of a launch other than the own one in a job's folder on a machine, and which computer made it.
-
-    Returns "" as ID when there is none. Raises `ClusterError`.
-    """
+    """Return the ID of another launch in a job's folder ("": none), and its computer. Raises `ClusterError`."""
     launch_id = connector.read_from(f"{job_folder}/launch", 0).decode(errors="replace")
     leader = untrusted.one_line(connector.read_from(f"{job_folder}/leader", 0)) or "another computer"
     is_newer = launch_id != own_id and LAUNCH_ID_PATTERN.fullmatch(launch_id)
@@ -166,10 +160,7 @@ class Mirror:
                 return False
 
     def newer_launch(self, is_over: bool) -> tuple[str, str]:
-        """Return what `read_newer_launch` does. Raises `ClusterError`.
-
-        Nothing is asked unless agents write statuses of another launch, or this one `is_over`.
-        """
+        """Return what `read_newer_launch` does. Asks only if statuses are of another launch, or this one `is_over`."""
         own_id, long_ago = self.folders.launch_id, time.monotonic() - FOREIGN_STATUS_SECONDS
         statuses = [parse_status(text) for text, changed_at in self.last_status.values() if changed_at > long_ago]
         name = self.last_responder

@@ -101,10 +101,7 @@ def gather_facts(shared: Path, work: Path, marker: Path) -> MachineFacts:
 
 
 def find_other_jobs(own_uid: str, proc: Path = Path("/proc")) -> tuple[OtherJob, ...]:
-    """Return the jobs with an agent on this machine, whoever their user is, except for the job `own_uid`.
-
-    Where other users' processes are hidden (hidepid), it is only this user's jobs.
-    """
+    """Return the jobs with an agent here but `own_uid`; with hidepid, only those of this user."""
     jobs: dict[str, OtherJob] = {}
     for folder in proc.glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError):  # the process has ended, or is no agent
@@ -222,10 +219,7 @@ def call_with_timeout(folder: Path, function: Callable[[], object]) -> Any:  # A
 
 
 def folder_facts(shared: Path, marker: Path) -> SharedFolder:
-    """Return mount, write time and hard-link support of the shared folder, and leave the marker there.
-
-    Raises `OSError` when the folder cannot be used.
-    """
+    """Return mount, write time and hard links of the shared folder; leave the marker there. Raises `OSError`."""
     if not shared.is_dir():
         problem = "is not a folder" if shared.exists() else "does not exist on this machine; mount it, or make it"
         return SharedFolder(path=str(shared), error=f"{shared}: {problem}")
@@ -266,10 +260,7 @@ def can_hard_link(path: Path, second_name: Path) -> bool:
 
 
 def find_markers(folder: Path, marker_names: Mapping[str, str]) -> dict[str, bool]:
-    """Return by machine whether its marker is seen, with the right content.
-
-    Looks again for `MARKER_TIMEOUT_SECONDS`, because NFS may remember for a while that a file did not exist.
-    """
+    """Return by machine whether its marker is seen. Looks for some seconds: NFS remembers that a file was missing."""
     seen = dict.fromkeys(marker_names, False)
     deadline = time.monotonic() + MARKER_TIMEOUT_SECONDS
     while True:

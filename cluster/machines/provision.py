@@ -324,10 +324,7 @@ class Provisioner:
             self.connectors[name].run(argv, timeout=FILES_TIMEOUT_SECONDS, input=content)
 
     def start_agent(self, name: str, elapsed_seconds: float) -> None:
-        """Start a machine's agent in the job's session. If an agent runs there already, the second one ends itself.
-
-        `elapsed_seconds` is how much of the job's time limit has passed.
-        """
+        """Start an agent in the session, with the seconds of the limit that have passed. A second one ends itself."""
         with timed_step(self.setup_progress, name, SetupStep.AGENT):
             row, session = self.setup_progress.rows[name], self.spec.tmux_session
             self._send_secrets(name)

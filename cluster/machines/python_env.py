@@ -115,10 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse_output(text: str, machine_name: str) -> tuple[Environment, str]:
-    """Return the environment in the output of `main`, and the output of the module of --then.
-
-    Raises `ClusterError` when no environment was printed, found or made.
-    """
+    """Return the environment that `main` printed, and the output of --then. Raises `ClusterError` without one."""
     lines = text.strip().splitlines()
     for number, line in enumerate(lines, 1):
         if line.startswith('{"python": '):
@@ -135,10 +132,7 @@ def parse_output(text: str, machine_name: str) -> tuple[Environment, str]:
 
 
 def project_requirements(pyproject: Path = PYPROJECT) -> list[str]:
-    """Return the packages that a machine needs to run the project, from pyproject.toml.
-
-    Raises `ClusterError` when the file is missing or has no dependencies.
-    """
+    """Return the packages that a machine needs, from pyproject.toml. Raises `ClusterError` when it lists none."""
     try:
         dependencies = tomllib.loads(pyproject.read_text())["project"]["dependencies"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -226,10 +220,7 @@ def installed_version(name: str) -> str | None:
 
 
 def venv_key(required_packages: Sequence[str], torch: str) -> str:
-    """Return the folder name of the venv for these packages and this Python.
-
-    `torch` is the machine's own torch that the venv uses, such as "torch==2.13.0", or "".
-    """
+    """Return the folder name of the venv for these packages, this Python, and the own torch of the machine or ""."""
     parts = [*sorted(required_packages), platform.python_version(), sys.prefix, torch]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
@@ -287,10 +278,7 @@ def _has_pip_for_others() -> bool:
 
 
 def _show_packages_of_this_python(venv: Path, pinned_names: Iterable[str]) -> None:
-    """Make this Python's packages visible in a venv, after its own packages.
-
-    The pinned ones count as installed also for uv, which does not follow .pth files.
-    """
+    """Show this Python's packages in a venv, after its own; the pinned ones also to uv, which follows no .pth."""
     folders = [path for path in sys.path if path.endswith("-packages")]
     lines = [f"import site; site.addsitedir({folder!r})\n" for folder in folders]
     distributions = [found for name in pinned_names for found in importlib.metadata.distributions(name=name)]

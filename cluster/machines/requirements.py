@@ -105,10 +105,7 @@ def _download_hint(model_name: str, path: Path) -> str:
 
 
 def requirements_not_sent(recipe: Recipe, project: UserProject | None) -> list[str]:
-    """Return one line for each requirement that the user has to bring to the machines.
-
-    The launch sends the user's project and nothing else.
-    """
+    """Return a line for each requirement that the user has to bring: a launch sends only the user's project."""
     lines = [
         f"{field}: {module} is neither beside the recipe nor in its git repository, so it is not sent; "
         "put it there, or install it on each machine"

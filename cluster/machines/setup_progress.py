@@ -18,10 +18,7 @@ MAX_NAMED_MACHINES = 8  # in a line about several machines
 
 
 def fold_by_machine(lines: Iterable[tuple[str, str]], hosts: Mapping[str, str]) -> list[str]:
-    """Return each different line once, after the names of all machines that it is about.
-
-    `lines` are (machine, line); `hosts` are the host names by machine.
-    """
+    """Return each line of (machine, line) once, after the names of its machines. `hosts` are by machine."""
     machines_by_line: dict[str, list[str]] = {}
     for machine, line in lines:
         machines_by_line.setdefault(line, []).append(machine)

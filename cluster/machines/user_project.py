@@ -281,10 +281,7 @@ def _copied_size(folder: Path, name: str) -> int | None:
 
 
 def _target_in_project(folder: Path, name: str) -> str | None:
-    """Return the place in the project to which a link leads, relative to the link, so that the link can be copied.
-
-    None for a link that leads elsewhere, and for what is not a link.
-    """
+    """Return where a link leads to in the project, relative to the link; None for other links, and for no link."""
     if not (folder / name).is_symlink():
         return None
     top, target = (Path(os.path.realpath(path)) for path in (folder, folder / name))
@@ -292,10 +289,7 @@ def _target_in_project(folder: Path, name: str) -> str | None:
 
 
 def _sizes_in_plain_folder(folder: Path) -> dict[str, int]:
-    """Return the sizes in bytes of the files outside git that are likely to be code, by relative path.
-
-    Raises `BadInput` for too many files.
-    """
+    """Return the bytes of the files outside git that may be code, by relative path. Raises `BadInput` for too many."""
     sizes = {}
     for parent, folder_names, file_names in os.walk(folder):
         folder_names[:] = sorted(name for name in folder_names if not _is_ignored_folder(Path(parent, name)))

@@ -57,10 +57,7 @@ def describe_target(target: object) -> str:
 
 
 def chosen_targets(targets: Sequence[str]) -> tuple[str, ...]:
-    """Return the targets without repetitions; none when one of them is "none".
-
-    Raises `BadInput` for a command that cannot be run from another folder of this computer.
-    """
+    """Return the targets once each, () with "none" among them. Raises `BadInput` for a command that is not found."""
     if NO_TARGET in targets:
         return ()
     chosen = tuple(dict.fromkeys(targets))

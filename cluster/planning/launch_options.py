@@ -138,10 +138,7 @@ def make_launch_options(backend: str | None = None, **keywords: object) -> Launc
 
 
 def choose_backend(keywords: dict[str, object], default: str) -> str:
-    """Return the backend that keyword arguments choose, and remove the switches from them.
-
-    Raises `BadInput` when several are chosen.
-    """
+    """Return the backend that the keywords choose, and remove the switches from them. Raises `BadInput` for several."""
     chosen = []
     for name, options_class in catalog.usable_options().items():
         choice = options_class.choice(name)

@@ -167,10 +167,7 @@ def _value_text(value: object, option: Option) -> str:
 
 
 def _with_added_epochs(run: Run, options: MoreEpochs) -> JobSpec:
-    """Return a job's specification, with the epochs that `resume --epochs +N` adds to it, if any.
-
-    Raises `BadInput` when the job cannot get them.
-    """
+    """Return a job's specification with the epochs that `resume --epochs` adds. Raises `BadInput` when it cannot."""
     spec, epochs, lr = run.spec, options.epochs, options.lr
     if not epochs:
         if lr is not None:

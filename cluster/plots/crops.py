@@ -26,10 +26,7 @@ CAPTION = (
 
 
 def draw_crops(path: Path, evaluation: Evaluation) -> None:
-    """Write the plot of an evaluation's example images: one row for each image, one column for each crop.
-
-    Raises `OSError`.
-    """
+    """Write the plot of an evaluation's examples: a row for each image, a column for each crop. Raises `OSError`."""
     from PIL import Image
 
     examples, answers = evaluation.examples, evaluation.examples[0].answers

@@ -155,10 +155,7 @@ class WorkClock:
     """Clock of the time in which a job was at work: the time between a stop and a resume is left out."""
 
     def __init__(self, spans_by_machine: SpansByMachine, start_time: float = 0.0) -> None:
-        """Count the time in which at least one machine has an activity other than LOST.
-
-        Without any activity, the clock runs from `start_time` until now.
-        """
+        """Count the time in which a machine has an activity but LOST; without any, from `start_time` until now."""
         active_spans = sorted(
             (begin, end)
             for spans in spans_by_machine.values()
@@ -334,10 +331,7 @@ def _format_utc(timestamp: float) -> str:
 
 
 def step_points(rows: Iterable[StepRow], clock: WorkClock, max_points: int = MAX_CURVE_POINTS) -> list[StepPoint]:
-    """Return at most `max_points` points.
-
-    Several rows become one point, with their mean loss and median speed; its other values are those of the last row.
-    """
+    """Return at most `max_points` points; of several rows the mean loss, the median speed, else the last values."""
     cells = ((row.time, row.images, row.attempt, *map(row.scalars.get, SCALARS.values())) for row in rows)
     columns = np.fromiter(cells, COLUMN_TYPES)  # None becomes NaN
     point_count = min(len(columns), max_points)

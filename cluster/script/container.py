@@ -105,10 +105,7 @@ def container_name(job_uid: str, machine: str, rank: int) -> str:
 
 
 def main() -> int:
-    """Make the image of the first argument present; write to the file of the second whether NVIDIA's runtime is here.
-
-    Returns 1 after one line when that fails.
-    """
+    """Make image argv[1] present; write to file argv[2] whether NVIDIA's runtime is here. Returns 1 on failure."""
     image, result = sys.argv[1:]
     try:
         Path(result).write_text("nvidia" if prepare(image) else "")

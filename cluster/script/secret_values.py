@@ -195,10 +195,7 @@ def sent_bytes(values: Mapping[str, str]) -> bytes:
 
 
 def receive(names: Sequence[str], work: Path, uid: str, job: str) -> dict[str, str]:
-    """Return the values for an agent: those that were sent to its work folder, or that this computer keeps.
-
-    What was sent is removed. Raises `ClusterError` when a value is not known.
-    """
+    """Return an agent's values: those sent to its work folder, removed now, or kept here. Raises `ClusterError`."""
     if not names:
         return {}
     sent = work / SENT_FILE

@@ -121,10 +121,7 @@ def has_files(tree: Tree) -> bool:
 
 
 def versions(shared: Path, attempt: int, with_resumed: bool = True) -> list[Path]:
-    """Return the complete versions in the folder of an attempt, the newest first.
-
-    What an attempt saved is newer than the version that it resumed from.
-    """
+    """Return the complete versions of an attempt, the newest first: what it saved, then what it resumed from."""
     folder = checkpoint_folder(shared, attempt)
     patterns = (VERSION_PATTERN, RESUMED_PATTERN) if with_resumed else (VERSION_PATTERN,)
     found = [path for pattern in patterns for path in reversed(checkpoint_files(folder, pattern))]
@@ -220,10 +217,7 @@ def remove_version(version: Path) -> None:
 
 
 def restore(version: Path | None, folder: Path) -> int:
-    """Make a script's folder equal to a version, or empty for None. Returns the number of bytes that were copied.
-
-    Files that are equal already stay as they are. Raises `OSError`.
-    """
+    """Make a folder equal to a version (None: empty); equal files stay. Returns the copied bytes. Raises `OSError`."""
     if folder.is_symlink() or not folder.is_dir():  # never remove files where a link of the script leads to
         folder.unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)

@@ -177,10 +177,7 @@ class SelftestSession:
     # --- what is left -------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Remove what an earlier session has left, and remember whether there is a stack already.
-
-        Raises `ClusterError`, `OSError`.
-        """
+        """Remove an earlier session's leftovers; note whether there is a stack. Raises `ClusterError`, `OSError`."""
         if leftovers := self.remove_everything():
             raise ClusterError(
                 f"an earlier self-test has left something: {'; '.join(leftovers)}; type the command again"

@@ -280,10 +280,7 @@ def _find_silence(view: ClusterView, rules: MembershipRules, attempt: Attempt) -
 
 
 def _members_that_exit(view: ClusterView, attempt: Attempt) -> list[str]:
-    """Return the other members whose processes were asked to save and exit, or have done so.
-
-    Nothing but their agents tells the processes of a command about each other.
-    """
+    """Return the other members whose processes save and exit: only agents tell those of a command of it."""
     return [
         member
         for member, status in _statuses_in(view, attempt).items()

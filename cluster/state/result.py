@@ -199,10 +199,7 @@ def check_image_usage(run_folder: RunFolder, epochs: Sequence[EpochResult]) -> l
 
 
 def with_forecast(result: JobResult, forecast: Forecast | None) -> JobResult:
-    """Return a result with the machine constants that the run measured, and the comparison with its forecast.
-
-    Nothing is added for a job that is not done or measured too little.
-    """
+    """Add the constants that a run measured, and the comparison with its forecast, unless it measured too little."""
     if result.state != JobState.DONE or result.schedule is None or result.schedule_gpus is None:
         return result
     run = MeasuredRun(

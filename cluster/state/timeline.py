@@ -159,10 +159,7 @@ def describe_members(names: Sequence[str]) -> str:
 
 
 def moved_launches(run_folder: RunFolder) -> dict[str, str]:
-    """Return the IDs of launches that no user asked for, each with the ID of the user's launch that it continues.
-
-    All rented machines were lost, and new ones took over.
-    """
+    """Return launches that no user asked for, after the loss of all rented machines, with those they continue."""
     user_launch_ids: dict[str, str] = {}
     user_launch_id = ""
     for row in read_json_lines(run_folder.journal_path, "what", "launch_id"):
