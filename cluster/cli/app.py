@@ -52,7 +52,7 @@ def init(folder: Path) -> None:
 
 
 @click.command("completion")
-@click.argument("shell", type=click.Choice(completion.SHELLS))
+@click.argument("shell", type=click.Choice([*completion.SHELLS]))
 def completion_command(shell: str) -> None:
     """Print a script that completes the command line in SHELL.
 
@@ -108,7 +108,3 @@ def main() -> None:
         exit_with_error(f"{message} ({command_path} --help)", EXIT_USAGE)
     except click.Abort:
         exit_with_error("interrupted", EXIT_INTERRUPTED)
-
-
-if __name__ == "__main__":
-    main()

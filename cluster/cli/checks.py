@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -198,16 +198,8 @@ def _check_hosts(hosts: str, recipe: str | None, machines: int | None, data: str
 )
 @yes_option
 def selftest(
-    aws: bool,
-    region: str | None,
-    tags: tuple[str, ...],
-    small_type: str,
-    large_type: str,
-    interruption: bool,
-    max_dollars: float,
-    clean: bool,
-    yes: bool,
-) -> None:
+    aws: bool, region: str | None, max_dollars: float, interruption: bool, clean: bool, yes: bool, **options: Any
+) -> None:  # Any: further ones of `SelftestSession`
     """Try a cloud account with small jobs, and write a report.
 
     The price is shown first. Everything that is rented or created is removed at the end, also after Ctrl-C; after a
@@ -220,21 +212,15 @@ def selftest(
 
     if not aws:
         raise BadInput("name the cloud: imgnet-cluster selftest --aws")
-    make_launch_options("aws", tags=tags)  # raises for a tag that AWS would refuse, before anything is planned
+    make_launch_options(
+        "aws", tags=options["tags"]
+    )  # raises for a tag that AWS would refuse, before anything is planned
     cloud = open_cloud()
     folder = runs_folder() / "selftest"
     os.environ[RUNS_ENV_VAR] = str(folder)  # its jobs are none of the user's folder
     region = cloud.resolve_regions([region] if region else [])[0]
-    session = SelftestSession(
-        cloud,
-        folder,
-        region=region,
-        tags=tags,
-        small_type=small_type,
-        large_type=large_type,
-        max_dollars=max_dollars,
-        ask=partial(click.echo, err=True) if interruption else None,
-    )
+    ask = partial(click.echo, err=True) if interruption else None
+    session = SelftestSession(cloud, folder, region=region, max_dollars=max_dollars, ask=ask, **options)
     if not clean:
         _show_costs(session)
         confirm_or_abort(f"rent machines in {region} for at most ${max_dollars:.2f} at today's prices?", yes)

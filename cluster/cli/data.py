@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from train.data.fetch.fetch import SetToFetch
 
 MIN_COPY_PIXELS, MAX_COPY_PIXELS = 32, 2048  # short side of a resized copy
+_log = functools.partial(click.echo, err=True)
 FEW_IMAGES = 10  # `data check` names the classes with fewer training images
 
 
@@ -174,10 +175,8 @@ def _pack(
     with ProgressBar(f"{activity} {source}") as progress:
         held_out, size = val_fraction or 0.0, shard_mb * 10**6
         report = pack_set(source, targets, val_fraction=held_out, shard_bytes=size, progress=progress, **options)
-    for path, reason in report.skipped_files:
-        click.echo(f"left out: {path}: {reason}", err=True)
-    for message in report.messages:
-        click.echo(message, err=True)
+    for message in (*(f"left out: {path}: {reason}" for path, reason in report.skipped_files), *report.messages):
+        _log(message)
     parts = [f"{pluralize(report.written, 'image')} packed"] if report.written or not report.kept else []
     parts += [f"{pluralize(report.kept, 'image')} already packed"] if report.kept else []
     parts += [f"{pluralize(len(report.skipped_files), 'file')} left out"] if report.skipped_files else []
@@ -377,10 +376,6 @@ def _fetch_sets(source: str, target: Path, sets: "list[SetToFetch]") -> None:
         speed = f" in {report.seconds:.1f} s ({report.fetched_bytes / 1e6 / report.seconds:.0f} MB/s)"
     existing = format_bytes(report.existing_bytes)
     click.echo(f"{target}: {format_bytes(report.fetched_bytes)} fetched{speed}, {existing} already present")
-
-
-def _log(text: str) -> None:
-    click.echo(text, err=True)
 
 
 @data.command()

@@ -25,7 +25,6 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from cluster.backends.aws.admin import AwsAdministration
     from cluster.jobs.job import Job
     from cluster.state.status import JobStatus, MachineRow
 
@@ -68,11 +67,15 @@ def ls(cloud: bool, everywhere: bool, regions: tuple[str, ...], output: str) -> 
 
     The jobs are in ./runs, or in $IMGNET_RUNS.
     """
+    from cluster.display import cloud as display_cloud
     from cluster.display import status as display_status
     from cluster.jobs import store
 
     if cloud:
-        return _ls_cloud(open_cloud(), regions, output)
+        opened_cloud = open_cloud()
+        searched = regions_to_search(opened_cloud, regions)
+        machines = [row for region in searched for row in opened_cloud.rented_jobs(region)]
+        return print_rows(machines, output, lambda rows: display_cloud.show_rented_machines(rows, searched))
     if typed_options({"regions": regions}):
         raise BadInput("--region needs --cloud: the jobs of this folder are listed for all regions")
     folders = [store.runs_folder(), *(store.busy_runs_folders() if everywhere else [])]
@@ -112,14 +115,6 @@ def _list_jobs(folder: Path) -> "tuple[dict[str, JobStatus | None], list[dict[st
             statuses[job.name] = None
             rows.append({"job": job.name, "state": DAMAGED, "reason": str(error)})
     return statuses, rows
-
-
-def _ls_cloud(cloud: "AwsAdministration", regions: tuple[str, ...], output: str) -> None:
-    from cluster.display import cloud as display_cloud
-
-    asked_regions = regions_to_search(cloud, regions)
-    rows = [row for region in asked_regions for row in cloud.rented_jobs(region)]
-    print_rows(rows, output, lambda rows: display_cloud.show_rented_machines(rows, asked_regions))
 
 
 @click.command()
@@ -231,16 +226,14 @@ class LogPrinter:
     """Prints the new lines of a log file. JSON lines are printed as text."""
 
     def __init__(self, path: Path) -> None:
-        from train.tools.process_log import format_line
-
         self.path = path
-        self.format_line = format_line
         self.printed_bytes = 0
         self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def print_new_lines(self, is_complete: bool) -> None:
         """Print the new lines. With `is_complete` nothing more comes, so that also an unfinished line is printed."""
         from train.tools.files import open_regular
+        from train.tools.process_log import format_line
 
         if not self.path.exists():
             return
@@ -251,7 +244,7 @@ class LogPrinter:
             if self.path.suffix == ".jsonl":
                 while line := file.readline(PIECE_BYTES):
                     if line.endswith(b"\n") or is_complete or len(line) == PIECE_BYTES:
-                        self._write(line, self.format_line(line))
+                        self._write(line, format_line(line))
             else:
                 while chunk := file.read(PIECE_BYTES):
                     self._write(chunk, chunk)

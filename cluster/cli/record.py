@@ -26,11 +26,6 @@ class OutputFile(click.Path):
         return super().convert(value, param, ctx)
 
 
-def has_display() -> bool:
-    """Whether a browser can show something: without a display, xdg-open tries all it knows, and fails with noise."""
-    return sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
-
-
 @click.command()
 @click.argument("job", nargs=-1)
 @click.option(
@@ -57,7 +52,9 @@ def report(job: tuple[str, ...], output: Path | None, open_browser: bool) -> Non
     folder = jobs[0].path if len(jobs) == 1 else store.runs_folder()
     path = page.write_report(jobs, output or folder / page.REPORT_FILENAME)
     click.echo(path)
-    if open_browser and not (has_display() and click.launch(str(path)) == 0):
+    # Without a display, xdg-open tries all it knows, and fails with noise.
+    has_display = sys.platform == "darwin" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")))
+    if open_browser and not (has_display and click.launch(str(path)) == 0):
         warn(f"no browser could be started here; copy the file to a computer with one: {path}")
 
 

@@ -19,6 +19,7 @@ from train.tools.errors import one_line_error
 
 DEFAULT_FOLDER = "~/.imgnet"
 DEFAULT_PYTHON = "python3"
+DEFAULT_SSH_PORT = 22
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,11 @@ class Host:
     folder: str = DEFAULT_FOLDER
     host_key: str | None = None
     jump_host_key: str | None = None  # the jump host's public key; not settable in the file, only by the AWS backend
+
+    @property
+    def endpoint(self) -> tuple[str, int]:
+        """Address and port, the same for all entries of hosts files that name this machine."""
+        return self.host.lower(), self.port or DEFAULT_SSH_PORT
 
 
 @dataclass(frozen=True)
@@ -151,12 +157,10 @@ def _validate_value(key: str, value: Any, key_prefix: str) -> Any:  # Any: a tex
 
 def _require_distinct_hosts(machines: tuple[Host, ...]) -> None:
     """Raise `ValueError` if two entries are the same machine: they would wait for each other's GPUs."""
-    first_index: dict[tuple[str, int | None], int] = {}
+    endpoints = [machine.endpoint for machine in machines]
     for index, machine in enumerate(machines):
-        endpoint = (machine.host.lower(), machine.port or 22)
-        if endpoint in first_index:
+        if (first := endpoints.index(machine.endpoint)) < index:
             raise ValueError(
-                f"machines[{index}].host: {machine.host} is already machines[{first_index[endpoint]}]; "
+                f"machines[{index}].host: {machine.host} is already machines[{first}]; "
                 "remove one of them, or give it another port"
             )
-        first_index[endpoint] = index

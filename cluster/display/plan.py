@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from cluster.backends.catalog import UNKNOWN_MACHINES
 from cluster.backends.planner import Plan
 from cluster.jobs import store
-from cluster.jobs.queue_state import host_address
 from cluster.machines.checks import describe_age
 from cluster.machines.host_check import HostReport
 from cluster.machines.setup_progress import fold_by_machine
@@ -54,10 +53,10 @@ def _show_notes(plan: Plan) -> None:
 def show_other_jobs(spec: JobSpec, parallel: int = 1) -> None:
     """Print a note on each of the user's other jobs that is on the machines of `parallel` jobs like this one."""
     hosts = spec.host_list[: parallel * len(spec.machine_names)]
-    addresses = {host_address(host): host.host for host in hosts}
+    names = {host.endpoint: host.host for host in hosts}
     for job in store.jobs_on_machines(hosts):
         if job.spec.uid != spec.uid:
-            shared_hosts = [addresses[key] for host in job.spec.host_list if (key := host_address(host)) in addresses]
+            shared_hosts = [names[host.endpoint] for host in job.spec.host_list if host.endpoint in names]
             age = describe_age(max(0.0, time.time() - job.spec.created))
             print_wrapped(
                 f"note: {job.name}, launched {age}, is on {', '.join(shared_hosts)} too; two jobs share processors, "

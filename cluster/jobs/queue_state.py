@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from cluster.connectors import tmux
-from cluster.connectors.hosts_file import Host
 from cluster.connectors.local import module_command, visible_gpus
 from cluster.errors import BadInput, ClusterError
 from cluster.state.run_folder import Run, run_folders
@@ -20,7 +19,6 @@ from train.tools.records import DamagedRecord
 
 QUEUE_START_SECONDS = 20.0  # for the process of a queue to take its lock
 MAX_JOBS_LISTED = 3
-DEFAULT_SSH_PORT = 22
 
 
 def queue_lock_path(runs_folder: Path, queue_id: str) -> Path:
@@ -92,8 +90,8 @@ def with_free_machines(run: Run) -> JobSpec:
     if spec.queue:
         running = running_specs(run.folder.path.parent, spec.queue)
         other_specs = [other_spec for other_spec in running if other_spec.name != spec.name]
-    used_addresses = {host_address(host) for other_spec in other_specs for host in other_spec.host_list}
-    free_machines = tuple(host for host in machines if host_address(host) not in used_addresses)
+    used_addresses = {host.endpoint for other_spec in other_specs for host in other_spec.host_list}
+    free_machines = tuple(host for host in machines if host.endpoint not in used_addresses)
     if len(free_machines) < needed_count:
         names = ", ".join(other_spec.name for other_spec in other_specs)
         verb = "is" if len(free_machines) == 1 else "are"
@@ -128,11 +126,6 @@ def check_enough_gpus(spec: JobSpec, parallel: int) -> None:
             f"--parallel {parallel}: {parallel} jobs of {spec.trainer_count} trainer processes need a GPU for each "
             f"process, and this computer has {gpu_count}; {advice}"
         )
-
-
-def host_address(host: Host) -> tuple[str, int]:
-    """Return the address and port of a machine, the same for all entries of hosts files that name that machine."""
-    return host.host.lower(), host.port or DEFAULT_SSH_PORT
 
 
 def check_enough_machines(spec: JobSpec, parallel: int) -> None:

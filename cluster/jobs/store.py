@@ -13,7 +13,6 @@ from cluster.state.run_folder import RUNS_ENV_VAR, run_folders
 from cluster.state.run_folder import runs_folder as runs_folder
 
 from .job import Job
-from .queue_state import host_address
 
 MAX_JOBS_LISTED = 5  # in an error message
 
@@ -45,12 +44,12 @@ def intact_jobs(folder: Path | None = None) -> list[Job]:
 
 def jobs_on_machines(hosts: Collection[Host]) -> list[Job]:
     """Return the jobs of this user, from any runs folder, that have not ended and are on any of these machines."""
-    addresses = {host_address(host) for host in hosts}
+    endpoints = {host.endpoint for host in hosts}
     return [
         job
         for folder in (runs_folder(), *busy_runs_folders())
         for job in intact_jobs(folder)
-        if not (job.has_ended or job.is_waiting) and addresses.intersection(map(host_address, job.spec.host_list))
+        if not (job.has_ended or job.is_waiting) and any(host.endpoint in endpoints for host in job.spec.host_list)
     ]
 
 

@@ -29,7 +29,6 @@ from cluster.state.run_folder import AGENT_LOCK, AGENT_OUTPUT, JOB_LOCK, REHEARS
 from cluster.state.spec import JobSpec
 from cluster.state.states import MachineState
 from cluster.state.status import machine_statuses
-from cluster.state.supervisor_records import MachineSetup
 from train.tools import host
 from train.tools.files import locked
 from train.tools.text_files import to_json_bytes
@@ -132,7 +131,7 @@ class Fleet:
         `write_ssh_config` has to follow.
         """
         old_host, self.hosts[name] = self.hosts[name], host
-        self.setup_progress.update(name, lambda row: replace(row, host=host.host, reason=""))
+        self.setup_progress.update(name, host=host.host, reason="")
         if replace(old_host, host_key=host.host_key, jump_host_key=host.jump_host_key) == host:
             return self.connectors[name].change_keys(host)
         old_connector = self.connectors[name]
@@ -174,8 +173,8 @@ class Fleet:
         if self.setup_progress.record.is_adopted:
             # The agents of an adopted job are running already, perhaps also on machines that do not answer.
             for name in self.setup_progress.failure_reasons:
-                self.setup_progress.set_failure_reason(name, "")
-            self.setup_progress.update_record(lambda record: replace(record, is_adopted=False))
+                self.setup_progress.update(name, reason="")
+            self.setup_progress.update_record(is_adopted=False)
             return self.setup_progress.mark_ready()
         self._require_enough_machines()
         ssh_config.result()
@@ -276,7 +275,7 @@ class Fleet:
             logger.warning("%s", line)
             note = line.removeprefix(f"{self.connectors[name].name}: ")
             with contextlib.suppress(KeyError):  # not set up yet
-                self.setup_progress.update(name, lambda row: replace(row, notes=(*row.notes, note)))
+                self.setup_progress.add_note(name, note)
 
     def push_stop_request(self) -> None:
         """Copy a stop request from the run folder to the machines' shared folder, once.
@@ -398,7 +397,7 @@ class Fleet:
         return max(0.0, host.unix_time() - (self.limit_start or self.folders.launch_path.stat().st_mtime))
 
     def _restart(self, name: str) -> None:
-        self.setup_progress.update(name, lambda row: replace(row, seconds={}, restarted=time.time()))
+        self.setup_progress.update(name, seconds={}, restarted=time.time())
         self._prepare_machine(name, self.pack_code, with_checks=False)
         self.provisioner.start_agent(name, self.elapsed_seconds)
 
@@ -410,12 +409,11 @@ class Fleet:
                 self.restarting[name] = self.pool.submit(self._join, name)
 
     def _join(self, name: str) -> None:
-        row = MachineSetup(host=self.hosts[name].host, restarted=time.time())
-        self.setup_progress.update_record(lambda old: replace(old, machines={**old.machines, name: row}))
+        self.setup_progress.begin_row(name, self.hosts[name].host)
         try:
             self.provisioner.run_on_each([name], self._take_in)
         except SetupFailed as error:  # the job is to stop
-            self.setup_progress.set_failure_reason(name, str(error))
+            self.setup_progress.update(name, reason=str(error))
         self.folders.join_marker(name).unlink(missing_ok=True)
         outcome = self.setup_progress.rows[name].reason or "was set up and joins the job"
         logger.info("%s: %s", self.connectors[name].name, outcome)

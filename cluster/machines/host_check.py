@@ -149,7 +149,7 @@ class HostCheck(Provisioner):
                 except ClusterError as error:
                     remedy = f"remove it: rm -rf {connector.host.folder}"
                     note = f"{connector.host.folder} stays there ({error}); {remedy}"
-                    self.setup_progress.update(name, lambda row: replace(row, notes=(*row.notes, note)))
+                    self.setup_progress.add_note(name, note)
 
         with ThreadPoolExecutor(max_workers=max(1, len(self.missing_folders))) as pool:
             for future in [pool.submit(remove, name) for name in self.missing_folders]:

@@ -13,8 +13,7 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -106,7 +105,7 @@ class Provisioner:
         """
         connector, host, progress = self.connectors[name], self.hosts[name], self.setup_progress
         address = host.address or connector.route.host
-        progress.update(name, lambda row: replace(row, address=address))
+        progress.update(name, address=address)
         with timed_step(progress, name, SetupStep.CONNECTING):
             log = quote_path(f"{self.kept_folder(host.folder)}/jobs/{self.spec.uid}-{name}/{SETUP_LOG}")
             code_folder = quote_path(f"{host.folder}/code")
@@ -120,7 +119,7 @@ class Provisioner:
             home = untrusted.absolute_path(home_line)
         folder = host.folder.replace("~", home, 1) if host.folder.startswith("~") else host.folder
         work = f"{self.kept_folder(folder)}/jobs/{self.spec.uid}-{name}"
-        progress.update(name, lambda row: replace(row, folder=folder, work=work, was_reached=True))
+        progress.update(name, folder=folder, work=work, was_reached=True)
         run_path = progress.path.parent
         size = untrusted.file_size(log_size)
         self.log_copies[name] = SetupLogCopy(connector, f"{work}/{SETUP_LOG}", size, run_path, name)
@@ -129,7 +128,7 @@ class Provisioner:
             code_path = code_archive.code_folder(folder, code_hash)
             if code_hash.encode() not in known_hashes:
                 code_path = code_archive.upload_code(connector, self.kept_folder(folder), archive_bytes, code_hash)
-            progress.update(name, lambda row: replace(row, code=code_path))
+            progress.update(name, code=code_path)
         python = host.python.replace("~", home, 1) if host.python.startswith("~/") else host.python
         return self._make_environment(name, python, with_checks)
 
@@ -153,8 +152,7 @@ class Provisioner:
             received_at, seconds = time.time(), time.monotonic() - start
         code, text = _exit_code_and_output(result)
         environment, probe_output = python_env.parse_output(text, connector.name)
-        found_python = untrusted.absolute_path(environment.python.encode())
-        progress.update(name, lambda row: replace(row, python=found_python))
+        progress.update(name, python=untrusted.absolute_path(environment.python.encode()))
         # The machine says how long the environment took. The checks took the rest.
         environment_seconds = min(max(0.0, environment.seconds), seconds) if with_checks else seconds
         progress.set_step(name, SetupStep.ENVIRONMENT, environment_seconds)
@@ -222,14 +220,13 @@ class Provisioner:
                 [untrusted.one_line(finding.what) for finding in findings if finding.level == level]
                 for level in ("error", "warning")
             )
-            judge = partial(
-                replace,
+            self.setup_progress.update(
+                name,
                 notes=tuple(warnings),
                 gpus=tuple(untrusted.one_line(gpu) for gpu in machine.facts.gpus),
                 is_broken=checks.is_broken(machine.facts, required_gpus),
                 reason="; ".join(errors),
             )
-            self.setup_progress.update(name, judge)
 
     def shared_folder(self, name: str) -> str:
         """Return the path of the folder that all machines mount; for a single machine, a folder of its own."""
@@ -257,7 +254,7 @@ class Provisioner:
                 if not self.setup_progress.is_abandoned:
                     # The name of the machine is shown before the reason anyway.
                     text = (str(error) or type(error).__name__).removeprefix(f"{self.connectors[name].name}: ")
-                    self.setup_progress.set_failure_reason(name, untrusted.one_line(text))
+                    self.setup_progress.update(name, reason=untrusted.one_line(text))
 
         threads = [threading.Thread(target=run_one, args=(name,), daemon=True) for name in names]
         for thread in threads:
@@ -293,7 +290,7 @@ class Provisioner:
                 reason = (
                     f"machines {first} and {second} do not see the same {shared}; mount one file system there on both"
                 )
-                self.setup_progress.set_failure_reason(second, reason)
+                self.setup_progress.update(second, reason=reason)
         # One machine removes all markers at the end. If each removed its own, another might still be looking for it.
         threading.Thread(target=self.remove_markers, args=(names[0],), daemon=True).start()
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from cluster.errors import SetupFailed
 from cluster.state.states import SetupStep
@@ -78,17 +79,21 @@ class SetupProgress:
         if self.is_abandoned:
             raise SetupFailed("the set-up was given up")
 
-        def change(row: MachineSetup) -> MachineSetup:
+        def change(_: str, row: MachineSetup) -> MachineSetup:
             if seconds is None:
                 return replace(row, step=step)
             step_seconds = round(row.seconds.get(step, 0.0) + seconds, 3)
             return replace(row, step=step, seconds={**row.seconds, step: step_seconds})
 
-        self.update(name, change)
+        self._update_rows([name], change)
 
-    def update(self, name: str, change: Callable[[MachineSetup], MachineSetup]) -> None:
-        """Replace a machine's row by what `change` makes of it."""
-        self._update_rows([name], lambda _, row: change(row))
+    def update(self, name: str, **fields: Any) -> None:  # Any: as `MachineSetup` has them
+        """Replace fields of a machine's row. An empty `reason` says that it can be used again."""
+        self._update_rows([name], lambda _, row: replace(row, **fields))
+
+    def add_note(self, name: str, note: str) -> None:
+        """Add a note to a machine's row."""
+        self._update_rows([name], lambda _, row: replace(row, notes=(*row.notes, note)))
 
     def _update_rows(self, names: Iterable[str], change: Callable[[str, MachineSetup], MachineSetup]) -> None:
         with self.lock:
@@ -97,14 +102,16 @@ class SetupProgress:
         with contextlib.suppress(OSError):  # the disk is full: `mark_ready` will raise that
             self._write()
 
-    def set_failure_reason(self, name: str, reason: str) -> None:
-        """Record why a machine cannot be used; "" if it can be used again."""
-        self.update(name, lambda row: replace(row, reason=reason))
-
-    def update_record(self, change: Callable[[SetupRecord], SetupRecord]) -> None:
-        """Replace the record by what `change` makes of it, without writing it yet."""
+    def update_record(self, **fields: Any) -> None:  # Any: as `SetupRecord` has them
+        """Replace fields of the record, without writing it yet."""
         with self.lock:
-            self.record = change(self.record)
+            self.record = replace(self.record, **fields)
+
+    def begin_row(self, name: str, host: str) -> None:
+        """Begin the row of a machine anew: it joins the running job."""
+        with self.lock:
+            row = MachineSetup(host=host, restarted=time.time())
+            self.record = replace(self.record, machines={**self.rows, name: row})
 
     def note_reach(self, unreachable: Collection[str]) -> None:
         """Record since when this computer cannot reach these machines, and that it reaches the others."""
@@ -116,12 +123,12 @@ class SetupProgress:
     def follow_launch(self, launch_id: str, leader: str) -> None:
         """Record that another computer has launched the job again and leads it. Raises `OSError`."""
         text = f"{leader} leads the job since {time.strftime('%H:%M %Z')}; this computer follows"
-        self.update_record(lambda record: replace(record, launch=launch_id, leader=text))
+        self.update_record(launch=launch_id, leader=text)
         self.mark_ready()
 
     def mark_ready(self) -> None:
         """Record that all usable machines are set up and their agents started. Raises `OSError` if the disk is full."""
-        self.update_record(lambda record: replace(record, is_ready=True, finished=time.time()))
+        self.update_record(is_ready=True, finished=time.time())
         self._write()
 
     @property

@@ -41,6 +41,7 @@ from train.tools.records import DamagedRecord, History, encode, read_record, req
 from train.tools.sealed_files import is_intact
 from train.tools.text_files import to_json_bytes
 
+from .heartbeats import machine_name
 from .states import MachineState
 
 PROPOSE_TRIES = 10
@@ -96,8 +97,8 @@ class Attempt:
 
     @property
     def machine_names(self) -> tuple[str, ...]:
-        """The members' machine names: their ids without the random part that is new at each start of an agent."""
-        return tuple(sys.intern(member.partition(".")[0]) for member in self.members)
+        """The members' machine names."""
+        return tuple(sys.intern(machine_name(member)) for member in self.members)
 
     @property
     def first_step(self) -> int:

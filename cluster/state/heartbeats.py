@@ -26,6 +26,11 @@ SLOWEST_BUSY_MARGIN = 0.10  # share of the time by which the slowest rank must b
 MAX_STATUS_BYTES = 1_000_000
 
 
+def machine_name(agent_id: str) -> str:
+    """Return the name of an agent's machine: its id without the random part that is new at each start."""
+    return agent_id.partition(".")[0]
+
+
 @dataclass(frozen=True, kw_only=True)
 class GpuLoad:
     """The load of one GPU. None: the GPU does not report the value."""
@@ -107,8 +112,8 @@ class MachineStatus(TrainingNumbers):
 
     @property
     def machine_name(self) -> str:
-        """The machine's name: the id without its random part."""
-        return self.id.partition(".")[0]
+        """The machine's name."""
+        return machine_name(self.id)
 
     @property
     def finished_step(self) -> int:
@@ -267,7 +272,7 @@ class PeerStatuses:
             self.dead_ids.remove(status.id)
             self.locked_ids.discard(status.id)
         # An agent that was started again has a new id: the machine with the old id is lost.
-        for replaced_id in [old for old in self.statuses if old.partition(".")[0] == name and old != status.id]:
+        for replaced_id in [old for old in self.statuses if machine_name(old) == name and old != status.id]:
             del self.statuses[replaced_id], self.changed_at[replaced_id]
         self.statuses[status.id] = status
         self.changed_at[status.id] = now

@@ -22,12 +22,10 @@ from click.shell_completion import (
     _resolve_context,
     _resolve_incomplete,
     add_completion_class,
-    get_completion_class,
 )
 
 PROGRAM = "imgnet-cluster"
 VARIABLE = "_IMGNET_CLUSTER_COMPLETE"  # click derives this name from that of the program
-SHELLS = ("bash", "zsh", "fish")
 FOLDER_NAMES = {"DIR", "FOLDER", "SOURCE", "TARGET"}
 FILE_NAMES = {"CHECKPOINT", "FILE", "PNG", "RECIPE"}
 
@@ -49,26 +47,15 @@ class _ValueCompletion(ShellComplete):
             return []
 
 
-@add_completion_class
-class _Bash(_ValueCompletion, BashComplete):
-    pass
-
-
-@add_completion_class
-class _Zsh(_ValueCompletion, ZshComplete):
-    pass
-
-
-@add_completion_class
-class _Fish(_ValueCompletion, FishComplete):
-    pass
+SHELLS: dict[str, type[ShellComplete]] = {
+    shell_class.name: add_completion_class(type(shell_class.__name__, (_ValueCompletion, shell_class), {}))
+    for shell_class in (BashComplete, ZshComplete, FishComplete)
+}
 
 
 def completion_script(command: click.Command, shell: str) -> str:
     """Return the script that makes a shell complete the command line."""
-    completion_class = get_completion_class(shell)
-    assert completion_class is not None
-    return completion_class(command, {}, PROGRAM, VARIABLE).source()
+    return SHELLS[shell](command, {}, PROGRAM, VARIABLE).source()
 
 
 def _complete_value(param: click.Parameter, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
@@ -76,8 +63,10 @@ def _complete_value(param: click.Parameter, args: list[str], incomplete: str) ->
     shown_name = param.human_readable_name if isinstance(param, click.Argument) else str(param.metavar)
     kinds = set(re.findall("[A-Z]+", shown_name))
     values: list[str] = []
-    if param.name == "machine":
-        values = _machine_numbers(args)
+    if param.name == "machine":  # of the job in the command line, by default of the newest
+        jobs = _job_ids()
+        spec = _read_spec(jobs[next(name for name in (*args, *jobs) if name in jobs)])
+        values = [str(number) for number in range(spec["machines"] + spec["recovery"]["spares"])]
     elif "JOB" in kinds:
         values = list(_job_ids(incomplete))
     elif "RECIPE" in kinds:
@@ -113,13 +102,6 @@ def _read_spec(job: str) -> dict[str, Any]:  # Any: JSON of any shape
     with contextlib.suppress(OSError, ValueError):
         return dict(json.loads((runs_folder() / job / "job.json").read_text()))
     return {}
-
-
-def _machine_numbers(args: list[str]) -> list[str]:
-    """Return the machine numbers of the job in a command line, by default of the newest job."""
-    jobs = _job_ids()
-    spec = _read_spec(jobs[next(name for name in (*args, *jobs) if name in jobs)])
-    return [str(number) for number in range(spec["machines"] + spec["recovery"]["spares"])]
 
 
 def _recipe_names(incomplete: str) -> list[str]:
