@@ -7,6 +7,7 @@ the run folder a lock keeps two processes from appending the same bytes; the ker
 """
 
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from train.tools.agent_protocol import LOG_FOLDERS
@@ -17,16 +18,16 @@ from .untrusted import MAX_FILE_BYTES, ArrivalFolder, is_mirrored_path
 PART_BYTES = 1 << 24  # that are in memory at once
 
 
+@dataclass
 class LogShipper:
     """Appends new bytes of a machine's work folder to the shared folder. No other machine writes the same files.
 
     Other users may write to the shared folder: a symbolic link there is an error.
     """
 
-    def __init__(self, work_folder: Path, shared_folder: Path) -> None:
-        self.work_folder = work_folder
-        self.shared_folder = shared_folder
-        self.sent_offsets: dict[str, int] = {}
+    work_folder: Path
+    shared_folder: Path
+    sent_offsets: dict[str, int] = field(default_factory=dict)
 
     def ship_new_bytes(self) -> None:
         """Append the new bytes of all logs to their copies.

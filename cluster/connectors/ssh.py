@@ -20,6 +20,7 @@ from .hosts_file import Host
 from .ssh_channel import AnswerTimeLimit, SSHChannel
 from .ssh_config import Route, resolve_route, with_keys
 from .ssh_connection import CONNECT_SECONDS, HostKeyRefused, SSHConnection, SSHRefused, Unreachable, connect
+from .ssh_scripts import LIST_FILES_SCRIPT, READ_SCRIPT, WRITE_SCRIPT, build_script, quote_path
 from .untrusted import BadAnswer, CommandExit, NewBytes
 
 __all__ = ["CommandFailed", "CommandResult", "HostKeyRefused", "SSHConnector", "SSHRefused", "Unreachable"]
@@ -216,22 +217,28 @@ class SSHConnector:
 
         `variables` are set first; their values are quoted for sh. Raises `ClusterError` when the script fails.
         """
-        script_bytes = ssh_scripts.build_script(script, **variables)
+        script_bytes = build_script(script, **variables)
         return self._run_script(script_bytes, self.host.folder, bytes, limit_bytes=EXTRA_BYTES)
 
     # --- files ----------------------------------------------------------------------------------------------------
 
     def write(self, path: str, content: bytes) -> None:
-        """Replace a file of the machine atomically. Creates its folder."""
-        self._run_script(ssh_scripts.write_script(path, len(content)), path, bytes, content)
+        """Replace a file of the machine atomically, also while another call writes it. Creates its folder."""
+        folder, _, name = path.rpartition("/")
+        folder = folder or ("/" if path.startswith("/") else ".")
+        temp = quote_path(f"{folder}/.{name[:200]}.{uuid.uuid4().hex}") + ".$$"
+        size = str(len(content))
+        script = build_script(WRITE_SCRIPT, p=quote_path(path), f=quote_path(folder), t=temp, n=size)
+        self._run_script(script, path, bytes, content)
 
     def read_from(self, path: str, offset: int, limit: int = READ_LIMIT_BYTES) -> bytes:
         """Return at most `limit` bytes of a file from an offset; b"" if the file is shorter or does not exist."""
-        return self._run_script(ssh_scripts.read_script(path, offset, limit), path, bytes, limit_bytes=limit)[:limit]
+        script = build_script(READ_SCRIPT, p=quote_path(path), o=str(offset + 1), n=str(limit))
+        return self._run_script(script, path, bytes, limit_bytes=limit)[:limit]
 
     def list_files(self, folder: str) -> dict[str, int]:
         """Return the size in bytes of every file below a folder, by relative path."""
-        script = ssh_scripts.list_files_script(folder)
+        script = build_script(LIST_FILES_SCRIPT, f=quote_path(folder))
         return self._run_script(script, folder, untrusted.parse_listing, limit_bytes=untrusted.MAX_LISTING_BYTES)
 
     def read_new_bytes(

@@ -10,6 +10,7 @@ first line of an answer is a mark that only this question has, and everything be
 import contextlib
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -31,17 +32,17 @@ MAX_STDERR_BYTES = 1 << 16  # of what a script prints there, only the end is kep
 SLOWEST_BYTES_PER_SECOND = 2000  # of a link over which a job is expected to work
 
 
+@dataclass
 class AnswerTimeLimit:
     """Time limit of one answer: some seconds, plus time for the bytes that were moved, of which `max_bytes` count.
 
     A machine that answers bit by bit is never silent for long. This limit keeps it from blocking the caller.
     """
 
-    def __init__(self, seconds: float, max_bytes: int) -> None:
-        self.seconds = seconds
-        self.max_bytes = max_bytes
-        self.moved_bytes = 0
-        self.start: float | None = None  # of the first question
+    seconds: float
+    max_bytes: int
+    moved_bytes: int = 0
+    start: float | None = None  # of the first question
 
     def check(self) -> None:
         """Raise `TimeoutError` when the answer has taken too long."""
@@ -53,6 +54,7 @@ class AnswerTimeLimit:
             raise TimeoutError(f"{self.moved_bytes} bytes in {seconds:.0f} s, and no end")
 
 
+@dataclass
 class SSHChannel:
     """One script that runs on one channel. Every wait raises `EOFError` when the connection ends.
 
@@ -60,21 +62,14 @@ class SSHChannel:
     `BadAnswer`, and one that exceeds `time_limit` `TimeoutError`.
     """
 
-    def __init__(
-        self,
-        connection: SSHConnection,
-        paramiko_channel: "paramiko.Channel",
-        limit_bytes: int,
-        time_limit: AnswerTimeLimit | None = None,
-    ) -> None:
-        self.connection = connection
-        self.paramiko_channel = paramiko_channel
-        self.time_limit = time_limit
-        self.limit_bytes = limit_bytes
-        self.received_bytes = 0
-        self.has_answered = False  # it has printed the mark
-        self.mark = uuid4().hex
-        self.stderr = bytearray()
+    connection: SSHConnection
+    paramiko_channel: "paramiko.Channel"
+    limit_bytes: int
+    time_limit: AnswerTimeLimit | None = None
+    received_bytes: int = 0
+    has_answered: bool = False  # it has printed the mark
+    mark: str = field(default_factory=lambda: uuid4().hex)
+    stderr: bytearray = field(default_factory=bytearray)
 
     def start(self, script: bytes) -> None:
         """Start the script."""

@@ -13,7 +13,6 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from uuid import uuid4
 
 from train.tools.agent_protocol import LOG_FOLDERS
 
@@ -118,7 +117,7 @@ while [ "$n" -gt 0 ] && [ "$w" -lt $((grace + 40)) ]; do
 done
 """
 
-# Replaces the file by $n bytes of stdin, if all of them arrive.
+# Replaces the file $p of the folder $f by $n bytes of stdin, if all of them arrive in the temporary file $t.
 WRITE_SCRIPT = r"""
 [ ! -d "$p" ] || { echo "is a folder" >&2; exit 1; }
 mkdir -p "$f" || exit 1
@@ -130,13 +129,14 @@ else
 fi
 """
 
+# Prints size, space, ./path and NUL for each file below the folder $f.
 LIST_FILES_SCRIPT = r"""
 cd "$f" 2>/dev/null || exit 0
 find . \( -type f -o -type l -xtype f \) -print0 | xargs -0r stat -L --printf '%s %n\0' 2>/dev/null
 exit 0
 """
 
-# $o: the first byte to print, counted from 1.
+# Prints at most $n bytes of the file $p from byte $o on, counted from 1; nothing if it does not exist.
 READ_SCRIPT = r"""
 [ -e "$p" ] || exit 0
 exec 3<"$p" || exit 1
@@ -203,27 +203,6 @@ def end_commands_script(folder: str, owner: str, launch: str) -> str:
 def _end_mark(owner: str, launch: str) -> str:
     """Return the name of the file that says that the commands of a launch were ended. `SWEEP_SCRIPT` removes it."""
     return f"ended-{owner}-{launch}"
-
-
-def write_script(path: str, content_bytes: int) -> bytes:
-    """Return the script that replaces a file atomically by `content_bytes` bytes of stdin.
-
-    Another call may write the same file at this moment, also one that was cut off, or on another machine.
-    """
-    folder, _, name = path.rpartition("/")
-    folder = folder or ("/" if path.startswith("/") else ".")
-    temp = quote_path(f"{folder}/.{name[:200]}.{uuid4().hex}") + ".$$"
-    return build_script(WRITE_SCRIPT, p=quote_path(path), f=quote_path(folder), t=temp, n=str(content_bytes))
-
-
-def read_script(path: str, offset: int, limit: int) -> bytes:
-    """Return the script that prints at most `limit` bytes of a file from an offset; nothing if it does not exist."""
-    return build_script(READ_SCRIPT, p=quote_path(path), o=str(offset + 1), n=str(limit))
-
-
-def list_files_script(folder: str) -> bytes:
-    """Return the script that prints size, space, ./path and NUL for each file below a folder."""
-    return build_script(LIST_FILES_SCRIPT, f=quote_path(folder))
 
 
 # --- new bytes of growing files -----------------------------------------------------------------------------------

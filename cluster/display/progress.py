@@ -6,6 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -124,13 +125,13 @@ def new_epoch_lines(rows: Sequence[EpochRow], shown: set[tuple[int, int]]) -> li
     return [*header, *map(epoch_line, new_rows)]
 
 
+@dataclass
 class CommandOutput:
     """Reads the new output of rank 0 of a command, from the launch or the last resume on."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self.attempt = 0
-        self.printed_bytes = 0  # of that attempt's log
+    job: Job
+    attempt: int = 0
+    printed_bytes: int = 0  # of that attempt's log
 
     def new_lines(self, is_complete: bool = False) -> list[str]:
         """Return the lines that are new since the last call; with `is_complete` also a last one without its end.
@@ -222,7 +223,8 @@ def show_outcome(job: Job) -> None:
     if result.ids_wrong is not None:
         print(describe_image_usage(result.ids_wrong))
     if job.spec.own_command:
-        _print_checkpoints(job)
+        if job.backend.is_remote or newest_version(job.run_folder.shared):
+            _print_hint(f"  checkpoints {PROGRAM} pull {job.run.handle}        (prints the folder of the newest)")
     elif result.state == JobState.DONE:
         _print_network(job, result)
     print_commands_after(job, result)
@@ -250,12 +252,6 @@ def _print_log_of_failed_rank(job: Job) -> None:
 def _print_hint(line: str) -> None:
     """Print a title and a text, on a narrow terminal on several lines."""
     print_wrapped(line, len("  all results "))
-
-
-def _print_checkpoints(job: Job) -> None:
-    """Print the command that tells where the newest copy of a command's checkpoint folder is."""
-    if job.backend.is_remote or newest_version(job.run_folder.shared):
-        _print_hint(f"  checkpoints {PROGRAM} pull {job.run.handle}        (prints the folder of the newest)")
 
 
 def _print_network(job: Job, result: JobResult) -> None:

@@ -144,7 +144,9 @@ class Job:
             advice = "all shown here is from before then; whether it still rents machines: imgnet-cluster ls --cloud"
             return replace(job_status, state=JobState.ADOPTED, doing="", warning=f"{adoption.error}; {advice}")
         if not self.has_ended:
-            if is_ending := self._is_ending(job_status.state):
+            # Without a result it only waits for the end of its rented machines: then it has not stopped yet.
+            is_over = job_status.state in (JobState.STOPPED, JobState.FAILED) or bool(self.run_folder.end_reason())
+            if is_ending := self.backend.is_billed and is_over:
                 rented = self.backend.rented_now()
                 doing = rented.describe(self.run.handle) if rented else ""
                 job_status = replace(job_status, state=JobState.ENDING, doing=doing)
@@ -159,12 +161,6 @@ class Job:
             if not (self.run_folder.shared / RESULT_FILE).exists():
                 job_status = replace(job_status, state=state, reason=reason)
         return job_status
-
-    def _is_ending(self, state: JobState) -> bool:
-        """Whether a job without a result only waits for the end of its rented machines. Then it has not stopped yet."""
-        if not self.backend.is_billed:
-            return False
-        return state in (JobState.STOPPED, JobState.FAILED) or bool(self.run_folder.end_reason())
 
     @contextlib.contextmanager
     def report_damaged_files(self) -> Iterator[None]:

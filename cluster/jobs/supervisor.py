@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
@@ -57,14 +58,14 @@ KEYBOARD_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP)
 unlogged_hangups: list[int] = []  # changed by a signal handler, which must take no lock
 
 
+@dataclass
 class MachineReplacer:
     """Replaces lost machines while the others continue. The delay doubles each time a machine is lost again."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self.loss_counts: dict[str, int] = {}
-        self.replacement_times: dict[str, float] = {}
-        self.dead_machines: list[str] = []  # those that will be replaced
+    job: Job
+    loss_counts: dict[str, int] = field(default_factory=dict)
+    replacement_times: dict[str, float] = field(default_factory=dict)
+    dead_machines: list[str] = field(default_factory=list)  # those that will be replaced
 
     def replace_due_machines(self, now: float) -> list[str]:
         """Replace the machines whose delay is over. Returns their names. `now` is in seconds of a monotonic clock."""

@@ -319,7 +319,10 @@ def _run_command(argv: Sequence[str], temp: Path) -> None:
     if process.returncode:
         if shutil.disk_usage(temp).free < MIN_FREE_BYTES:  # ensurepip does not print this reason
             lines.append("No space left on device")
-        explanation = _explain_error(lines) or _first_error_line(lines, process.returncode)
+        # The output from its first error on, in one line. uv marks an error with a multiplication sign.
+        errors = (number for number, line in enumerate(lines) if re.match(r"error|\u00d7", line, re.IGNORECASE))
+        quote = " ".join(" ".join(lines[next(errors, -1) :]).split())[:400]
+        explanation = _explain_error(lines) or f"ended with code {process.returncode}: {quote}"
         raise ClusterError(f"{' '.join(argv[:3])}: {explanation}")
 
 
@@ -331,12 +334,6 @@ def _explain_error(lines: Sequence[str]) -> str:
         if re.search(pattern, text, re.IGNORECASE):
             return explanation.format(package=package, python=sys.executable)
     return ""
-
-
-def _first_error_line(lines: Sequence[str], exit_code: int) -> str:
-    """Return a program's output from its first error on, as one line. uv marks an error with a multiplication sign."""
-    first = next((index for index, line in enumerate(lines) if re.match(r"error|\u00d7", line, re.IGNORECASE)), -1)
-    return f"ended with code {exit_code}: {' '.join(' '.join(lines[first:]).split())[:400]}"
 
 
 def venv_python(venv: Path) -> str:

@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,15 +23,14 @@ def fold_by_machine(lines: Iterable[tuple[str, str]], hosts: Mapping[str, str]) 
     machines_by_line: dict[str, list[str]] = {}
     for machine, line in lines:
         machines_by_line.setdefault(line, []).append(machine)
-    return [f"{_name_machines(machines, hosts)}: {line}" for line, machines in machines_by_line.items()]
-
-
-def _name_machines(machines: Sequence[str], hosts: Mapping[str, str]) -> str:
-    if len(machines) == 1:
-        host = hosts[machines[0]]
-        return f"machine {machines[0]} ({host})" if host else f"machine {machines[0]}"
-    more = f" and {len(machines) - MAX_NAMED_MACHINES} more" if len(machines) > MAX_NAMED_MACHINES else ""
-    return f"machines {', '.join(machines[:MAX_NAMED_MACHINES])}{more}"
+    folded = []
+    for line, machines in machines_by_line.items():
+        host, more = hosts[machines[0]], len(machines) - MAX_NAMED_MACHINES
+        title = f"machine {machines[0]} ({host})" if host else f"machine {machines[0]}"
+        if len(machines) > 1:
+            title = f"machines {', '.join(machines[:MAX_NAMED_MACHINES])}" + (f" and {more} more" if more > 0 else "")
+        folded.append(f"{title}: {line}")
+    return folded
 
 
 class SetupProgress:

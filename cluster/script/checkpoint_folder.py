@@ -14,7 +14,6 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
-from enum import Enum, auto
 from pathlib import Path
 
 from train.tools.errors import one_line_error
@@ -31,22 +30,13 @@ SCAN_SHARE = 0.1  # of the time may go into scans of a folder with many files
 FINAL_TRIES = 5  # of the copy after the end of an attempt
 
 
-class FolderPhase(Enum):
-    """What the thread of a checkpoint folder does."""
-
-    RESTORING = auto()
-    FOLLOWING = auto()
-    FINISHING = auto()
-    ENDED = auto()
-
-
 class CheckpointFolder:
     """The folder `IMGNET_CHECKPOINTS` of one machine in one attempt. Its thread starts with it; no method waits.
 
     `resume` is the version to begin with, relative to the shared folder; "": none. `is_writer` says that this machine's
     folder is the one that is copied. `previous` is the object of the attempt before, which ends first. `problem` is one
-    line about the last thing that failed, "" when nothing did. `copied` counts the published versions. `clock` is
-    monotonic, in seconds.
+    line about the last thing that failed, "" when nothing did. `copied` counts the published versions. It `has_ended`
+    when the last copy is there, or the folder is not restored (`is_restored`). `clock` is monotonic, in seconds.
     """
 
     def __init__(
@@ -67,7 +57,7 @@ class CheckpointFolder:
         self.problem = ""
         self.copied = 0
         self.is_restored = False
-        self.phase = FolderPhase.RESTORING
+        self.has_ended = False
         self._ended = threading.Event()
         self.decided = threading.Event()  # whether the folder is restored, or cannot be
         self._was_graceful = False
@@ -79,14 +69,6 @@ class CheckpointFolder:
         version = self.shared / resume if resume else None
         self._thread = threading.Thread(target=self._run, args=(version, previous), daemon=True)
         self._thread.start()
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether nothing is under way any more: after `finish` the last copy is there, or the folder is not restored.
-
-        `is_restored` tells which.
-        """
-        return self.phase == FolderPhase.ENDED
 
     def finish(self, was_graceful: bool) -> None:
         """Take a last copy, now that the processes of the attempt have ended, unless the newest one has it all.
@@ -118,16 +100,14 @@ class CheckpointFolder:
                 return
             self._changed_at = self._copied_at = self.clock()
             self.is_restored = True
-            self.phase = FolderPhase.FOLLOWING
             self.decided.set()
             if self.is_writer:
                 self._follow()
-                self.phase = FolderPhase.FINISHING
                 self._copy_at_end()
             else:
                 self._ended.wait()
         finally:
-            self.phase = FolderPhase.ENDED
+            self.has_ended = True
             self.decided.set()
 
     def _follow(self) -> None:

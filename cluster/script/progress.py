@@ -13,7 +13,7 @@ import signal
 import struct
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +195,7 @@ class ScriptProgress:
         return None
 
 
+@dataclass
 class EventSteps:
     """The newest step of all TensorBoard event files below a folder, while they grow. Each byte is looked at once.
 
@@ -202,11 +203,10 @@ class EventSteps:
     checksum (4). Of the message only field 2 is read, which is the step.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.offsets: dict[Path, int] = {}
-        self.step: int | None = None
-        self.record_count = 0  # of all files
+    folder: Path
+    offsets: dict[Path, int] = field(default_factory=dict)
+    step: int | None = None
+    record_count: int = 0  # of all files
 
     def poll(self) -> None:
         """Read what is new. Files that cannot be read, and damaged ones, are left out from there on."""
