@@ -95,8 +95,7 @@ FILES = {"recipe.py": RECIPE, "nets.py": NETS, "losses.py": LOSSES, "README.md":
 def write_project(folder: Path) -> list[Path]:
     """Write the files of a new project and return their paths.
 
-    The recipe has the name of the folder. Raises `BadInput` when one of the files exists already, `ClusterError` when
-    the folder cannot be written. No file is replaced.
+    Raises `BadInput` when one exists, `ClusterError` when it cannot be written. The recipe has the folder's name.
     """
     paths = [folder / name for name in FILES]
     for path in paths:

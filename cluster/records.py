@@ -192,8 +192,7 @@ def _describe_counts(counts: list[int]) -> str:
 def render_mlperf_log(run: RunData, org: str | None) -> str:
     """Return the run as the lines of MLPerf's log. Accuracies are fractions, as there; times are in milliseconds.
 
-    The lines are those that MLCommons' checker wants of the open division. `org` is who submits the record. An epoch
-    begins where the one before it ends.
+    The lines are those that MLCommons' checker wants of the open division. `org` submits. Epochs follow at once.
     """
     lines: list[str] = []
 

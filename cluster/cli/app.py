@@ -1,7 +1,6 @@
 """The command line: parses the arguments, calls `cluster.jobs` and prints the result.
 
-Start-up must stay fast: a command imports what it needs inside its function, so `--help` and completion load no large
-package.
+Start-up must stay fast: a command imports what it needs inside its function; `--help` and Tab load no large package.
 """
 
 import os

@@ -18,6 +18,7 @@ from .options import (
     CommandGroup,
     GroupedCommand,
     NumberList,
+    flag,
     grouped_option,
     launch_options,
     output_option,
@@ -107,13 +108,9 @@ def packing_options(command: CommandFunction) -> CommandFunction:
     decorators: list[Callable[[CommandFunction], CommandFunction]] = [
         click.argument("source", type=click.Path(path_type=Path)),
         click.argument("target", type=click.Path(path_type=Path)),
-        grouped_option(
-            "Data", "--skip-bad", is_flag=True, help="Leave out files that are not images, instead of failing."
-        ),
+        flag("Data", "--skip-bad", help="Leave out files that are not images, instead of failing."),
         val_fraction_option,
-        grouped_option(
-            "Data", "--overwrite", is_flag=True, help="Replace a finished data set that was made of other images."
-        ),
+        flag("Data", "--overwrite", help="Replace a finished data set that was made of other images."),
         grouped_option(
             "Data",
             "--shard-mb",
@@ -250,7 +247,6 @@ def check(folder: Path, val_fraction: float | None, output: str) -> None:
 
 
 def _describe_balance(split: str, counts: Mapping[str, int]) -> str:
-    """Return how many images the smallest and the largest class of a split have, and their ratio."""
     smallest, largest = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
     low, high = counts[smallest], counts[largest]
     if low == high:
@@ -366,7 +362,6 @@ def fetch_for_job(folder: Path) -> None:
 
 
 def _fetch_sets(source: str, target: Path, sets: "list[SetToFetch]") -> None:
-    """Fetch sets, with a progress bar, and print what was fetched."""
     from train.data.fetch.fetch import fetch_sets, format_bytes
 
     with ProgressBar(f"fetching {source}", format_bytes) as progress:

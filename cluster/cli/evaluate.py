@@ -12,6 +12,7 @@ from .inspect import refresh
 from .options import (
     GroupedCommand,
     NumberList,
+    flag,
     grouped_option,
     launch_options,
     output_option,
@@ -29,9 +30,7 @@ if TYPE_CHECKING:
 MIN_SIZE_PIXELS, MAX_SIZE_PIXELS = 16, 4096
 WEIGHTS_SUFFIXES = (".pt", ".safetensors")
 
-best_option = grouped_option(
-    "Data", "--best", is_flag=True, help="Take the network of the best validation instead of the last one."
-)
+best_option = flag("Data", "--best", help="Take the network of the best validation instead of the last one.")
 model_option = grouped_option(
     "Data",
     "--model",

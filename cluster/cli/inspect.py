@@ -13,6 +13,7 @@ from cluster.errors import EXIT_UNFINISHED, BadInput, ClusterError
 
 from .options import (
     FaultTolerantCommand,
+    flag,
     open_cloud,
     output_option,
     pluralize,
@@ -52,14 +53,12 @@ def refresh(job: "Job") -> None:
 
 
 @click.command(cls=FaultTolerantCommand)
-@click.option(
+@flag(
+    "Options",
     "--cloud",
-    is_flag=True,
     help="List all rented machines with imgnet-cluster's tags, also of other folders and computers.",
 )
-@click.option(
-    "--everywhere", is_flag=True, help="List also the jobs of other folders in which a job is running on this computer."
-)
+@flag("Options", "--everywhere", help="List also the jobs of other folders in which a job is running on this computer.")
 @regions_option
 @output_option
 def ls(cloud: bool, everywhere: bool, regions: tuple[str, ...], output: str) -> None:
@@ -119,15 +118,13 @@ def _list_jobs(folder: Path) -> "tuple[dict[str, JobStatus | None], list[dict[st
 
 @click.command()
 @click.argument("job", required=False)
-@click.option(
-    "--exit-code",
-    is_flag=True,
-    help="Exit with a code for the state: 0 done, 100 failed, 101 not finished, 103 stopped.",
+@flag(
+    "Options", "--exit-code", help="Exit with a code for the state: 0 done, 100 failed, 101 not finished, 103 stopped."
 )
 @output_option
 def status(job: str | None, exit_code: bool, output: str) -> None:
     """Show the state and history of JOB (default: the newest job)."""
-    from cluster.display import forecast as display_forecast
+    from cluster.display import plan as display_plan
     from cluster.display import status as display_status
     from cluster.display.tables import STATE_EXIT_CODES
     from cluster.jobs import store
@@ -150,18 +147,16 @@ def status(job: str | None, exit_code: bool, output: str) -> None:
             click.echo("whether every image was used exactly once (--log-ids) is checked when the job is done")
         if result and result.against:
             constants_source = result.forecast.source if result.forecast else ""
-            display_forecast.show_forecast_vs_actual(result.against, constants_source, found_job.run.handle)
+            display_plan.show_forecast_vs_actual(result.against, constants_source, found_job.run.handle)
         elif result and result.constants:
-            display_forecast.show_missing_forecast(found_job.run.handle, found_job.spec.recipe_file)
+            display_plan.show_missing_forecast(found_job.run.handle, found_job.spec.recipe_file)
     if exit_code:
         sys.exit(STATE_EXIT_CODES.get(job_status.state, EXIT_UNFINISHED))
 
 
 @click.command()
 @click.argument("job", required=False)
-@click.option(
-    "-f", "--follow", is_flag=True, help="Print new lines until the job ends. Ctrl-C stops printing, not the job."
-)
+@flag("Options", "-f", "--follow", help="Print new lines until the job ends. Ctrl-C stops printing, not the job.")
 @click.option(
     "--rank", metavar="N", type=click.IntRange(0), help="Rank of the process, counted over all machines.  [default: 0]"
 )
@@ -256,7 +251,6 @@ class LogPrinter:
 
 
 def _explain_missing_log(job: "Job", kind: str | None) -> str:
-    """Return why a job has no log of a kind, and what to type next."""
     from cluster.state import attempts
 
     hint = f"see: imgnet-cluster status {job.run.handle}"
@@ -384,7 +378,7 @@ def top(job: str | None) -> None:
     default=6006,
     help="Port of the server. 0 takes a free one.",
 )
-@click.option("--all", "all_jobs", is_flag=True, help="Show all jobs of this folder, also those that start later.")
+@flag("Options", "--all", "all_jobs", help="Show all jobs of this folder, also those that start later.")
 def tensorboard(jobs: tuple[str, ...], port: int, all_jobs: bool) -> None:
     """Serve the training curves of JOB (default: the newest job).
 

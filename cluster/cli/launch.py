@@ -26,6 +26,7 @@ from .options import (
     confirm_or_abort,
     deferred_options,
     dry_run_option,
+    flag,
     given_options,
     grouped_option,
     launch_options,
@@ -46,12 +47,8 @@ if TYPE_CHECKING:
     from cluster.planning.launch_options import LaunchOptions
     from train.tools.option_fields import OptionSet
 
-detach_option = grouped_option(
-    "Output", "-d", "--detach", is_flag=True, help="Return when the job is running; do not follow it."
-)
-requests_option = grouped_option(
-    "Output", "--requests", is_flag=True, help="With --dry-run: also show the requests to AWS, as JSON."
-)
+detach_option = flag("Output", "-d", "--detach", help="Return when the job is running; do not follow it.")
+requests_option = flag("Output", "--requests", help="With --dry-run: also show the requests to AWS, as JSON.")
 
 
 START_OPTIONS = ("detach", "dry_run", "requests", "yes")
@@ -409,7 +406,7 @@ def resume(job: str | None, env: tuple[str, ...], detach: bool, dry_run: bool, y
     metavar="SECONDS",
     help="Warn the machine this long in advance, as a spot interruption notice does.",
 )
-@click.option("--for-good", is_flag=True, help="Do not replace the killed machine.")
+@flag("Options", "--for-good", help="Do not replace the killed machine.")
 def rehearse_loss(job: str | None, machine: int, notice: float | None, for_good: bool) -> None:
     """Kill a machine of JOB, to rehearse a recovery.
 

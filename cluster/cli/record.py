@@ -11,7 +11,7 @@ from cluster.errors import BadInput, ClusterError
 from train.tools.records import MALFORMED_DATA_ERRORS
 
 from .inspect import refresh
-from .options import OUTPUT_FORMATS, warn
+from .options import OUTPUT_FORMATS, flag, warn
 
 SUFFIXES = (".tsv", ".json", ".log")  # of DAWNBench's table and entry, and of MLPerf's log
 
@@ -35,7 +35,7 @@ class OutputFile(click.Path):
     metavar="FILE",
     help="File to write.  [default: report.html in the run folder; for several jobs, in the folder of all runs]",
 )
-@click.option("--open", "open_browser", is_flag=True, help="Open the report in the browser.")
+@flag("Options", "--open", "open_browser", help="Open the report in the browser.")
 def report(job: tuple[str, ...], output: Path | None, open_browser: bool) -> None:
     """Write an HTML report about JOB (default: the newest job).
 

@@ -27,8 +27,7 @@ class Host:
     """How to reach one machine. Where a value is None, ~/.ssh/config decides.
 
     `host` is an address or a name in ~/.ssh/config. `address` is where the other machines reach this one (None: the
-    host name that ssh resolves). `folder` and `python` are paths on the machine. `host_key` is the machine's public key
-    (None: take it from known_hosts).
+    name that ssh resolves). `folder` and `python` are paths there. `host_key` is its key (None: from known_hosts).
     """
 
     host: str
@@ -144,7 +143,6 @@ def _reject_unknown_keys(table: Mapping[str, object], known_keys: tuple[str, ...
 
 
 def _validate_value(key: str, value: Any, key_prefix: str) -> Any:  # Any: a text or a number, as the key wants it
-    """Return the value if it is valid for its key. Raises `ValueError`."""
     pattern, description = VALUE_RULES[key]
     if key == "port":
         is_valid = isinstance(value, int) and not isinstance(value, bool) and 0 < value < 65536

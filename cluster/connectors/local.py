@@ -16,8 +16,7 @@ def module_command(
 ) -> list[str]:
     """Return the command that runs a module of this project from any folder, with `environment` added to the caller's.
 
-    `python -P` ignores packages of the current folder, which may have the same names as the project's. The user's own
-    modules are imported from `module_folders`.
+    `python -P` ignores packages of the same names in the current folder. The user's own are in `module_folders`.
     """
     variables = {
         "PYTHONPATH": project_search_path(),

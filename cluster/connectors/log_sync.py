@@ -61,8 +61,7 @@ def pull_logs(shared_folder: Path, run_folder: Path) -> None:
     """Append what is new in the shared folder's logs to the run folder's.
 
     Files with other names than `untrusted` allows, links, what is longer than it allows, and files that have no place
-    in the run folder are left out. Raises `OSError` when the disk of the run folder is nearly full; the next call
-    continues from there.
+    in the run folder are left out. Raises `OSError` when its disk is nearly full; the next call goes on from there.
     """
     arrivals = ArrivalFolder(run_folder)
     with locked(run_folder / ".home.lock"):

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 from cluster.errors import ClusterError
 
@@ -60,6 +60,7 @@ class CommandFailed(ClusterError):
         self.result = result
 
 
+@dataclass(eq=False)
 class SSHConnector:
     """Runs commands and moves files on a machine over ssh. Commands are argument lists; no shell interprets them.
 
@@ -68,28 +69,20 @@ class SSHConnector:
     and ends the connection. The commands are those of the job `owner`, in its launch `launch`.
     """
 
-    max_output_bytes = untrusted.MAX_OUTPUT_BYTES  # of one command
+    max_output_bytes: ClassVar[int] = untrusted.MAX_OUTPUT_BYTES  # of one command
+    host: Host
+    name: str = ""
+    reconnect_seconds: float = DEFAULT_RECONNECT_SECONDS
+    owner: str = ""
+    launch: str = ""
+    received_bytes: int = 0  # of all answers, without what ssh adds to them
 
-    def __init__(
-        self,
-        host: Host,
-        name: str = "",
-        reconnect_seconds: float = DEFAULT_RECONNECT_SECONDS,
-        owner: str = "",
-        launch: str = "",
-    ) -> None:
-        self.host = host
-        self.name = name or host.host
-        self.reconnect_seconds = reconnect_seconds
-        self.owner = owner
-        self.launch = launch
-        self._lock = threading.Lock()
-        self._count_lock = threading.Lock()
-        self._route_lock = threading.Lock()
+    def __post_init__(self) -> None:
+        self.name = self.name or self.host.host
+        self._lock, self._count_lock, self._route_lock = threading.Lock(), threading.Lock(), threading.Lock()
         self._route: Route | None = None
         self._connection: SSHConnection | None = None
         self._has_swept = False
-        self.received_bytes = 0  # of all answers, without what ssh adds to them
 
     def change_keys(self, host: Host) -> None:
         """Expect other host keys from the next login on. The connection, if there is one, is kept."""
@@ -127,8 +120,7 @@ class SSHConnector:
 
         Raises `CommandFailed` if the command fails and `check` is true, and always if it is not over after `timeout`
         seconds; then it is killed with every process that it started. Raises `Unreachable` if the connection is lost
-        for `reconnect_seconds`, or the machine takes much longer than `timeout` to answer; the command may then still
-        run on the machine.
+        for `reconnect_seconds`, or the answer takes much longer than `timeout`; the command may then still run.
         """
         command_id = uuid.uuid4().hex
         start = time.monotonic()
@@ -206,8 +198,7 @@ class SSHConnector:
     def end_commands(self, next_script: str = "", **variables: str) -> bytes:
         """End all commands of the job, also those that another process started, with all that they started.
 
-        No command of this launch begins afterwards, on whichever connection. Then runs a script, as `run_repeatable`
-        does.
+        No command of this launch begins afterwards, on any connection. Then runs a script, as `run_repeatable` does.
         """
         ending = ssh_scripts.end_commands_script(self.host.folder, self.owner, self.launch)
         return self.run_repeatable(f"{ending}\n{next_script}", **variables)

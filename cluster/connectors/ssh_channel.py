@@ -58,8 +58,7 @@ class AnswerTimeLimit:
 class SSHChannel:
     """One script that runs on one channel. Every wait raises `EOFError` when the connection ends.
 
-    What the login shell prints before the script runs is dropped. A script that prints more than `limit_bytes` raises
-    `BadAnswer`, and one that exceeds `time_limit` `TimeoutError`.
+    What the login shell prints before is dropped. Raises `BadAnswer` above `limit_bytes`, `TimeoutError` too late.
     """
 
     connection: SSHConnection

@@ -98,7 +98,9 @@ def resolve_route(host: Host, jump_depth: int = 0) -> Route:
         known_hosts_files=tuple(
             _expand_path(path, tokens)
             for scope in ("user", "global")
-            for path in _split_paths(options, f"{scope}knownhostsfile")
+            # ssh prints them without quotes: the next one begins with / or ~, $ or %.
+            for path in re.split(r" (?=[/~$%])", _first_value(options, f"{scope}knownhostsfile") or "")
+            if path
         ),
         pinned_host_key=host.host_key,
         proxy_command=_expand_tokens(proxy_command, tokens) if proxy_command else None,
@@ -137,7 +139,6 @@ def _resolve_jump_host(jump_hosts: str, key_file: str | None, pinned_host_key: s
 
 
 def _openssh_options(host: Host) -> dict[str, list[str]]:
-    """Return the options that `ssh -G` prints for a host: lower-case name -> values, in their order."""
     argv = ["ssh", "-G", *_user_config_argv()]
     argv += ["-p", str(host.port)] if host.port else []
     argv += ["-l", host.user] if host.user else []
@@ -204,12 +205,6 @@ def _identity_agent(value: str, tokens: Mapping[str, str]) -> str:
 def _first_value(options: dict[str, list[str]], name: str) -> str | None:
     value = options.get(name, [""])[0]
     return value if value and value.lower() != "none" else None
-
-
-def _split_paths(options: dict[str, list[str]], name: str) -> list[str]:
-    """Return the paths of an option. ssh prints them without quotes: the next one begins with / or ~, $ or %."""
-    value = _first_value(options, name)
-    return re.split(r" (?=[/~$%])", value) if value else []
 
 
 def _expand_tokens(text: str, values: Mapping[str, str]) -> str:

@@ -71,8 +71,7 @@ class SSHConnection:
     def _keepalive(self) -> None:
         """Send keep-alive requests; close the connection when one is not answered and nothing else comes.
 
-        TCP alone does not notice a frozen sshd: to TCP it looks idle. On a slow link an answer may have to wait for
-        megabytes that were sent before it.
+        To TCP alone a frozen sshd looks idle. On a slow link an answer waits for megabytes sent before it.
         """
         while self.is_alive:
             answered = threading.Event()
@@ -187,8 +186,7 @@ def _open_transport_stream(
 class ProxyProgram(socket.socket):
     """A socket whose other end is the standard input and output of a ProxyCommand, which sh runs, as OpenSSH does.
 
-    Not `paramiko.ProxyCommand`: it knows no shell, and after the end of its program it reads on for ever and takes a
-    whole processor (its issues 2551 and 1277).
+    Not `paramiko.ProxyCommand`: it knows no shell, and reads on for ever after the end (its issues 2551 and 1277).
     """
 
     def __init__(self, command: str) -> None:
@@ -367,8 +365,7 @@ def _agent_keys(route: Route) -> "Iterator[Sequence[paramiko.PKey]]":
 def _signer(key: "paramiko.AgentKey") -> Callable[..., bytes]:
     """Return the key's method that signs, which for a key that the agent does not sign with returns a wrong signature.
 
-    An agent declines for a FIDO key that is not plugged in, a key that asks its user, a smart card that was removed;
-    paramiko's connection would end. So the machine refuses this key, and the next one is offered.
+    An agent declines for a FIDO key that is not plugged in, or a removed smart card; paramiko's connection would end.
     """
     import paramiko
 

@@ -266,8 +266,7 @@ def new_bytes_script(
 ) -> bytes:
     """Return the script that prints delimiter, path and new bytes of each mirrored file that has grown.
 
-    Paths in `known_sizes` are relative to `folder`. Prints about `limit_bytes` of content and paths, and whether there
-    is more; the status files of the machines come first and do not count.
+    Paths are relative to `folder`. Prints about `limit_bytes`, and whether there is more; status files do not count.
     """
     names = [*(f"status/{name}.json" for name in machine_names), "attempts", *LOG_FOLDERS]
     values = {

@@ -79,8 +79,7 @@ def server_class() -> type["Server"]:
     """Return libtmux's server, which asks tmux in a way that depends on neither our terminal nor our locale.
 
     The tmux client refuses a terminal whose type this computer does not know, replaces characters where the locale is
-    not UTF-8 by name, and waits for ever for a server that is stopped. So it gets no standard input, `-u`, and a time
-    limit.
+    not UTF-8 by name, and waits for ever for a stopped server. So it gets no standard input, `-u`, and a time limit.
     """
     import libtmux  # takes 0.1 s, which `imgnet-cluster --help` need not wait for
     from libtmux.common import tmux_cmd

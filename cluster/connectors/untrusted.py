@@ -208,8 +208,7 @@ def parse_new_bytes(
 class ArrivalFolder:
     """A folder of this computer into which bytes from machines are written.
 
-    Paths are relative to it. A symbolic link, or anything else but a folder or a regular file, is never followed or
-    written below it, at any level. Every method raises `OSError` with the path.
+    Paths are relative to it. No link is followed at any level, only folders and regular files. All raise `OSError`.
     """
 
     def __init__(self, path: Path) -> None:

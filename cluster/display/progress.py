@@ -44,8 +44,7 @@ TRAINING_STATES = (MachineState.TRAINING, MachineState.VALIDATING)
 def follow(job: Job, others: Sequence[Job] = ()) -> int:
     """Show a job until it ends: a line for each epoch, or what a command prints; on a terminal, also a progress bar.
 
-    `others` are further jobs of its sweep: the bar says how far each of them is. Off a terminal, each change of
-    activity is a line. Returns the exit code for the job's final state.
+    `others` of its sweep are in the bar. Off a terminal, each change of activity is a line. Returns the exit code.
     """
     out = console()
     bar = Progress(
@@ -174,8 +173,7 @@ def _describe_other(job: Job) -> str:
 def progress_text(status: JobStatus, since: float, first_step: int) -> str:
     """Return the text beside the bar: steps, speed, and the time left.
 
-    The time left assumes the mean step time since `first_step`, at monotonic time `since`. A command need not tell
-    more than its step.
+    The time left is by the mean step since `first_step`, at monotonic time `since`. A command may tell its step only.
     """
     is_told = (status.steps and status.images_per_second) or status.command
     if not is_told or status.step is None:
@@ -239,7 +237,6 @@ def describe_silent_machines(job: Job, names: Sequence[str]) -> str:
 
 
 def _print_log_of_failed_rank(job: Job) -> None:
-    """Print the last lines of the rank whose failure ended a command."""
     end = job.run_folder.attempts.newest()
     if end is None or end.failed_rank is None:
         return
@@ -255,7 +252,6 @@ def _print_hint(line: str) -> None:
 
 
 def _print_network(job: Job, result: JobResult) -> None:
-    """Print where the trained network is, and what to do with it."""
     folder = job.run_folder.network_folder
     if not (folder / MODEL_FILE).exists():
         if job.backend.is_remote:

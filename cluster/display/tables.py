@@ -62,8 +62,7 @@ def print_table(rows: Iterable[Row], optional: Sequence[str] = ()) -> None:
     """Print rows under the names of their columns, with numbers aligned to the right. No number is ever cut.
 
     A row may lack columns. If the table is wider than the terminal, long texts are wrapped within their column, and
-    columns of `optional` are left out in that order. On a terminal, the cells of the column "state" have the color of
-    their state.
+    columns of `optional` are left out in that order. On a terminal, cells of the column "state" have its color.
     """
     out = console()
     width = out.width if out.width < PLAIN_WIDTH_CHARACTERS else None

@@ -27,8 +27,7 @@ REFRESH_SECONDS = 1.0  # between two copies of new event files from the machines
 def serve(find_jobs: Callable[[], Sequence[Job]], port: int, title: str) -> int:
     """Serve the curves of the jobs that `find_jobs` returns until Ctrl-C, and copy their new events while they run.
 
-    TensorBoard names a run after its folder, so each job gets a link of its title in a temporary folder. Returns an
-    exit code.
+    TensorBoard names a run after its folder, so each job gets a link of its title. Returns an exit code.
     """
     with tempfile.TemporaryDirectory(prefix="imgnet-tensorboard-") as folder:
 
@@ -90,7 +89,6 @@ def write_settings(job: Job) -> None:
 
 
 def _check_port_is_free(port: int) -> None:
-    """Raise `ClusterError` when another process listens on the port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

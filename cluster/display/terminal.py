@@ -1,8 +1,8 @@
 """What may reach the terminal: text without control characters, and without the loss of a closed or narrow stream.
 
 Names, reasons and log lines come from machines and from files. A terminal obeys the control characters in them: they
-could change its title, its clipboard or what is shown. The command line prints through `TerminalStream`, and rich
-through the console of `cluster/display/tables.py`, which cleans each piece of text before it gets its color.
+could change its title, its clipboard or what is shown. The command line prints through `TerminalStream`, rich through
+the console of `cluster/display/tables.py`, which cleans each piece of text before it gets its color.
 """
 
 import codecs

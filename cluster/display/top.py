@@ -85,7 +85,6 @@ def machine_cells(machines: Machines, now: float, tracker: StatusAgeTracker) -> 
 
 
 def _load_cells(machine: MachineRow) -> dict[str, str]:
-    """Return the cells of a machine's training and load."""
     status = machine.status
     numbers: TrainingNumbers = status or TrainingNumbers()
     load = (status and status.use) or MachineLoad()

@@ -34,8 +34,7 @@ def unfinished_jobs() -> list[Job]:
 def terminate_job(job: Job) -> list[str]:
     """Terminate a job and all its rented machines at once, also what remains of a job that has ended.
 
-    Returns when nothing of it is left, but on the machines that did not answer: those are returned. None of them is
-    rented. Raises `ClusterError` with what could not be terminated.
+    Returns the machines that did not answer, none of them rented. Raises `ClusterError` with what is left.
     """
     if job.is_waiting:
         job.stop()

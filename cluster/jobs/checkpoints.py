@@ -73,8 +73,7 @@ def fetch_network(job: Job, progress: Progress = no_progress) -> list[Path]:
 def newest_checkpoint(job: Job, progress: Progress = no_progress) -> Path:
     """Return the path of the newest complete checkpoint of a job, of a command the copy of its checkpoint folder.
 
-    `progress` is called as by `trained_weights`. Raises `ClusterError` when the job has not saved one yet, or when its
-    machines cannot be reached and none is here.
+    `progress` is as in `trained_weights`. Raises `ClusterError` when nothing was saved, or none can be fetched.
     """
     is_command = job.spec.own_command is not None
     path = (newest_version if is_command else newest_local_checkpoint)(job.run_folder.shared)

@@ -50,8 +50,7 @@ class DamagedJob(ClusterError):
 class Job:
     """A job in its run folder, and the commands that change it. Every property reads the files anew.
 
-    Only the supervisor (`is_supervisor`) talks to machines other than this computer. All other processes read the files
-    that it copies into the run folder.
+    Only the supervisor (`is_supervisor`) talks to other machines; other processes read the files that it copies.
     """
 
     def __init__(self, path: Path, is_supervisor: bool = False) -> None:
@@ -398,8 +397,7 @@ class Job:
     def kill_machine(self, machine: str, notice_seconds: float | None = None, is_permanent: bool = False) -> None:
         """Kill a machine to rehearse a recovery: at once, as in a power cut, or after a notice of `notice_seconds`.
 
-        The supervisor replaces the machine, unless `is_permanent`. Raises `ClusterError` when the job has no such
-        machine at work.
+        The supervisor replaces it, unless `is_permanent`. Raises `ClusterError` when no such machine is at work.
         """
         self.refresh()
         if self.has_ended or self.is_waiting:
@@ -413,8 +411,7 @@ class Job:
     def plan_resume(self, **options: object) -> "ResumePlan":
         """Return the plan of a resume. `options` are changed options of the launch, named with underscores.
 
-        Sends requests to the cloud of a rented job. Raises `ClusterError` as `resume` does, and `BadInput` for wrong
-        options.
+        Asks the cloud of a rented job. Raises `ClusterError` as `resume` does, and `BadInput` for wrong options.
         """
         from cluster.planning.resume import plan_resume  # late, because most commands plan nothing
 

@@ -74,7 +74,6 @@ def wait_for_join(job: Job, machines: Collection[str]) -> dict[str, str]:
 
 
 def _listed_hosts(spec: JobSpec, names: Sequence[str]) -> list[Host]:
-    """Return the hosts with these names from the hosts file with which a job was launched. Raises `BadInput`."""
     path = (spec.backend_options or {}).get("hosts")
     if not spec.hosts or not isinstance(path, str):
         raise BadInput(f"{spec.name} was not launched here on machines of a hosts file, so none can join it")

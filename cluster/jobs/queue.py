@@ -122,7 +122,6 @@ def advance_queue(runs_folder: Path, queue_id: str) -> bool:
 
 @contextlib.contextmanager
 def _log_errors(job: Job) -> Iterator[None]:
-    """Log the errors of one job into its run folder, so that the other jobs continue."""
     try:
         yield
     except ClusterError as error:

@@ -96,7 +96,6 @@ def find(name: str | None = None) -> Job:
 
 
 def _describe_existing(jobs: Sequence[Job]) -> str:
-    """Return which jobs exist, in a few words."""
     if len(jobs) <= MAX_JOBS_LISTED:
         titles = {job.name: job.spec.title for job in intact_jobs()}
         verb = "is" if len(jobs) == 1 else "are"

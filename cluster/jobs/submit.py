@@ -107,8 +107,7 @@ def check(spec: JobSpec) -> None:
 def find_interrupted_duplicate(spec: JobSpec) -> Job | None:
     """Restart the supervisors of all jobs on rented machines that lack one; return the job with the same request.
 
-    When a launch was killed and is typed again, a second job would rent every machine twice. None when no such job is
-    like this one.
+    When a launch was killed and is typed again, a second job would rent every machine twice. None: there is none.
     """
     duplicate = None
     for job in rented_jobs() if spec.cloud else []:
@@ -166,7 +165,6 @@ def create_job(spec: JobSpec) -> Job:
 
 
 def _describe_options() -> str:
-    """Return the text about options in `help(launch)`: the options of all launches, then of each backend."""
     titles: dict[str, type[OptionSet]] = {"all": LaunchOptions, **catalog.usable_options()}
     lines = []
     for title, options_class in titles.items():

@@ -203,9 +203,8 @@ class Supervision:
     def _end(self, backend: Backend) -> bool:
         """End the job's supervisor, so that this process can start another. Returns whether no supervisor is left.
 
-        One that is frozen is killed at once: were it asked to end, it would do so only when it goes on.
-        The holder of the lock is left alone if it is another program: on a shared disk, the ID may be that of a process
-        of another computer.
+        One that is frozen is killed at once: were it asked to end, it would do so only when it goes on. Another program
+        that holds the lock is left alone: on a shared disk, the ID may be of another computer.
         """
         for signal_number in (signal.SIGKILL,) if self._is_frozen else (signal.SIGTERM, signal.SIGKILL):
             pid = lock_holder(self.path / SUPERVISOR_LOCK)

@@ -86,8 +86,7 @@ class MachineReplacer:
     def machines_to_replace(self) -> list[str]:
         """Return the machines that are dead and should be replaced.
 
-        The list is empty when the job is ending, when all machines are dead, or when it has one machine only. Machines
-        that failed, were removed for good or are still booting are not in it.
+        None when the job ends, all are dead or it has only one; not those that failed, were removed or still boot.
         """
         run_folder = self.job.run_folder
         statuses = status.machine_statuses(self.job.run)
@@ -166,8 +165,7 @@ def heartbeats(path: Path) -> Iterator[None]:
 def log_signal(signal_number: int, _: FrameType | None) -> None:
     """Log a signal, of which nothing else keeps a trace. SIGTERM ends the process as if there were no handler.
 
-    After SIGHUP the supervisor goes on: its tmux session may end before the result is written. `supervise` logs it when
-    the job goes on too.
+    After SIGHUP it goes on: its tmux session may end before the result is written. `supervise` logs that.
     """
     if signal_number == signal.SIGHUP:
         return unlogged_hangups.append(signal_number)

@@ -1,7 +1,6 @@
 """Packs this project's packages and the user's project into one archive, and unpacks it on a machine.
 
-The unpacked code is in <folder>/code/<hash>. Equal files give equal archives, so a machine receives each state of the
-code once.
+The unpacked code is in <folder>/code/<hash>. Equal files give equal archives: a machine gets each state of them once.
 """
 
 import gzip
@@ -67,8 +66,7 @@ def code_folder(folder: str, code_hash: str) -> str:
 def upload_code(machine: SSHConnector, folder: str, archive_bytes: bytes, code_hash: str) -> str:
     """Place packed code on a machine that lacks it. Returns its `code_folder`.
 
-    The folder appears atomically, also if several jobs place it at once. Raises `ClusterError` when the disk is full
-    or the folder cannot be written.
+    It appears atomically, also if several jobs place it. Raises `ClusterError` when it cannot be written.
     """
     target = code_folder(folder, code_hash)
     temp_folder = f"{folder}/code/.{code_hash}.{uuid4().hex}"
@@ -91,7 +89,6 @@ def _file_names(root: Path, folder: str = ".") -> list[str]:
 
 
 def _add_file(archive: tarfile.TarFile, path: Path, name: str) -> None:
-    """Add a file or a link with its name, x-bit and content, and no other metadata."""
     info = tarfile.TarInfo(name)
     if path.is_symlink():
         info.type = tarfile.SYMTYPE

@@ -1,8 +1,7 @@
 """A job's machines over ssh, as its supervisor sees them: sets them up, copies files, and tracks which agents run.
 
 Small files of the shared folder are mirrored to the local run folder, so commands that only read need no network. Two
-files are copied from here to the shared folder: `launch` and `stop`. A machine that cannot be reached does not count as
-lost.
+files are copied from here to the shared folder: `launch` and `stop`. A machine out of reach does not count as lost.
 """
 
 import contextlib
@@ -127,8 +126,7 @@ class Fleet:
     def replace_host(self, name: str, host: Host) -> None:
         """Use another host for a machine from now on, or the same host with other keys.
 
-        Other keys do not end a connection: the machine on it has shown its key already, and a login takes seconds.
-        `write_ssh_config` has to follow.
+        Other keys end no connection: its machine has shown its key already. `write_ssh_config` has to follow.
         """
         old_host, self.hosts[name] = self.hosts[name], host
         self.setup_progress.update(name, host=host.host, reason="")
@@ -154,8 +152,7 @@ class Fleet:
     def set_up_machines(self) -> None:
         """Set up all machines for the run folder's launch and start their agents, unless that is done already.
 
-        Raises `SetupFailed`, a line for each reason with its machines, if fewer machines are usable than the job needs.
-        Spares may fail.
+        Raises `SetupFailed`, a line for each reason with its machines, if too few are usable. Spares may fail.
         """
         launch_id = self.folders.launch_id
         if self.setup_progress.record.launch == launch_id and self.setup_progress.record.is_ready:
@@ -233,8 +230,7 @@ class Fleet:
     def pull_last_files(self, patience_seconds: float = math.inf) -> bool:
         """Copy what the last agent wrote before it ended, as much as comes within a few seconds.
 
-        Returns whether all is here. After a stop request, or `patience_seconds` after the first call, what is missing
-        stays on the machines. Raises as `pull_files` does.
+        Returns whether all is here, or given up: after a stop request, or `patience_seconds` after the first call.
         """
         now = time.monotonic()
         if self.mirror.pull():
@@ -280,8 +276,7 @@ class Fleet:
     def push_stop_request(self) -> None:
         """Copy a stop request from the run folder to the machines' shared folder, once.
 
-        Goes over connections of its own, to a few more machines with each call until one has it: an answer that is
-        under way does not delay it. Raises `ClusterError` when all of them refuse it.
+        On connections of its own, to more machines each call until one has it. Raises `ClusterError` if all refuse.
         """
         stop_path = self.folders.stop_path
         if self.stop_request_sent or not stop_path.exists():
@@ -324,8 +319,7 @@ class Fleet:
     def is_over(self) -> bool:
         """Whether the job's outcome is decided.
 
-        That is so with a result, with an end that the agents agreed on, and `STOP_GRACE_SECONDS` after a stop that was
-        requested, or that a machine began when its time limit had passed.
+        So with a result, an agreed end, and `STOP_GRACE_SECONDS` after a stop by request or by a time limit.
         """
         long_ago, launch_id = time.monotonic() - STOP_GRACE_SECONDS, self.folders.launch_id
         if self.folders.stop_path.exists():

@@ -44,8 +44,7 @@ LAST_LOOK_SECONDS = 5.0  # for the last look, which a set-up waits for
 class SetupLogCopy:
     """Copies the log of a machine's set-up over ssh into the run folder, also while a command of the set-up writes it.
 
-    The log lies in the machine's own work folder. It has `remote_size` bytes now, those of earlier launches. Errors are
-    ignored: the log is for people, and the set-up reports what is wrong by itself.
+    It has `remote_size` bytes of earlier launches. Errors are ignored: the set-up itself reports what is wrong.
     """
 
     def __init__(self, connector: SSHConnector, remote_path: str, remote_size: int, run_path: Path, name: str) -> None:
@@ -139,8 +138,7 @@ class Mirror:
     def pull(self) -> bool:
         """Copy what is new, as much as comes within a few seconds. Returns whether that is all there was at the call.
 
-        Raises `Unreachable` when no machine answers, `OSError` when the local disk is full or a link is in the way. An
-        answer that breaks a rule is dropped and reported.
+        Raises `Unreachable` when no machine answers, `OSError` for a full disk or a link. Bad answers are reported.
         """
         start = time.monotonic()
         while True:
@@ -189,8 +187,7 @@ class Mirror:
     def _next_answer(self) -> tuple[Question, NewBytes, bytes] | None:
         """Return the next answer of any machine; None when those that answered broke a rule.
 
-        Asks one machine after the other, the next one when the one before is silent or slow. Raises `AnswerUnderWay` if
-        some are only slow, and else the last `ClusterError` if none answers.
+        Asks one after the other. Raises `AnswerUnderWay` if some are only slow, else the last error if none answers.
         """
         last_error: ClusterError | None = None
         was_answer_bad = is_under_way = False
@@ -229,7 +226,6 @@ class Mirror:
         raise last_error or Unreachable("this job has no machines")
 
     def _ask(self, name: str) -> None:
-        """Ask a machine for what is new, unless a question to it is under way."""
         if name in self.questions:
             return
         if self.local_sizes is None:

@@ -187,8 +187,7 @@ def query_gpus() -> tuple[tuple[str, ...], str]:
 def call_with_timeout(folder: Path, function: Callable[[], object]) -> Any:  # Any: what JSON can hold
     """Call a function that looks at a folder, in a forked process, and return its answer.
 
-    In a separate process, because access to a lost file server blocks the caller. Raises `OSError` with the text of the
-    function's exception, or that the folder does not answer.
+    Access to a lost file server blocks. Raises `OSError` with the function's error, or that there is no answer.
     """
     reader, writer = os.pipe()
     pid = os.fork()

@@ -100,8 +100,7 @@ class Provisioner:
     ) -> CheckedMachine | None:
         """Bring code and environment to a machine and open the job's session there. Raises `ClusterError`.
 
-        `code` is not called before the login. Takes two commands, and a third for a machine that lacks the code.
-        Returns the machine's facts, which `check_machines` judges; None without checks.
+        `code` is called after the login. Returns the facts, which `check_machines` judges; None without checks.
         """
         connector, host, progress = self.connectors[name], self.hosts[name], self.setup_progress
         address = host.address or connector.route.host
@@ -164,7 +163,6 @@ class Provisioner:
         return CheckedMachine(facts, skew, untrusted.one_line(environment.torch), environment.missing)
 
     def _probe_argv(self, name: str) -> list[str]:
-        """Return module and first arguments of the probe on a machine."""
         row = self.setup_progress.rows[name]
         where = ["--shared", self.shared_folder(name), "--work", row.folder]
         data: list[str] = []
@@ -312,19 +310,17 @@ class Provisioner:
         argv = ["sh", "-c", JOB_FILES_SCRIPT, "sh", self.job_folder(name), outdated, *words]
         self.connectors[name].run(argv, timeout=FILES_TIMEOUT_SECONDS, input=b"".join(contents.values()))
 
-    def _send_secrets(self, name: str) -> None:
-        """Send the values of a command's secret variables to the work folder of a machine. Raises `ClusterError`."""
-        if names := self.spec.own_command and self.spec.own_command.secrets:
-            values = secret_values.require(names, secret_values.kept_values(self.spec.uid), self.spec.name)
-            argv = ["sh", "-c", secret_values.SEND_SCRIPT, "sh", self.setup_progress.rows[name].work]
-            content = secret_values.sent_bytes(values)
-            self.connectors[name].run(argv, timeout=FILES_TIMEOUT_SECONDS, input=content)
-
     def start_agent(self, name: str, elapsed_seconds: float) -> None:
         """Start an agent in the session, with the seconds of the limit that have passed. A second one ends itself."""
         with timed_step(self.setup_progress, name, SetupStep.AGENT):
             row, session = self.setup_progress.rows[name], self.spec.tmux_session
-            self._send_secrets(name)
+            if names := self.spec.own_command and self.spec.own_command.secrets:
+                values = secret_values.require(names, secret_values.kept_values(self.spec.uid), self.spec.name)
+                argv, content = (
+                    ["sh", "-c", secret_values.SEND_SCRIPT, "sh", row.work],
+                    secret_values.sent_bytes(values),
+                )
+                self.connectors[name].run(argv, timeout=FILES_TIMEOUT_SECONDS, input=content)
             argv = ["env", f"PYTHONPATH={row.code}", "PYTHONSAFEPATH=1", row.python, "-m", "cluster.agent"]
             argv += [self.job_folder(name), row.work, name, "--address", row.address]
             argv += ["--elapsed", f"{elapsed_seconds:.0f}"]

@@ -74,8 +74,7 @@ ERROR_EXPLANATIONS = (
 class Environment:
     """A Python environment: path of its Python ("": none), and the version of its torch.
 
-    `missing` are the packages that it lacks, with --find. `why` says why this environment was chosen, or why there is
-    none. `seconds` is the time that the search took.
+    `missing`: what it lacks (--find). `why` it was chosen, or there is none. `seconds` is the time of the search.
     """
 
     python: str = ""
@@ -144,8 +143,7 @@ def project_requirements(pyproject: Path = PYPROJECT) -> list[str]:
 def ensure_environment(folder: Path, required_packages: Sequence[str], find_only: bool = False) -> Environment:
     """Return an environment that has all required packages, and make it if needed.
 
-    With `find_only` no environment is made: when there is none, this Python is returned, with the packages that it
-    lacks. Raises `ClusterError` or `OSError` when an environment cannot be made.
+    With `find_only` none is made: this Python is returned, with what it lacks. Raises `ClusterError`, `OSError`.
     """
     missing = [requirement for requirement in required_packages if not is_installed(requirement)]
     if not missing:
@@ -189,8 +187,7 @@ def is_complete(venv: Path) -> bool:
 def is_installed(requirement: str) -> bool:
     """Whether this Python has the package and version of a requirement such as "torch>=2.13,<2.14".
 
-    A requirement whose marker excludes this system counts as installed. Without `packaging`, of which pip has a copy,
-    nothing does: such a Python lacks required packages anyway, and gets a complete venv.
+    Excluded by its marker, it counts. Without `packaging`, of which pip has a copy, nothing does: more is missing.
     """
     for module in ("packaging.requirements", "pip._vendor.packaging.requirements"):
         with contextlib.suppress(ImportError):
@@ -327,7 +324,6 @@ def _run_command(argv: Sequence[str], temp: Path) -> None:
 
 
 def _explain_error(lines: Sequence[str]) -> str:
-    """Return our explanation of another program's error output, "" if it is not a known error."""
     text = "\n".join(lines)
     package = f"python{sys.version_info[0]}.{sys.version_info[1]}-venv"
     for pattern, explanation in ERROR_EXPLANATIONS:

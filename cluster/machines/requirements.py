@@ -4,7 +4,7 @@ Checked before a launch. Only the trainer imports the modules; here they are loc
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
@@ -54,9 +54,9 @@ def require_functions(recipe: Recipe, project: UserProject | None) -> None:
             raise BadInput(f"{field}: {module} has no function {name}; correct the recipe, or {file}")
 
 
-def find_module(module: str, folders: Sequence[str]) -> ModuleSpec | None:
+def find_module(module: str, folders: Iterable[str | Path]) -> ModuleSpec | None:
     """Return the specification of a module below folders, None when there is none. Imports nothing."""
-    search: Sequence[str] | None = folders
+    search: Iterable[str] | None = map(str, folders)
     spec = None
     for name in module.split("."):
         # By its own name only: with the whole name, Python asks for the imported parent of a package without a file.
@@ -94,7 +94,6 @@ def missing_requirements(recipe: Recipe, project: UserProject | None = None) -> 
 
 
 def _download_hint(model_name: str, path: Path) -> str:
-    """Return how to create a file of pretrained weights, "" for a network that torchvision does not have."""
     if model_name not in TORCHVISION_MODELS:
         return ""
     save = f"torch.save(torchvision.models.{model_name}(weights='DEFAULT').state_dict(), '{path.name}')"

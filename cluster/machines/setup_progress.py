@@ -52,8 +52,7 @@ class SetupProgress:
     def start_launch(self, launch_id: str, hosts: Mapping[str, str]) -> None:
         """Start all rows anew for a launch. `hosts` are host names by machine.
 
-        The other computer of an adopted job has reached all its machines. A resume sets up again what agents have run
-        on.
+        The other computer of an adopted job has reached all its machines. A resume sets up again where agents ran.
         """
         with self.lock:
             self.is_abandoned = False

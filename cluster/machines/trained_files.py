@@ -54,8 +54,7 @@ def newest_local_checkpoint(shared: Path) -> Path | None:
 def has_final_files(spec: JobSpec, folder: RunFolder) -> bool:
     """Whether the machines have what the job has made in the end: a network, or the last checkpoints of a command.
 
-    Without a result, a run has perhaps begun anew to train on; its network is then that of before. A command that was
-    stopped goes on with `resume`; its checkpoints stay on the machines.
+    Without a result a run trains on: its network is that of before. A stopped command's stay there for `resume`.
     """
     if spec.own_command is None:
         return (folder.shared / RESULT_FILE).exists()
@@ -68,8 +67,7 @@ def download_checkpoint(
 ) -> Path | None:
     """Copy the newest intact checkpoint of a machine's shared folder to the local one; None if there is none.
 
-    `progress` is called with the bytes received so far and the size of the file. Raises `ClusterError` when the machine
-    does not answer or names an impossible size, `OSError` when the local disk is full.
+    `progress` gets bytes and size. Raises `ClusterError` for no answer or a bad size, `OSError` for a full disk.
     """
     sizes = machine.list_files(f"{remote_shared}/{CHECKPOINTS_FOLDER}")
     ages = {name: age for name in sizes if (age := checkpoint_age(name))}

@@ -72,7 +72,6 @@ class Delivery:
         return error
 
     def _try(self, notification: Notification) -> Generator[None, None, str]:
-        """Run the process that delivers. Returns why it failed, "" when it did not."""
         if is_webhook(self.target):
             argv, variables = module_command("cluster.notifications.webhook"), {URL_VARIABLE: self.target}
         else:

@@ -1,8 +1,7 @@
 """Tells users what happens to a job: finds events in its files, and sends each one once to every target.
 
 The process that holds the lock is the one that sends; normally it is the job's supervisor. An event is written to the
-journal before it is sent. When the process is killed between the sending and the outcome, the next one sends again,
-with the same "id".
+journal before it is sent. When the process is killed before the outcome, the next one sends again, with the same "id".
 """
 
 import contextlib

@@ -42,8 +42,7 @@ def is_webhook(target: str) -> bool:
 def describe_target(target: object) -> str:
     """Return a target as it is shown to people, and written to files that leave this computer.
 
-    Of a URL only the host, because whoever knows the rest can post; of a command only the program, because its
-    arguments may be such a URL or a password.
+    Of a URL only the host, of a command only the program: whoever knows the rest can post, or has a password.
     """
     text = str(target)
     if not is_webhook(text):

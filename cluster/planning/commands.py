@@ -46,8 +46,7 @@ def plan_command(
     """Plan the launch of a command without starting anything. It runs in the copy of `workdir`, "" for this folder.
 
     `secrets` are values of its secret variables; this process has the others. With `offline`, prices come from
-    built-in tables. Raises `BadInput` for options that do not fit together or to the command, `ClusterError` for all
-    else.
+    built-in tables. Raises `BadInput` for options that do not fit, `ClusterError` for all else.
     """
     options = options or make_launch_options()
     planner = open_planner(command, options, options.machines or command.machines, offline)

@@ -59,8 +59,7 @@ def set_to_fetch(source: str, target: Path, short_side: int | None, copies_root:
 def sets_of_job(spec: JobSpec, say: Callable[[str], None]) -> list[SetToFetch]:
     """Return the sets that a machine of a job fetches: resized copies, the smallest first, then the full-size images.
 
-    These replace copies that the source does not have, and `say` gets a line about that. Where no phase reads them,
-    only their index is fetched, and it comes first.
+    Those replace missing copies, of which `say` gets a line. Where no phase reads them, only their index, first.
     """
     target = Path(spec.train.data).expanduser().absolute()
     sets, missing_sizes = list[SetToFetch](), list[int]()
@@ -192,8 +191,7 @@ class SetCounts:
 def count_set(root: Path, val_fraction: float) -> SetCounts:
     """Count the images of a data folder from its listings and manifests, without opening an image.
 
-    `val_fraction` of train/ is held out for validation where there is no val/. A file of a class folder counts as an
-    image unless it is hidden.
+    `val_fraction` of train/ is held out where there is no val/. A file of a class counts unless it is hidden.
     """
     train_folder, val_folder = root / "train", root / "val"
     try:

@@ -139,11 +139,7 @@ def with_preset_boot(constants: Constants) -> Constants:
 
 
 def job_machine_type(spec: JobSpec, result: JobResult | None, rented_type: str = "") -> MachineType:
-    """Return the machine type that a job ran on.
-
-    For rented machines this is `rented_type`. Other machines are described by what the job reports: CPUs, or GPUs of
-    unknown model ("").
-    """
+    """Return the machine type that a job ran on: the rented one, or as the job reports CPUs, or unknown GPUs ("")."""
     machine_type = find_machine_type(rented_type) if rented_type else None
     return machine_type or MachineType(
         name=f"machine of {spec.name}",
@@ -158,8 +154,7 @@ def job_machine_type(spec: JobSpec, result: JobResult | None, rented_type: str =
 def constants_for_type(constants: Constants, job_type: MachineType, machine_type: MachineType) -> tuple[Constants, str]:
     """Adapt the constants of a job that ran on `job_type` to `machine_type`.
 
-    Step times hold for the job's GPU model only: another one has the presets. Returns the constants, and a note on
-    what was replaced or assumed ("" if nothing).
+    Step times hold for one GPU model; another has the presets. Returns also what was replaced or assumed.
     """
     if job_type == machine_type:
         return constants, ""

@@ -119,13 +119,11 @@ def options_of(spec: JobSpec) -> LaunchOptions:
 
 
 def _all_options(backend: str) -> dict[str, Option]:
-    """Return the options of a launch on a backend, by name."""
     options_class = catalog.options_class(backend)
     return {option.name: option for option in (*LaunchOptions.launch_options(), *options_class.launch_options())}
 
 
 def _check_names(values: dict[str, object], backend: str) -> None:
-    """Raise `BadInput` for options that a resume cannot change."""
     options = _all_options(backend) | {option.name: option for option in MoreEpochs.launch_options()}
     for name in values:
         if name not in options:
@@ -136,7 +134,6 @@ def _check_names(values: dict[str, object], backend: str) -> None:
 
 
 def _check_price_limit(spec: JobSpec, spent_dollars: float) -> None:
-    """Raise `BadInput` when the job has reached its limit in dollars."""
     max_dollars = spec.rental_facts.max_dollars
     if max_dollars is not None and spent_dollars >= max_dollars:
         raise BadInput(
@@ -146,7 +143,6 @@ def _check_price_limit(spec: JobSpec, spent_dollars: float) -> None:
 
 
 def _describe_changes(before: LaunchOptions, after: LaunchOptions) -> Iterator[str]:
-    """Yield a line for each option whose values differ."""
     values, changed_values = before.launch_values(), after.launch_values()
     for name, option in _all_options(after.backend).items():
         old, new = values[name], changed_values[name]
@@ -209,7 +205,6 @@ def _with_added_epochs(run: Run, options: MoreEpochs) -> JobSpec:
 
 
 def _note_on_added_epochs(schedule: Schedule, planned: int, options: MoreEpochs) -> str:
-    """Return a note for the plan: which epochs follow the `planned` ones, and their learning rate."""
     origin = "that of the last step before; for another one: --lr" if options.lr is None else "by --lr"
     lr, _ = schedule.scheduled_phases[-1].scaled_lr_endpoints
     return (

@@ -188,8 +188,7 @@ class WorkClock:
 def machine_losses(run_folder: RunFolder, spans_by_machine: SpansByMachine) -> list[tuple[str, float]]:
     """Return (machine, moment) of each loss: of an agent without which the next attempt of the launch goes on.
 
-    A new agent may have the place of the lost one already. The moment is when the machine was last alive, or else when
-    the next attempt was agreed on.
+    A new agent may have its place already. The moment is when it was last alive, or else when the next began.
     """
     moved = timeline.moved_launches(run_folder)
     attempts = [attempt for attempt in run_folder.attempts.all() if attempt.members]

@@ -5,8 +5,7 @@
 One thread does all that takes long, so that the agent goes on with its heartbeats. A copy is taken when nothing in the
 folder has changed for `REST_SECONDS`. A folder that is not at rest for so long is copied every `RESTLESS_SECONDS` at
 a moment when no process of this user has a file of it open for writing: each file is whole then, but files that are
-saved one after the other may be of different steps. A file that is open for longer than `LOG_SECONDS` is a log, for
-which no copy waits.
+saved one after the other may be of different steps. For a file open longer than `LOG_SECONDS`, a log, no copy waits.
 """
 
 import contextlib
@@ -73,8 +72,7 @@ class CheckpointFolder:
     def finish(self, was_graceful: bool) -> None:
         """Take a last copy, now that the processes of the attempt have ended, unless the newest one has it all.
 
-        After a crash or a kill (not `was_graceful`) a file may be half written: the copy is taken only of a folder that
-        was at rest. Only the first call has an effect.
+        After a crash (not `was_graceful`) only a folder at rest is copied. Only the first call has an effect.
         """
         if not self._ended.is_set():
             self._was_graceful = was_graceful

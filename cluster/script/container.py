@@ -64,7 +64,6 @@ def _run_docker(*arguments: str, seconds: float | None = ANSWER_SECONDS) -> str:
 
 
 def _reason(stderr: str, code: int) -> str:
-    """Return the error of docker as one line."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     text = next((line for line in lines if "denied" in line or "error" in line.lower()), lines[-1] if lines else "")
     if "permission denied" in text.lower() and "socket" in text.lower():
@@ -80,8 +79,7 @@ def find_error(log: str) -> str:
 def prepare(image: str) -> bool:
     """Make an image present on this machine, and return whether docker has the NVIDIA runtime.
 
-    An image that is here already is not pulled again. May take long: call it in a process of its own. Raises
-    `ContainerError`.
+    It is not pulled again. May take long: call it in a process of its own. Raises `ContainerError`.
     """
     check_image(image)
     if not shutil.which(DOCKER):

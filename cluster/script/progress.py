@@ -73,8 +73,7 @@ def compile_pattern(text: str) -> re.Pattern[str]:
 def time_limit(seconds: float) -> Iterator[None]:
     """Raise `_OutOfTime` when the `with` block has used this many seconds of CPU time, even during a search by `re`.
 
-    CPU time, not elapsed time: the ranks may keep the processors busy. Signals reach the main thread only; in any
-    other thread there is no limit.
+    CPU time: the ranks may keep the processors busy. Signals reach the main thread: in others there is no limit.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -118,8 +117,7 @@ def _parse_number(text: str) -> float | None:
 class ScriptProgress:
     """Follows one attempt of a script. `problem` is one line about the pattern when its search took too long.
 
-    `log` is the output of rank 0, `touched` the file `IMGNET_PROGRESS`. With `counts_output` each output is a sign of
-    life, which it is when nothing better is known.
+    `log` is of rank 0, `touched` is `IMGNET_PROGRESS`. With `counts_output` each output is a sign of life.
     """
 
     def __init__(
@@ -179,7 +177,6 @@ class ScriptProgress:
             self._note(numbers)
 
     def _search(self, pattern: re.Pattern[str], lines: list[str]) -> ScriptNumbers | None:
-        """Return the numbers of the last line that matches, None when none does."""
         try:
             with time_limit(MATCH_SECONDS):
                 for line in reversed(lines):

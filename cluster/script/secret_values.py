@@ -72,8 +72,7 @@ def collect(arguments: Sequence[str], files: Sequence[str], environment: Mapping
 def parse_env_file(text: str, source: str) -> dict[str, str]:
     """Return the variables of a file with lines such as NAME=value, as dotenv has them.
 
-    Empty lines and comments are left out, `export` before a name too. A value may be in quotes; in double ones a
-    backslash escapes. Nothing is expanded. Raises `BadInput`, which never shows a value.
+    Comments and `export` are left out; quotes and, in double ones, escapes count. `BadInput` never shows a value.
     """
     values: dict[str, str] = {}
     for number, raw_line in enumerate(text.splitlines(), 1):

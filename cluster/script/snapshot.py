@@ -155,8 +155,7 @@ def publish(source: Path, shared: Path, attempt: int, tree: Tree, is_restless: b
 def link_newest(shared: Path, attempt: int) -> Path | None:
     """Give the newest version of the attempt before a name in the folder of an attempt that is to resume from it.
 
-    Called by the proposer of the attempt. Returns the link, None when nothing was saved. Raises `FileNotFoundError`
-    when the version was replaced meanwhile: call again.
+    For the proposer. Returns the link, None without one. Raises `FileNotFoundError` when replaced: call again.
     """
     existing = versions(shared, attempt - 1)
     if not existing:

@@ -210,11 +210,6 @@ class SelftestSession:
             (self.folder / STATE_FILE).unlink()
         return leftovers
 
-    @property
-    def has_leftovers(self) -> bool:
-        """Whether something is left that no session has removed."""
-        return (self.folder / STATE_FILE).exists()
-
     def describe_leftovers(self) -> list[str]:
         """Return a line for each resource in the region that no live job needs. Raises `ClusterError`."""
         is_live_by_uid = {job.spec.uid: False for job in store.all_jobs()}

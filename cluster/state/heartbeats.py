@@ -2,8 +2,7 @@
 
     <shared>/status/2.json      the `MachineStatus` of machine 2
 
-The age of a status is measured by the reader's own clock, from the moment when the reader last saw it change. Clocks of
-two machines are never compared.
+The age of a status is measured by the reader's clock since it last saw it change. No two machines' clocks are compared.
 """
 
 import contextlib
@@ -147,8 +146,7 @@ class SlowestRank:
 def find_slowest_rank(statuses: Mapping[str, MachineStatus]) -> SlowestRank | None:
     """Return the rank that waits least for others, None if none is clearly busier than the median of the others.
 
-    Training is synchronous: all ranks have the same step time, and all but the slowest one wait for it. `statuses` are
-    by machine. Those of an older attempt and of machines that do not train are left out: their ranks wait for nobody.
+    All ranks have one step time, and all but the slowest wait. Older attempts' and idle machines' do not count.
     """
     newest_attempt = max((status.attempt for status in statuses.values()), default=0)
     ranks = sorted(

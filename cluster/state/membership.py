@@ -285,7 +285,6 @@ def _members_that_exit(view: ClusterView, attempt: Attempt) -> list[str]:
 
 
 def _finished_members(view: ClusterView, attempt: Attempt) -> list[str]:
-    """Return the members whose part of a command is done, as far as their last statuses say."""
     statuses = _statuses_in(view, attempt)
     return [member for member, status in statuses.items() if status.phase == AgentPhase.FINISHED]
 
@@ -486,6 +485,5 @@ def _describe_failures(failed: Iterable[MachineStatus], rules: MembershipRules) 
 
 
 def _describe_machines(machine_ids: list[str]) -> str:
-    """Return "machine 2" or "machines 1, 2"."""
     names = [machine_name(machine_id) for machine_id in sorted(machine_ids, key=_sort_key)]
     return f"machine{'s' * (len(names) > 1)} {', '.join(names)}"

@@ -50,8 +50,7 @@ class CostMeter(Protocol):
 def first_launch_time(run: Run) -> float:
     """Return when the job was first launched, in seconds since 1970.
 
-    A job that waited in a queue was launched when its machines were first recorded: in the journal of the backend, or
-    as a state of an agent.
+    A queued job was launched when its machines were first recorded: in the backend's journal, or by an agent.
     """
     if not run.spec.queue:
         return run.spec.created
@@ -145,7 +144,6 @@ def _limited_json(result: JobResult) -> bytes:
 
 
 def _measurements_so_far(run: Run) -> TrainResult:
-    """Return what is known of a run whose trainers have not written their result."""
     epochs = run.folder.epochs()
     last_validated = next((epoch for epoch in reversed(epochs) if epoch.top1 is not None), None)
     where = None
@@ -172,8 +170,7 @@ def _job_goodput(run: Run, measured: TrainResult, history: timeline.Timeline) ->
 def target_outcome(run: Run, cost: CostMeter, epochs: Sequence[EpochResult]) -> target.TargetOutcome | None:
     """Return whether and when the accuracy target of the job (or of its recipe) was reached; None without a target.
 
-    When it was reached, `seconds_all` counts the seconds since the job's first launch, and `dollars` is the cost until
-    then.
+    When it was reached, `seconds_all` counts from the job's first launch, and `dollars` is the cost until then.
     """
     if run.spec.own_command:
         return None

@@ -157,8 +157,7 @@ class RunFolder:
     def write_spec(self, spec: JobSpec) -> None:
         """Write the specification, its recipe, and the targets of notifications, which only this user may read.
 
-        The run folder's job.json comes last: a job whose writing was interrupted has none. The copy for the machines
-        leaves out the queue, of which they need not know.
+        job.json comes last: an interrupted job has none. The machines' copy lacks the queue, which is not theirs.
         """
         if spec.notify or self.notify_path.exists():
             write_atomic(self.notify_path, to_json_bytes(spec.notify), mode=0o600)

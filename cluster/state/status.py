@@ -245,7 +245,6 @@ def job_status(run: Run, result: JobResult | None) -> JobStatus:
 
 
 def _ended_job_status(status: JobStatus, result: JobResult) -> JobStatus:
-    """Return a job's status with what its result says."""
     if result.state == JobState.DONE and result.steps:
         # The number of the last epoch, as in the epochs' lines: with --max-steps, whole epochs are left out.
         last_epoch = result.epochs[-1].epoch if result.epochs else 0
@@ -286,7 +285,6 @@ def _starting_job_status(run: Run, status: JobStatus) -> JobStatus:
 def _running_job_status(
     run_folder: RunFolder, status: JobStatus, agent_status: MachineStatus, newest: Attempt | None
 ) -> JobStatus:
-    """Return the status of a job whose agents have written statuses, with its state and reason."""
     state = JOB_STATE_OF_INACTIVE.get(agent_status.state, JobState.RUNNING)
     if agent_status.phase == AgentPhase.FAILED:
         state = JobState.RUNNING
@@ -304,8 +302,7 @@ def _running_job_status(
 def machine_rows(run: Run) -> dict[str, MachineRow]:
     """Return a row for each machine.
 
-    The supervisor measures the steps of setting up, the agent those from its start to the first training step. Both
-    count from the machine's last set-up: a replacement has none of the seconds of the machine that was lost.
+    The seconds of the set-up are the supervisor's, those up to training the agent's; both since the last set-up.
     """
     statuses = machine_statuses(run)
     setup_rows = read_setup_record(run.folder).machines
@@ -345,8 +342,7 @@ def machine_rows(run: Run) -> dict[str, MachineRow]:
 def seconds_by_state(run: Run) -> dict[str, float]:
     """Return the seconds of each state over all launches, and "total", without the time between launches.
 
-    At each moment the job is in the state of the machine that is furthest (`MachineState`): a machine that waits or has
-    gone does not count while another trains. The time of an agent that was killed counts until its last heartbeat.
+    At each moment the furthest machine's state counts (`MachineState`); a killed agent's until its last heartbeat.
     """
     spans = [span for name in run.spec.machine_names for span in timeline.state_spans(run.folder, name)]
     seconds: dict[str, float] = {}
@@ -377,8 +373,7 @@ def add_job_times(run: Run, table: TimeTable, total_seconds: float | None = None
     `pauses` are the seconds that changes of attempt cost. `start` holds the seconds of each step before the first
     training step, on the slowest machine; one that was set up again later does not count, unless all were, as by a
     resume. An agent sees the first step a moment late: when `total_seconds` of an ended job are given, that moment is
-    subtracted, so that all parts add up to the total. With pauses that moment is not known, because no agent may have
-    lived in a part of them.
+    subtracted, so that all parts add up to the total. With pauses that moment is not known.
     """
     pauses = timeline.read_timeline(run.folder).lost_seconds
     setup_rows = read_setup_record(run.folder).machines

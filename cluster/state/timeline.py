@@ -173,8 +173,7 @@ def moved_launches(run_folder: RunFolder) -> dict[str, str]:
 def state_changes(run_folder: RunFolder, machine: str) -> list[tuple[MachineState, float]]:
     """Return the states of a machine's agents, and when each began.
 
-    When the last state is not final, it is followed by LOST at the agent's last heartbeat: the agent was killed and not
-    yet replaced, or it lives and its last heartbeat is recent.
+    A last state that is not final is followed by LOST at the last heartbeat, which is recent if the agent lives.
     """
     changes = [(change.state, change.time) for change in run_folder.state_log(machine)]
     if changes and changes[-1][0] not in (*FINAL_AGENT_STATES, MachineState.FAILED):
@@ -186,8 +185,7 @@ def state_changes(run_folder: RunFolder, machine: str) -> list[tuple[MachineStat
 def state_spans(run_folder: RunFolder, machine: str) -> Iterator[tuple[MachineState, float, float]]:
     """Yield the states of a machine's agents, each with its begin and end; LOST while the machine was gone.
 
-    A state that the start of a new agent follows counts as LOST too: the old agent died without a word, and nobody
-    knows when. The time after an agent that has done its work is left out.
+    A state before a new agent's start is LOST too: the old one died silently. The time after an end is left out.
     """
     for (state, begin), (next_state, end) in pairwise(state_changes(run_folder, machine)):
         if state in (MachineState.DONE, MachineState.STOPPED) or end <= begin:
