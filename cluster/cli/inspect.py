@@ -38,10 +38,7 @@ machine_option = click.option(
 
 
 def refresh(job: "Job") -> None:
-    """Update the files of a job. When that fails, print a warning: the last known state can still be shown.
-
-    Raises `DamagedJob`.
-    """
+    """Update a job's files. A failure is a warning: the last known state can be shown. Raises `DamagedJob`."""
     from cluster.jobs.job import DamagedJob
 
     try:
@@ -251,8 +248,6 @@ class LogPrinter:
 
 
 def _explain_missing_log(job: "Job", kind: str | None) -> str:
-    from cluster.state import attempts
-
     hint = f"see: imgnet-cluster status {job.run.handle}"
     if kind == "supervisor":
         return f"the supervisor of {job.name} has recorded nothing; {hint}"
@@ -260,8 +255,8 @@ def _explain_missing_log(job: "Job", kind: str | None) -> str:
         return f"machines that are this computer need no set-up, and no data was prepared there for {job.name}; {hint}"
     if kind:
         return f"{job.name} is {job.state.phrase}; {hint}"
-    attempt = attempts.read_attempt(job.run_folder.shared, job.last_attempt_number)
-    machine_count = len(attempt.machine_names) if attempt else job.spec.machines
+    trained = [attempt for attempt in job.run_folder.attempts.all() if attempt.members]
+    machine_count = len(trained[-1].members) if trained else job.spec.machines
     processes = pluralize(machine_count * job.spec.procs, "training process")
     return f"{job.name} has {processes} and is {job.state.phrase}; {hint}"
 
@@ -269,11 +264,9 @@ def _explain_missing_log(job: "Job", kind: str | None) -> str:
 def _log_paths(job: "Job", rank: int | None, kind: str | None, machine: int | None) -> tuple[list[Path], str]:
     """Return the log file of a process in the last attempt, or those of the set-up, as before it; and a note.
 
-
     The note says when the log is of an earlier attempt, the last one in which the machine took part. It is "" else.
     Raises `BadInput` when the machine takes part in none, `ClusterError` for a rank that the job does not have.
     """
-    from cluster.state import attempts
     from cluster.state.run_folder import agent_log_path
 
     if kind == "supervisor":
@@ -287,20 +280,14 @@ def _log_paths(job: "Job", rank: int | None, kind: str | None, machine: int | No
     if machine is None or not number:
         note = "" if number or rank is None else f"{job.name} is {job.state.phrase}, without a process; its set-up:"
         return [job.log_path(rank or 0, machine=str(machine or 0))], note
-    names_by_attempt = {}
-    for earlier_number in range(number, 0, -1):
-        attempt = attempts.read_attempt(job.run_folder.shared, earlier_number)
-        names = names_by_attempt[earlier_number] = list(attempt.machine_names) if attempt else []
-        if str(machine) in names:
-            absence = f"machine {machine} takes no part in attempt {number} of {job.name}"
-            note = f"{absence}; its log of attempt {earlier_number}:"
-            path = job.log_path(names.index(str(machine)) * job.spec.procs, earlier_number)
-            return [path], "" if earlier_number == number else note
-    names = names_by_attempt[number]
-    raise BadInput(
-        f"machine {machine} takes no part in attempt {number} of {job.name}; "
-        f"the {'machine is' if len(names) == 1 else 'machines are'} {', '.join(names)}"
-    )
+    attempts = [attempt for attempt in reversed(job.run_folder.attempts.all()) if attempt.members]
+    absence = f"machine {machine} takes no part in attempt {number} of {job.name}"
+    for attempt in attempts:
+        if str(machine) in attempt.machine_names:
+            path = job.log_path(attempt.machine_names.index(str(machine)) * job.spec.procs, attempt.number)
+            return [path], "" if attempt.number == number else f"{absence}; its log of attempt {attempt.number}:"
+    names = attempts[0].machine_names
+    raise BadInput(f"{absence}; the {'machine is' if len(names) == 1 else 'machines are'} {', '.join(names)}")
 
 
 @click.command()

@@ -306,10 +306,7 @@ def config(output: str) -> None:
 
 
 def _config_row(option: GroupedOption, context: click.Context) -> dict[str, str]:
-    """Return option, value and source of the default of an option of the launch that the context has parsed.
-
-    The value is "" when it depends on other options, or there is none.
-    """
+    """Return option, value and source of a default of the parsed launch; "" for none, or one that depends."""
     from cluster.planning.config_file import config_key, config_keys
 
     key = config_key(next(name for name in option.opts if name.startswith("--")))

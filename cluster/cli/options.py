@@ -417,10 +417,7 @@ only_option = grouped_option(
 
 
 def confirm_or_abort(question: str, assume_yes: bool) -> None:
-    """Ask for confirmation on stderr, so that the question is seen when stdout is redirected.
-
-    When the answer is no, the command exits. Raises `BadInput` when there is no terminal and `assume_yes` is not set.
-    """
+    """Ask on stderr, as stdout may be a file; exit at a no. Raises `BadInput` without terminal and `assume_yes`."""
     if assume_yes:
         return
     if not sys.stdin.isatty():

@@ -79,16 +79,14 @@ INHERITED_KEYS = tuple(key for key in MACHINE_KEYS if key not in ("host", "addre
 def read_hosts(path: Path) -> Hosts:
     """Read a hosts file. Raises `BadInput` with one line that names the file, the key and what to write."""
     try:
-        value = tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_hosts(tomllib.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise BadInput(
             f'{path}: no such file; for one machine it needs this line: machines = ["gpu1"]; for several, also: '
             'shared = "/mnt/shared/imgnet", a folder that all of them mount'
         ) from None
-    except (OSError, ValueError) as error:  # the text of a TOML error has line and column
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:  # a TOML error has line and column
         raise BadInput(f"{path}: {one_line_error(error)}".replace(f"{path}: {path}", str(path))) from None
-    try:
-        return parse_hosts(value)
     except ValueError as error:
         raise BadInput(f"{path}: {error}") from None
 

@@ -64,9 +64,7 @@ def fingerprint(key_base64: str) -> str:
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
 
-def host_key_error_message(
-    route: Route, machine_label: str, key_type: str, key_base64: str, known_keys: list[KnownHostKey]
-) -> str:
+def host_key_error_message(route: Route, key_type: str, key_base64: str, known_keys: list[KnownHostKey]) -> str:
     """Return the error line for an offered host key that is not among the known ones, with what to type next."""
     offered = f"{fingerprint(key_base64)} ({key_type})"
     hosts_toml_line = f'host_key = "{key_type} {key_base64}"'
@@ -80,7 +78,7 @@ def host_key_error_message(
         line = f"{route.known_hosts_name} {key_type} {key_base64}"
         add_key = f"echo '{line}' >> {shlex.quote(str(file))}, or " if can_add_key else ""
         return (
-            f"{machine_label}: its host key is not known{authority}: it offers {offered}; compare it with the "
+            f"its host key is not known{authority}: it offers {offered}; compare it with the "
             f"output of ssh-keygen -lf /etc/ssh/ssh_host_*_key.pub on the machine, then accept it: {add_key}"
             f"in hosts.toml: {hosts_toml_line}"
         )
@@ -91,7 +89,7 @@ def host_key_error_message(
         else f"ssh-keygen -f {accepted.source.rpartition(' line ')[0]} -R '{route.known_hosts_name}'"
     )
     return (
-        f"{machine_label}: its host key has CHANGED: it offers {offered}, {accepted.source} has "
+        f"its host key has CHANGED: it offers {offered}, {accepted.source} has "
         f"{fingerprint(accepted.key_base64)}; someone may be intercepting the connection; "
         f"if the machine was reinstalled: {replace_key}"
     )

@@ -28,10 +28,7 @@ def module_command(
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """Return the NVIDIA GPUs that a process on this computer can see, as CUDA_VISIBLE_DEVICES names them.
-
-    Reads that variable or else the driver's files in /proc, because importing torch takes seconds.
-    """
+    """Return the NVIDIA GPUs as CUDA_VISIBLE_DEVICES names them, by it or by /proc: importing torch takes seconds."""
     names = os.environ.get(GPUS_VARIABLE)
     if names is not None:
         return tuple(name.strip() for name in names.split(",") if name.strip() not in ("", "-1"))

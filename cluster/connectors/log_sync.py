@@ -30,10 +30,7 @@ class LogShipper:
     sent_offsets: dict[str, int] = field(default_factory=dict)
 
     def ship_new_bytes(self) -> None:
-        """Append the new bytes of all logs to their copies.
-
-        A log that fails does not stop the others: its `OSError` is raised at the end, and the next call tries it again.
-        """
+        """Append the new bytes of all logs. An `OSError` of one is raised at the end, and the next call tries again."""
         last_error: OSError | None = None
         for path, size in ArrivalFolder(self.work_folder).sizes(LOG_FOLDERS).items():
             if not Path(path).name.startswith(".") and size > self.sent_offsets.get(path, -1):

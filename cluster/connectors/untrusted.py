@@ -64,10 +64,7 @@ class BadAnswer(ClusterError):
 
 
 def is_mirrored_path(path: str, machine_names: Collection[str] | None = None) -> bool:
-    """Whether a path, relative to the job's folder, is one of the files that are copied to this computer.
-
-    With `machine_names` a status file has to belong to one of these machines.
-    """
+    """Whether a path of the job's folder is copied here; of status files, with `machine_names`, only those of these."""
     has_readable_folder = any(folder.endswith(READ_SUFFIXES) for folder in parent_folders(path))
     is_allowed = len(path) <= MAX_PATH_BYTES and not path.endswith(IMPORTABLE_SUFFIXES) and not has_readable_folder
     match = _MIRRORED_PATH.fullmatch(path) if is_allowed else None
@@ -215,10 +212,7 @@ class ArrivalFolder:
         self.path = path
 
     def append(self, path: str, offset: int, data: bytes) -> int:
-        """Append the bytes of a file that begin at an offset; those that it has already are left out.
-
-        Returns the file's size, also when it is shorter than `offset` and nothing can be appended.
-        """
+        """Append a file's bytes from an offset, but those that are here. Returns its size, even if below `offset`."""
         _require_below(path)
         self.require_space(len(data))
         with open_below(self.path, path, os.O_WRONLY | os.O_APPEND) as file:

@@ -26,10 +26,7 @@ UNKNOWN_WITHOUT_CLOUD = "offers, spot prices, image, quotas, missing shared reso
 
 
 def show_plan(plan: Plan, unasked_reason: str = "") -> None:
-    """Print what a launch would do: first the rental with its price, then the schedule and notes.
-
-    `unasked_reason` says why the cloud could not be asked, "" if it was.
-    """
+    """Print the rental with its price, then schedule and notes. `unasked_reason` says why no cloud was asked."""
     if plan.rental_plan:
         if unasked_reason:
             print_wrapped(f"the cloud could not be asked: {unasked_reason}")

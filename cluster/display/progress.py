@@ -133,10 +133,7 @@ class CommandOutput:
     printed_bytes: int = 0  # of that attempt's log
 
     def new_lines(self, is_complete: bool = False) -> list[str]:
-        """Return the lines that are new since the last call; with `is_complete` also a last one without its end.
-
-        Of a progress bar, which returns to the begin of its line, only the last state counts.
-        """
+        """Return the new lines, with `is_complete` also an unfinished one; of a progress bar only the last state."""
         lines: list[str] = []
         launch_id = self.job.run_folder.launch_id
         attempts = [attempt for attempt in self.job.run_folder.attempts.all() if attempt.members]

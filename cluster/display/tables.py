@@ -177,10 +177,7 @@ def print_wrapped(line: str, indent: int = 0, to_stderr: bool = False) -> None:
 
 
 class ProgressBar:
-    """A progress bar on stderr, called with (done, total). Without a terminal it prints a line for every 10 percent.
-
-    `format_count` turns a number into text, for example into megabytes.
-    """
+    """A bar on stderr, called with (done, total); off a terminal a line per 10 %. `format_count` makes a count text."""
 
     def __init__(self, title: str, format_count: Callable[[int], str] = str) -> None:
         self.title = title

@@ -22,10 +22,7 @@ def module_folders(job: Job) -> tuple[str, ...]:
 def run_task(
     task: str, options: object, folders: Sequence[str]
 ) -> Iterator[Mapping[str, Any]]:  # Any: the values of a message
-    """Run a task of `python -m train.inference` with its options, and yield its messages. Raises `ClusterError`.
-
-    `folders` have the user's modules that the network needs.
-    """
+    """Run a task of `train.inference`; yield its messages. `folders` have the user's modules. Raises `ClusterError`."""
     arguments = (task, json.dumps(encode(options)))
     return run_module(module_command("train.inference.__main__", *arguments, module_folders=folders))
 

@@ -364,10 +364,7 @@ class Job:
             time.sleep(START_POLL_SECONDS)
 
     def stop(self) -> None:
-        """Save a checkpoint, stop the job, and return when all its processes are gone.
-
-        A waiting job leaves its queue. Raises `ClusterError` when the job has ended already.
-        """
+        """Save and stop, or leave the queue; return when all is over. Raises `ClusterError` after the end."""
         if self.is_waiting and self._leave_queue():
             return
         self.refresh()

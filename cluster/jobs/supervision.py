@@ -56,10 +56,7 @@ def trouble_of(error: Exception) -> SupervisorTrouble:
 
 
 def terminate_machines(backend: Backend) -> list[str]:
-    """Terminate a job's machines for a command of the user. Returns those that did not answer.
-
-    Raises `ClusterError` with what is left, and with what is billed meanwhile when the cloud cannot be asked.
-    """
+    """Terminate a job's machines; return the silent ones. Raises `ClusterError` with what is left, or still billed."""
     try:
         return backend.terminate()
     except (NoCredentials, NoAnswer) as error:
@@ -119,13 +116,9 @@ class Supervision:
         )
 
     def describe_trouble(self, backend: Backend, is_ending: bool) -> str:
-        """Return what is wrong with the supervisor of an unfinished job, and the consequence; "": nothing is wrong.
-
-        `is_ending`: the job needs no other machines, only the end of those that it has.
-        """
-        return self._describe_silence(backend) or self._describe_absence(backend, is_ending)
-
-    def _describe_absence(self, backend: Backend, is_ending: bool) -> str:
+        """Return what is wrong with the supervisor, or "". A job that `is_ending` needs only its end."""
+        if silence := self._describe_silence(backend):
+            return silence
         trouble = self._trouble()
         if backend.is_supervised() or not backend.is_remote:
             if trouble is None or not trouble.lacks_access:

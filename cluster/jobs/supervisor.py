@@ -176,10 +176,7 @@ def log_signal(signal_number: int, _: FrameType | None) -> None:
 
 
 def write_job_report(job: Job) -> None:
-    """Write the job's report into its run folder, in a process of its own. Errors are logged there, and ignored.
-
-    With IMGNET_NO_REPORT in the environment it does nothing: the report takes seconds of processor time.
-    """
+    """Write the report in a process of its own, unless IMGNET_NO_REPORT is set. Errors are logged and ignored."""
     if os.environ.get("IMGNET_NO_REPORT"):
         return
     with contextlib.suppress(OSError):

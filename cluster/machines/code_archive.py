@@ -64,10 +64,7 @@ def code_folder(folder: str, code_hash: str) -> str:
 
 
 def upload_code(machine: SSHConnector, folder: str, archive_bytes: bytes, code_hash: str) -> str:
-    """Place packed code on a machine that lacks it. Returns its `code_folder`.
-
-    It appears atomically, also if several jobs place it. Raises `ClusterError` when it cannot be written.
-    """
+    """Place packed code atomically on a machine that lacks it. Returns its `code_folder`. Raises `ClusterError`."""
     target = code_folder(folder, code_hash)
     temp_folder = f"{folder}/code/.{code_hash}.{uuid4().hex}"
     argv = ["sh", "-c", UNPACK_SCRIPT, "unpack", temp_folder, target]

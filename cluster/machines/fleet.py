@@ -317,20 +317,15 @@ class Fleet:
         return are_alive
 
     def is_over(self) -> bool:
-        """Whether the job's outcome is decided.
-
-        So with a result, an agreed end, and `STOP_GRACE_SECONDS` after a stop by request or by a time limit.
-        """
+        """Whether the outcome is decided: a result, an agreed end, or `STOP_GRACE_SECONDS` since a stop or limit."""
         long_ago, launch_id = time.monotonic() - STOP_GRACE_SECONDS, self.folders.launch_id
         if self.folders.stop_path.exists():
             self.stop_seen_at = min(self.stop_seen_at, time.monotonic())
-        old_statuses = [
-            parse_status(text) for text, changed_at in self.mirror.last_status.values() if changed_at < long_ago
-        ]
         has_stopped_by_itself = any(
-            status.ended and status.state == MachineState.STOPPED and status.launch == launch_id
-            for status in old_statuses
-            if status
+            changed_at < long_ago
+            and (status := parse_status(text))
+            and (status.ended, status.state, status.launch) == (True, MachineState.STOPPED, launch_id)
+            for text, changed_at in self.mirror.last_status.values()
         )
         return self.stop_seen_at < long_ago or has_stopped_by_itself or self.folders.attempts.is_finished(launch_id)
 

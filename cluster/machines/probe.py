@@ -63,9 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(seen), flush=True)
         return 0
     data_error = query_data_folder(Path(args.data).expanduser(), args.val_fraction) if args.data else ""
-    facts = dataclasses.replace(
-        gather_facts(args.shared, args.work, marker), data_error=data_error, other_jobs=find_other_jobs(args.token)
-    )
+    own_facts, other_jobs = gather_facts(args.shared, args.work, marker), find_other_jobs(args.token)
+    facts = dataclasses.replace(own_facts, data_error=data_error, other_jobs=other_jobs)
     print(json.dumps(dataclasses.asdict(facts)), flush=True)
     return 0
 

@@ -182,10 +182,7 @@ class Provisioner:
         return f'{{ {shlex.join(words)} 2>&1; echo "exit code $?"; }} | tee -a {log}'
 
     def open_session(self, name: str, shell_line: str, timeout_seconds: float = FILES_TIMEOUT_SECONDS) -> CommandResult:
-        """Make the job's tmux session on a machine unless it exists, and run a line of sh afterwards.
-
-        Both go in one command, since each takes three round trips. Raises `SetupFailed`.
-        """
+        """Make the job's tmux session unless it exists, and run a line of sh, in one trip. Raises `SetupFailed`."""
         connector, session = self.connectors[name], self.spec.tmux_session
         log = f"{self.setup_progress.rows[name].work}/{SETUP_LOG}"
         new_session = tmux.new_session_argv(session, "setup", tmux.tail_argv(log))
@@ -211,9 +208,9 @@ class Provisioner:
             findings += checks.check_clock(*machine.clock_skew)
             if packages := ", ".join(machine.missing_packages):
                 remedy = f"a launch installs them in {self.setup_progress.rows[name].folder}/venv, once"
-                findings.append(checks.Finding("warning", f"its Python lacks {packages}; {remedy}"))
+                findings.append(checks.warning(f"its Python lacks {packages}; {remedy}"))
             if not required_gpus:
-                findings.append(checks.Finding("warning", "no GPU: trains on the CPU"))
+                findings.append(checks.warning("no GPU: trains on the CPU"))
             errors, warnings = (
                 [untrusted.one_line(finding.what) for finding in findings if finding.level == level]
                 for level in ("error", "warning")
@@ -299,10 +296,7 @@ class Provisioner:
             self.connectors[name].run(["sh", "-c", 'rm -f "$1"-*', "sh", marker_prefix], timeout=FILES_TIMEOUT_SECONDS)
 
     def write_job_files(self, name: str, local_shared: Path) -> None:
-        """Write the job's spec, its recipe and the ID of this launch into the shared folder, through one machine.
-
-        The ID of the launch comes last, because it makes agents that still run begin the launch.
-        """
+        """Write the job's spec, recipe and, last, the launch's ID, by which agents begin it, through one machine."""
         names = [file_name for file_name in JOB_FILES if (local_shared / file_name).exists()]  # a command has no recipe
         contents = {file_name: (local_shared / file_name).read_bytes() for file_name in names}
         words = [word for file_name, content in contents.items() for word in (file_name, str(len(content)))]

@@ -247,10 +247,7 @@ def _git(folder: Path, *arguments: str) -> bytes:
 
 
 def _names_known_to_git(folder: Path) -> list[str]:
-    """Return the files below a folder that git tracks or would track, including those of repositories inside it.
-
-    Of a submodule, and of a clone inside the repository, git lists only the folder.
-    """
+    """Return the files that git tracks or would track, with those of repositories inside, which git only names."""
     output = _git(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     names: list[str] = []
     for name in (os.fsdecode(name).rstrip("/") for name in output.split(b"\0") if name):

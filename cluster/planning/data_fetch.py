@@ -8,7 +8,7 @@ fetched: it has the file names and classes.
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -194,6 +194,7 @@ def count_set(root: Path, val_fraction: float) -> SetCounts:
     `val_fraction` of train/ is held out where there is no val/. A file of a class counts unless it is hidden.
     """
     train_folder, val_folder = root / "train", root / "val"
+    val_counts = (_count_names if (val_folder / MANIFEST_FILE).exists() else _count_files)(val_folder)
     try:
         manifest = Manifest.parse((train_folder / MANIFEST_FILE).read_bytes())
         train_counts = dict.fromkeys(manifest.classes, 1)  # a manifest has only their sum
@@ -204,12 +205,6 @@ def count_set(root: Path, val_fraction: float) -> SetCounts:
         if val_fraction and not val_folder.is_dir():
             val_counts = {name: held_out_count(count, val_fraction) for name, count in train_counts.items()}
             train -= sum(val_counts.values())
-            return _make_counts(train, train_counts, val_counts)
-    is_packed = (val_folder / MANIFEST_FILE).exists()
-    return _make_counts(train, train_counts, _count_names(val_folder) if is_packed else _count_files(val_folder))
-
-
-def _make_counts(train: int, train_counts: Mapping[str, int], val_counts: Mapping[str, int]) -> SetCounts:
     val = sum(val_counts.values())
     untrained = tuple(name for name, count in train_counts.items() if not count)
     unvalidated = tuple(name for name in train_counts if not val_counts.get(name)) if val else ()

@@ -77,10 +77,7 @@ def find_error(log: str) -> str:
 
 
 def prepare(image: str) -> bool:
-    """Make an image present on this machine, and return whether docker has the NVIDIA runtime.
-
-    It is not pulled again. May take long: call it in a process of its own. Raises `ContainerError`.
-    """
+    """Pull an image, which takes long, unless it is here; return whether docker has NVIDIA's runtime."""
     check_image(image)
     if not shutil.which(DOCKER):
         raise ContainerError("docker is missing on this machine; install Docker there, or leave out --image")

@@ -135,18 +135,13 @@ def publish(source: Path, shared: Path, attempt: int, tree: Tree, is_restless: b
     since the scan, and `OSError`, for example when the disk is full; nothing of the copy stays then. Of a folder that
     `is_restless`, only each file for itself must not change while it is copied.
     """
-    folder = checkpoint_folder(shared, attempt)
-    make_folder_below(shared, folder.relative_to(shared).as_posix())
     existing = versions(shared, attempt)
     number = max((checkpoint_step(path) for path in existing), default=0) + 1
-    target = folder / VERSION_PATTERN.replace("*", f"{number:08d}")
-    with _new_folder(folder) as unfinished:
+    target = checkpoint_folder(shared, attempt) / VERSION_PATTERN.replace("*", f"{number:08d}")
+    with _new_version(shared, target) as unfinished:
         copy_tree(source, unfinished, tree, existing[0] if existing else None, is_restless)
         if not is_restless and scan(source) != tree:
             raise FolderChanged
-        _sync_tree(unfinished, scan(unfinished))
-        unfinished.rename(target)
-        sync(folder, os.O_NOFOLLOW)
     for old in versions(shared, attempt, with_resumed=False)[1:]:
         remove_version(old)
     return target
@@ -161,21 +156,17 @@ def link_newest(shared: Path, attempt: int) -> Path | None:
     if not existing:
         return None
     newest = existing[0]
-    folder = checkpoint_folder(shared, attempt)
-    make_folder_below(shared, folder.relative_to(shared).as_posix())
     name = RESUMED_PATTERN.replace("*", f"{checkpoint_step(newest):08d}-{uuid4().hex[:8]}")
+    target = checkpoint_folder(shared, attempt) / name
     tree = scan(newest)
-    with _new_folder(folder) as unfinished:
+    with _new_version(shared, target) as unfinished:
         try:
             copy_tree(newest, unfinished, tree, links_from=newest)
         except FolderChanged:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(newest)) from None
         if not newest.is_dir() or scan(newest).keys() != tree.keys():
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(newest))
-        _sync_tree(unfinished, tree)
-        unfinished.rename(folder / name)
-        sync(folder, os.O_NOFOLLOW)
-    return folder / name
+    return target
 
 
 def newest_version(shared: Path) -> Path | None:
@@ -341,12 +332,16 @@ def _copy_bytes(source: int, target: int, target_name: str) -> None:
 
 
 @contextlib.contextmanager
-def _new_folder(parent: Path) -> Iterator[Path]:
-    """Yield a new folder for a copy that is not complete. It is removed unless it was renamed."""
-    folder = parent / f"{UNFINISHED_PREFIX}{uuid4().hex}"
+def _new_version(shared: Path, target: Path) -> Iterator[Path]:
+    """Yield a new folder. At the end it is on disk, and gets the name `target`; after an error it is removed."""
+    make_folder_below(shared, target.parent.relative_to(shared).as_posix())
+    folder = target.with_name(f"{UNFINISHED_PREFIX}{uuid4().hex}")
     folder.mkdir()
     try:
         yield folder
+        _sync_tree(folder, scan(folder))
+        folder.rename(target)
+        sync(target.parent, os.O_NOFOLLOW)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

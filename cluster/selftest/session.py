@@ -188,10 +188,7 @@ class SelftestSession:
         write_atomic(self.folder / STATE_FILE, to_json_bytes(encode(state)))
 
     def remove_everything(self) -> list[str]:
-        """Terminate all jobs of the folder, and remove the stack if it is the self-test's own. Idempotent.
-
-        Returns a line for each resource that is left. Raises `DamagedRecord`, `OSError`.
-        """
+        """Terminate the folder's jobs; remove an own stack. Returns what is left. Raises `DamagedRecord`, `OSError`."""
         state = read_record(self.folder / STATE_FILE, SelftestState)
         if state is None:
             return []

@@ -196,10 +196,7 @@ def parse_status(text: bytes) -> MachineStatus | None:
 
 
 def read_status(path: Path) -> MachineStatus | None:
-    """Return the status in a file; None when there is none, or only a torn one: it is rewritten in place.
-
-    Raises `DamagedRecord` for a file that cannot be read, and for complete JSON that is no status.
-    """
+    """Return a file's status, None without one or a whole one. Raises `DamagedRecord` for unreadable or other JSON."""
     try:
         text = read_file(path, MAX_STATUS_BYTES)
     except FileNotFoundError:

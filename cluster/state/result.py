@@ -48,10 +48,7 @@ class CostMeter(Protocol):
 
 
 def first_launch_time(run: Run) -> float:
-    """Return when the job was first launched, in seconds since 1970.
-
-    A queued job was launched when its machines were first recorded: in the backend's journal, or by an agent.
-    """
+    """Return when the job, or of a queued one its first machine, was launched, in seconds since 1970."""
     if not run.spec.queue:
         return run.spec.created
     first_signs = [float(row["time"]) for row in read_json_lines(run.folder.journal_path, "time")][:1]

@@ -84,10 +84,7 @@ def _complete_value(param: click.Parameter, args: list[str], incomplete: str) ->
 
 
 def _job_ids(incomplete: str = "") -> dict[str, str]:
-    """Return the ID of each job of this folder by its ID, the newest first, then by the name that its user gave it.
-
-    For the names each job.json is read, unless an ID is typed.
-    """
+    """Return each job's ID by ID, the newest first, then by its user's name, for which each job.json is read."""
     from cluster.state.run_folder import runs_folder
 
     numbers = [path.parent.name.removeprefix("job-") for path in runs_folder().glob("job-*/job.json")]
