@@ -40,8 +40,7 @@ class RunData:
     """What the records need of a run; None for what is not known.
 
     `starts` has a row for each attempt in which trainers began. `epoch_ends` are the seconds from the start of loading
-    the images to the end of each epoch, `peak_lr` is the highest learning rate of a step. `cost` is None where nothing
-    is rented. `launched_at` is a Unix time.
+    the images to the end of each epoch, `peak_lr` is the highest learning rate. Without rent `cost` is None.
     """
 
     spec: JobSpec

@@ -14,7 +14,7 @@ from cluster.display.terminal import prepare_standard_streams
 from cluster.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE
 from train.tools.files import use_utf8_names
 
-from . import checks, cloud, completion, data, evaluate, inspect, launch, plan, record, run
+from . import checks, cloud, completion, data, inspect, launch, plan, results, run
 from .options import CommandGroup, exit_with_error
 
 
@@ -69,7 +69,7 @@ def completion_command(shell: str) -> None:
 cli.add_section("Start", init, completion_command)
 cli.add_section("Plan and run", plan.plan, *launch.COMMANDS, *run.COMMANDS)
 cli.add_section("Look at jobs", *inspect.COMMANDS)
-cli.add_section("Results", *evaluate.COMMANDS, *record.COMMANDS)
+cli.add_section("Results", *results.COMMANDS)
 cli.add_section("AWS", *cloud.COMMANDS, *checks.COMMANDS)
 cli.add_section("Data", data.data)
 

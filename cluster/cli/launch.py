@@ -90,8 +90,7 @@ def launch(recipe: str, parallel: int | None, only: tuple[str, ...], **options: 
     `imgnet-cluster check --ssh FILE` asks. Ctrl-C stops following; the job keeps running. Exit code: 0 done,
     100 failed, 103 stopped.
     """
-    from cluster.planning.commands import plan_work
-    from cluster.planning.resolve import load_work
+    from cluster.planning.resolve import load_work, plan_work
 
     start = {name: options.pop(name) for name in START_OPTIONS}
     own_options = read_options(options)

@@ -1,8 +1,7 @@
 """A connector for a machine over ssh, on one persistent connection that is made again when it drops.
 
 A command runs exactly once, even if the connection drops meanwhile (see `ssh_scripts`). Reading a file, or writing the
-same bytes again, is simply repeated. A machine that cannot be reached for `reconnect_seconds` raises `Unreachable`,
-which does not mean that it is gone.
+same bytes again, is simply repeated. A machine out of reach for `reconnect_seconds` raises `Unreachable`; it may live.
 """
 
 import contextlib

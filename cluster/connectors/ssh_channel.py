@@ -1,7 +1,6 @@
 """Runs one script on one channel of an ssh connection: sends its input, receives its output and exit code.
 
-paramiko can wait forever when a window is full or a peer is silent (its issues 448, 1778, 2463). So every wait here is
-short, and after it the connection is checked.
+paramiko can wait forever when a window is full or a peer is silent (its issues 448, 1778, 2463): waits here are short.
 
 A login shell may print what it likes before the script runs: greetings of ~/.bashrc, banners of a module system. So the
 first line of an answer is a mark that only this question has, and everything before it is dropped.

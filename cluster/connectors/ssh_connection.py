@@ -1,7 +1,6 @@
 """One persistent ssh connection: pinned host key, public-key login, jump host, and a keep-alive that detects its end.
 
-There are two classes of errors, because a machine that cannot be reached is not gone: `Unreachable` may pass by itself,
-`SSHRefused` needs a change by the user.
+A machine out of reach is not gone: `Unreachable` may pass by itself, `SSHRefused` needs a change by the user.
 """
 
 import base64

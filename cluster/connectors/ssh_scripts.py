@@ -173,8 +173,7 @@ def run_script(
 
     `input_bytes` is the length of the input that follows the script on stdin. `timeout` is in seconds; the machine
     itself kills the command then. `is_retry` says that the command may have been started by an earlier call. `sweep`
-    also removes what commands of more than a day ago left behind. The command is one of the launch `launch` of the job
-    `owner`, by which `end_commands_script` ends it.
+    also removes what is left from a day ago. `end_commands_script` ends it by its job `owner` and `launch`.
     """
     limit_argv = [] if timeout is None else ["timeout", "-s", "KILL", f"{max(timeout, 0.001):.3f}"]
     sweep_script = SWEEP_SCRIPT.format(minutes=COMMAND_KEPT_MINUTES) if sweep else ""

@@ -2,8 +2,7 @@
 
 A machine may be broken, or somebody else may control it. Every path, size, number and text that a machine names passes
 a function of this module before it is used. An answer that breaks a rule raises `BadAnswer` and nothing of it is used.
-The scripts of `ssh_scripts` leave out what the rules forbid, so an intact machine never breaks one. `ArrivalFolder`
-writes the bytes; it never follows a symbolic link.
+`ssh_scripts` leaves out what the rules forbid, so an intact machine breaks none. `ArrivalFolder` writes the bytes.
 """
 
 import contextlib

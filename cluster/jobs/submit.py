@@ -14,9 +14,8 @@ from cluster.backends.planner import Plan
 from cluster.connectors import tmux
 from cluster.errors import BadInput, ClusterError
 from cluster.machines.user_project import copy_project
-from cluster.planning.commands import plan_command, plan_work
 from cluster.planning.launch_options import LaunchOptions, make_launch_options
-from cluster.planning.resolve import load_recipes, load_work, plan
+from cluster.planning.resolve import load_recipes, load_work, plan, plan_command, plan_work
 from cluster.script import secret_values
 from cluster.state.run_folder import Run, RunFolder
 from cluster.state.spec import JobSpec, Workload

@@ -151,8 +151,7 @@ class Supervision:
         """Start the supervisor when none is running, for example after a reboot.
 
         Without credentials for the job's cloud, `access_error` gets the reason and none is started: it would do nothing
-        but keep out a supervisor that has them. A supervisor is replaced when it is frozen, and when the cloud refuses
-        its credentials and accepts those of this process.
+        but keep out one that has them. It is replaced when it is frozen, and when only this process has access.
         """
         with contextlib.suppress(JobBusy), job_lock(self.path):
             trouble = self._trouble()

@@ -3,8 +3,7 @@
 `python -m cluster.jobs.supervisor RUN`.
 
 The process may be killed and started again at any time, and two of them do no harm: every command that looks at the job
-does the same step once, and an agent does not start where another one runs. The job needs the supervisor neither for
-progress nor for recovery of its remaining machines.
+does the same step once, and no agent starts where another one runs. The job trains and recovers without it.
 """
 
 import contextlib

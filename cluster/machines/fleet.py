@@ -71,9 +71,8 @@ tmux -L {tmux.SOCKET_NAME} kill-session -t "=$session"
 class Fleet:
     """The machines of one job. Used by the supervisor, and by commands that act on one machine.
 
-    `wait_until_ready` is called with a machine's name before it is set up: a machine that was just rented has to boot
-    first. `while_waiting` is called repeatedly during the set-up. The job's time limit counts from `limit_start` (Unix
-    time in seconds; None: from the launch).
+    `wait_until_ready` is called with a machine's name before it is set up: a rented one has to boot. `while_waiting` is
+    called repeatedly meanwhile. The job's time limit counts from `limit_start` (Unix time; None: from the launch).
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """Copies the small files of a job's shared folder to the run folder, through whichever machine answers.
 
 One question at most is under way to each machine, and its answer is used whenever it comes: a slow link carries each
-byte once. A machine is passed over when it is silent, not when its answer takes long, unless it takes so long that
-somebody seems to hold this computer up.
+byte once. A machine is passed over when it is silent, or so slow that somebody seems to hold this computer up.
 
 Before the agents run, `SetupLogCopy` brings the log of a machine's set-up.
 """

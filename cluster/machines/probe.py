@@ -2,8 +2,7 @@
 
 Runs on the machine and prints one JSON object. The caller runs it twice on every machine: the first time each machine
 leaves a marker file in the shared folder, the second time (--expect) each looks for the markers of all the others.
-`cluster.machines.checks` judges the facts. Whatever may hang (a GPU driver, a file server) is queried in a separate
-process with a deadline. 1 GB is 1e9 bytes.
+`cluster.machines.checks` judges the facts. What may hang (a driver, a file server) has a process and a deadline.
 
 Needs the standard library only: `check --ssh` asks machines on which nothing is installed yet.
 """

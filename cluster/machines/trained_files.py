@@ -146,9 +146,8 @@ def _add_to_progress(progress: Progress, offset: int, total: int, done: int, _: 
 def download_network(machine: SSHConnector, remote_shared: str, run_folder: Path, progress: Progress) -> None:
     """Copy the files of a finished run's network from a machine's shared folder to the run folder.
 
-    Intact files that are here already stay. Only the known names are asked for. `progress` is called as by
-    `download_checkpoint`. Raises `ClusterError` when the machine does not answer, or what it sends is too large or
-    damaged, and `OSError` when the local disk is full.
+    Intact files that are here stay. Only the known names are asked for. `progress` is as in `download_checkpoint`.
+    Raises `ClusterError` for no answer, and one too large or damaged, `OSError` when the local disk is full.
     """
     sizes = machine.list_files(f"{remote_shared}/{NETWORK_FOLDER}")
     arrivals = ArrivalFolder(run_folder)

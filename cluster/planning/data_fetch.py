@@ -1,8 +1,7 @@
 """Data sets that a job's machines fetch to their own disks before they train: what, from where and to where.
 
 Used by the planner and on the machines, so both derive the same paths. Resized copies of a set are beside it, in a
-folder whose name ends in -sz, at the source as well as at the target. Of images that no phase reads, only the index is
-fetched: it has the file names and classes.
+folder whose name ends in -sz, at source and target. Of images that no phase reads, only the index is fetched.
 """
 
 import contextlib

@@ -121,8 +121,7 @@ def make_launch_options(backend: str | None = None, **keywords: object) -> Launc
     """Return the options that keyword arguments give, without nesting: `max_steps=7, spares=1, types=["p4d.24xlarge"]`.
 
     None stands for the default. Without `backend`, an option that chooses a backend does so (`hosts="hosts.toml"`), and
-    else the job runs on this computer. Raises `BadInput` for an option that does not exist, that belongs to another
-    backend, or whose value the command line would refuse.
+    else the job runs on this computer. Raises `BadInput` for an option that is unknown, of another backend, or wrong.
     """
     values = {name: value for name, value in keywords.items() if value is not None}
     backend = backend or choose_backend(values, "local")

@@ -2,8 +2,7 @@
 
 The container has the folders of the job at the same paths as the machine, the machine's network and shared memory, and
 the same variables. Their values are in the environment of `docker`, which the option `-e NAME` passes on, so no command
-line has them. A container has a name that follows from the job, machine and rank, and `--rm`: what a killed agent
-leaves behind is removed before the next attempt and at the end.
+line has them. A container is named after job, machine and rank; what a killed agent leaves behind is removed later.
 """
 
 import contextlib

@@ -1,7 +1,6 @@
 """The session of a self-test: launches its jobs within a limit in dollars, waits for them, and removes everything.
 
-The run folders are in the folder of the self-test, and a file there says whether the stack is the self-test's own. So a
-second session can remove what a killed one has left.
+By the run folders there, and a file that says whether the stack is its own, a second one can remove what a killed left.
 """
 
 import subprocess

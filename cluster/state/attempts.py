@@ -276,8 +276,7 @@ def _with_checkpoint(shared: Path, attempt: Attempt) -> Attempt:
     It is linked into the attempt's own folder, with the one before it, and with the best weights. When none of the
     checkpoints can be read, the job ends as failed: to train again from the beginning costs as much as before, so the
     user decides. The damaged files are linked too, so that a resume meets them again. Trainers that go on in place read
-    no checkpoint, so the newest one is taken as it is: the attempt that reads it checks it. Raises `FileNotFoundError`
-    when a checkpoint vanishes meanwhile.
+    no checkpoint, so the newest one is not checked. Raises `FileNotFoundError` when a checkpoint vanishes meanwhile.
     """
     if attempt.number == 1:
         return attempt

@@ -62,8 +62,7 @@ class MachineStatus(TrainingNumbers):
     the last step that the current attempt has made, -1 before its first. `kept_step` is the step whose state its
     trainers keep while they wait for the next attempt; None: they keep none, as `not_in_place` says. `leave_reason` is
     why the machine has to leave, "" when it does not; `risk_reason` is why it may have to soon. `fault` says whose
-    fault a failure was, which rank it was (None: not known), and when that was seen. With `asks_exit` the processes of
-    the attempt were asked to save and exit.
+    fault a failure was, which rank (None: not known), and when it was seen. With `asks_exit` they are to save and exit.
 
     The other fields are for people and for the supervisor. `launch` is the ID of the launch, `time` the moment of
     writing by the machine's own steady clock (seconds since 1970); `boot_id` is the ID of its last boot, `clock_offset`

@@ -52,9 +52,8 @@ class JobStatus:
     `recipe` is the name of the recipe or, by `work`, of the command; `command` the command as it is typed in a shell,
     "" for a recipe.
     `doing` says what the job does in its state, `progress` how far that is. `attempt` is the last one that has members,
-    0 before the first. `slowest` describes the rank that the others wait for, `risk` the machines that may be taken
-    away soon. `target` is the accuracy to reach or, in the end, what became of it. `run` is the run folder. `created`
-    is in seconds since 1970, `seconds` the time at work.
+    0 before the first. `slowest` describes the rank that others wait for, `risk` the machines that may go soon.
+    `target` is to be reached or what became of it. `created` is in seconds since 1970, `seconds` the time at work.
     """
 
     job: str
@@ -96,8 +95,7 @@ class JobResult(TrainResult):
 
     `procs` is the number of processes of each machine. `setup` has the seconds of each step of each machine up to its
     first training step. `did_not_answer` are the machines that did not answer at the end. `ids_wrong` are the errors in
-    the log of used images, None when there is no such log. `is_input_wrong`: the job failed and would fail again
-    unless the recipe, the options or the images are changed.
+    the log of used images, None without one. `is_input_wrong`: it would fail again with this recipe, options and images.
 
     `constants` are the machine constants that the run measured. When a forecast was made at the launch, `forecast`
     holds it and `against` compares it with the run. They are None for a job that is not done or measured too little.

@@ -1,8 +1,7 @@
 """Tab completion of commands, options and values, for bash, zsh and fish.
 
 The name of a value in `--help` decides how it is completed: JOB, RECIPE, DIR, FILE, TYPE, REGION, ZONE. Completions
-come from files of this computer, without a request. At each press of Tab a shell calls the program with `VARIABLE` set,
-and shows the output of the program; so errors print nothing.
+come from files of this computer. At each Tab a shell shows what the program, with `VARIABLE` set, prints: never errors.
 """
 
 import contextlib
