@@ -203,10 +203,7 @@ class SSHConnector:
         return self.run_repeatable(f"{ending}\n{next_script}", **variables)
 
     def run_repeatable(self, script: str, **variables: str) -> bytes:
-        """Run a script that may run twice when the connection drops, and return what it prints. It leaves no file.
-
-        `variables` are set first; their values are quoted for sh. Raises `ClusterError` when the script fails.
-        """
+        """Run a script, perhaps twice, and return its output. `variables` are quoted for sh. Raises `ClusterError`."""
         script_bytes = build_script(script, **variables)
         return self._run_script(script_bytes, self.host.folder, bytes, limit_bytes=EXTRA_BYTES)
 

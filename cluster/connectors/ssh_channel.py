@@ -33,10 +33,7 @@ SLOWEST_BYTES_PER_SECOND = 2000  # of a link over which a job is expected to wor
 
 @dataclass
 class AnswerTimeLimit:
-    """Time limit of one answer: some seconds, plus time for the bytes that were moved, of which `max_bytes` count.
-
-    A machine that answers bit by bit is never silent for long. This limit keeps it from blocking the caller.
-    """
+    """Time limit of an answer that may come bit by bit: some seconds, and time for at most `max_bytes` moved bytes."""
 
     seconds: float
     max_bytes: int

@@ -276,10 +276,7 @@ def _quote_value(value: object) -> str:
 
 
 def openssh_argv(config: Path, machine: int, argv: Sequence[str] = (), tty: bool = True) -> list[str]:
-    """Return the ssh command line that opens a terminal on a machine, or runs a command there.
-
-    A single argument is a line for the shell of the machine, as with ssh itself. Several are the words of a command.
-    """
+    """Return the ssh command line for a terminal, or a command; one argument is a line for the shell, as with ssh."""
     tty_option = ["-t"] if tty else []
     remote_command = [shlex.join(argv) if len(argv) > 1 else argv[0]] if argv else []
     return ["ssh", "-F", str(config), *tty_option, f"machine-{machine}", *remote_command]

@@ -209,10 +209,7 @@ class ProxyProgram(socket.socket):
 
 
 def _verify_host_key(transport: "paramiko.Transport", route: Route, timeout_seconds: float) -> None:
-    """Do the key exchange, and raise `SSHRefused` unless the machine's host key is a known one.
-
-    The key types that are known for this machine are asked for first, because sshd offers only one of its keys.
-    """
+    """Do the key exchange, known types first, as sshd offers one key. Raises `SSHRefused` for one that is not known."""
     import paramiko
 
     known_keys = known_host_keys(route)

@@ -121,10 +121,7 @@ def _server() -> "Server":
 
 
 def _ask(*words: str) -> list[str] | None:
-    """Return the lines that a tmux command prints, None where there is no server or no session of that name.
-
-    Raises `ClusterError` for every other failure, which must not be taken for the answer that there is nothing.
-    """
+    """Return what a tmux command prints, None without server or session. Raises `ClusterError` for other failures."""
     completed = _server().cmd(*words)
     error = " ".join(completed.stderr)
     if NOTHING_THERE.match(error):
@@ -196,10 +193,7 @@ def start_session(name: str, run_folder: Path, window: str, argv: Sequence[str])
 
 
 def add_window(name: str, window: str, argv: Sequence[str], in_front: bool = False, index: int | None = None) -> None:
-    """Add a window to a session, and select it if `in_front`. Raises `ClusterError` when that fails.
-
-    `index` is its place in the status line, by which tmux orders the windows; the next free one if it is taken.
-    """
+    """Add a window, at `index` of the status line if that is free; select it if `in_front`. Raises `ClusterError`."""
     for place in ("",) if index is None else (str(index), ""):
         new_window = ["new-window", "-t", f"={name}:{place}", "-n", window, *([] if in_front else ["-d"])]
         completed = _server().cmd(*_escape_semicolons([*new_window, *argv]))

@@ -136,10 +136,7 @@ class NewBytes:
 
 
 def parse_exit(command_id: str, output: bytes | bytearray, max_bytes: int) -> tuple[CommandExit, int] | None:
-    """Return how a command ended and the offset where its output begins; None if that line has not arrived yet.
-
-    Skips what the login shell's start-up files may have printed before. Raises `BadAnswer`.
-    """
+    """Return how a command ended and where its output begins; None until that line has come. Raises `BadAnswer`."""
     start = output.find(b"\n%s " % command_id.encode())
     end = output.find(b"\n", start + 1)
     if start < 0 or end < 0:
@@ -258,10 +255,7 @@ class ArrivalFolder:
         return sizes
 
     def has_place(self, path: str) -> bool:
-        """Whether a file can be here: there is no folder of this path, and no file where one of its folders would be.
-
-        No machine has both a file and a folder of one path, but it may have had one after the other.
-        """
+        """Whether a file can be here: no folder of this path, and no file where one of its folders would be."""
         is_folder = (self.path / path).is_dir()
         return not is_folder and not any((self.path / folder).is_file() for folder in parent_folders(path))
 

@@ -114,10 +114,7 @@ def _refresh(job: Job, shown_trouble: str, out: Console) -> str:
 
 
 def new_epoch_lines(rows: Sequence[EpochRow], shown: set[tuple[int, int]]) -> list[str]:
-    """Return the lines of the epochs that are not `shown`, and add these epochs to it, as attempt and epoch.
-
-    An epoch that a later attempt has done again gets another line, because only its last numbers count.
-    """
+    """Return the lines of the epochs that are not `shown` (attempt, epoch), repeated ones too, and add them to it."""
     new_rows = [row for row in rows if (row.attempt, row.epoch) not in shown]
     header = [epoch_header()] if new_rows and not shown else []
     shown.update((row.attempt, row.epoch) for row in new_rows)

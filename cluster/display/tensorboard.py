@@ -69,10 +69,7 @@ def _title(job: Job) -> str:
 
 
 def write_settings(job: Job) -> None:
-    """Write the arguments of a job's command beside its events, once, as TensorBoard's HParams plugin reads them.
-
-    A recipe's trainer has written its own. Raises `OSError`, and `ClusterError` when the job is damaged.
-    """
+    """Write a command's arguments beside its events, once, for HParams. Raises `OSError`, `ClusterError`."""
     folder = job.path / EVENTS_FOLDER
     if job.spec.own_command is None or any(folder.glob(f"*{SETTINGS_SUFFIX}")):
         return

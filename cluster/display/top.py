@@ -130,10 +130,7 @@ def render(status: JobStatus, machines: Machines, now: float, tracker: StatusAge
 
 
 def show_top(read_statuses: Callable[[], tuple[JobStatus, Machines]]) -> None:
-    """Show a job and its machines, refreshed every second, until the job ends or the user presses Ctrl-C.
-
-    `read_statuses` returns the job's status and its machines by their names. Off a terminal one plain table is printed.
-    """
+    """Show what `read_statuses` returns every second, until the job ends or Ctrl-C; off a terminal once."""
     out = console()
     tracker = StatusAgeTracker()
 

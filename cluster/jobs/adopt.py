@@ -145,10 +145,7 @@ def _take_fields(spec: JobSpec, backend: str = "", hosts: Hosts | None = None) -
 
 
 def _create_job(spec: JobSpec, launch_id: str, take_over: Callable[[Path], None]) -> Job:
-    """Create the local run folder of an adopted job and start its supervisor.
-
-    `take_over` is called with the folder before its job.json, which makes it a job, is written. Raises `ClusterError`.
-    """
+    """Create a run folder, call `take_over` with it before it is a job, start its supervisor. Raises `ClusterError`."""
     store.runs_folder().mkdir(parents=True, exist_ok=True)
     with locked(store.runs_folder() / ".adopt.lock"):
         _require_new(spec.uid)

@@ -54,10 +54,7 @@ def describe_wait(run: Run) -> str:
 
 
 def ensure_queue_process(runs_folder: Path, queue_id: str) -> None:
-    """Start a queue's process when none is running, for example after a reboot. Raises `ClusterError`.
-
-    The caller holds the queue's lock during the start, so that only one of several simultaneous callers starts it.
-    """
+    """Start a queue's process when none runs, holding its lock, so that only one caller does. Raises `ClusterError`."""
     start_marker = queue_start_marker(runs_folder, queue_id)
     with contextlib.suppress(BlockingIOError), locked(queue_lock_path(runs_folder, queue_id), 0):
         # A process that was started a moment ago may not have taken its lock yet.
@@ -77,10 +74,7 @@ def running_specs(runs_folder: Path, queue_id: str | None = None) -> list[JobSpe
 
 
 def with_free_machines(run: Run) -> JobSpec:
-    """Return the spec with as many machines of its hosts file as it needs, none of them used by its queue's other jobs.
-
-    A job that has its machines already keeps them. Raises `ClusterError` when too few are free.
-    """
+    """Return the spec with the free machines of its hosts file that it needs. Raises `ClusterError` for too few."""
     spec = run.spec
     needed_count = len(spec.machine_names)
     machines = spec.host_list

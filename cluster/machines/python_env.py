@@ -174,10 +174,7 @@ def ensure_environment(folder: Path, required_packages: Sequence[str], find_only
 
 
 def is_complete(venv: Path) -> bool:
-    """Whether a venv is complete and its Python runs: the Python from which it was made may be gone.
-
-    Raises other `OSError`s: a venv is not removed because this user may start no more processes now.
-    """
+    """Whether a venv is complete and its Python, whose origin may be gone, runs. Raises other `OSError`s."""
     with contextlib.suppress(FileNotFoundError):
         argv = [venv_python(venv), "-c", ""]
         return (venv / COMPLETE_MARKER).exists() and subprocess.run(argv, capture_output=True).returncode == 0

@@ -70,10 +70,7 @@ class SetupProgress:
         self._write()
 
     def set_step(self, name: str, step: SetupStep, seconds: float | None = None) -> None:
-        """Record that a machine is at a step, or, with `seconds`, how long the step took.
-
-        Raises `SetupFailed` when the set-up was abandoned, so that its threads do not go on to another step.
-        """
+        """Note a machine's step, or its `seconds`. Raises `SetupFailed` when abandoned: threads do no other step."""
         if self.is_abandoned:
             raise SetupFailed("the set-up was given up")
 

@@ -177,10 +177,7 @@ def download_final_files(
 
 
 def run_in_time(download: Callable[[], object], limit_seconds: float) -> None:
-    """Run a download in a thread, and wait for it at most `limit_seconds`, even when the machine sends bit by bit.
-
-    Raises the error of the download, or `ClusterError` when it is not complete in time.
-    """
+    """Run a download in a thread for `limit_seconds`. Raises its error, or `ClusterError` when it is too slow."""
     outcome: Future[None] = Future()
 
     def run() -> None:

@@ -42,10 +42,7 @@ REPEATED_KINDS = (EventKind.MACHINE_LOST, EventKind.MACHINE_BACK, EventKind.LIMI
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that users are told once. Each of its `keys` names a part of it that never happens again.
-
-    `text` says what happened, `machines` are the names of those that it happened to.
-    """
+    """Something that users are told once: `text`, and its `machines`. Its `keys` name parts that never happen again."""
 
     kind: EventKind
     keys: tuple[str, ...]

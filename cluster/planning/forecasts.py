@@ -104,10 +104,7 @@ def measured_constants(job_name: str, result: JobResult | None) -> Constants:
 
 
 def constants_so_far(run: Run, schedule: Schedule) -> Constants | None:
-    """Return the forecast constants measured by an unfinished job, in its epochs or else its steps; None before them.
-
-    Those of boot, set-up and start are the presets: a resume may find other images on its machines than the launch.
-    """
+    """Return the constants that an unfinished job measured, None before; boot, set-up and start are the presets."""
     measured_run = MeasuredRun(
         processes=run.spec.procs * run.spec.machines,
         machines=run.spec.machines,

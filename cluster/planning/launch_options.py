@@ -16,10 +16,7 @@ from train.tools.option_fields import OptionError, OptionSet, option_field
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions(OptionSet):
-    """The options of a launch. None stands for the default.
-
-    `backend` is a name in the catalog, or `UNKNOWN_MACHINES`. `backend_options` are the options that only it has.
-    """
+    """The options of a launch, None for the default. `backend_options` are those that only this backend has."""
 
     backend: str = "local"
     machines: int | None = option_field(
@@ -155,10 +152,7 @@ def choose_backend(keywords: dict[str, object], default: str) -> str:
 def add_configured(
     typed: dict[str, object], configured: dict[str, object], default: str
 ) -> tuple[str, dict[str, object]]:
-    """Return the backend and the keyword arguments of a launch. Typed options take precedence over configured ones.
-
-    Configured options of other backends are ignored: they are meant for other launches. Raises `BadInput`.
-    """
+    """Return backend and keywords: typed before configured ones, without those of other backends. Raises `BadInput`."""
     backend = choose_backend(typed, "") or choose_backend(configured, default)
     options_classes = (LaunchOptions, catalog.options_class(backend))
     names = {option.name for options_class in options_classes for option in options_class.launch_options()}

@@ -133,10 +133,7 @@ def drawn_state(state: MachineState) -> MachineState:
 
 
 def machine_activity(run: Run, attempts: Sequence[AttemptRow]) -> SpansByMachine:
-    """Return the activity of each machine. Seconds are of the wall clock.
-
-    A machine is LOST from when it was gone until it came back, or until the job's end if it is not in the last attempt.
-    """
+    """Return each machine's activity, by the wall clock; LOST until it came back, or the job's end if it did not."""
     spans_by_machine = {
         name: [(drawn_state(state), begin, end) for state, begin, end in timeline.state_spans(run.folder, name)]
         for name in run.spec.machine_names

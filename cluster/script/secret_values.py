@@ -43,10 +43,7 @@ class KeptSecrets:
 
 
 def collect(arguments: Sequence[str], files: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the values of all variables that --env and --env-file name. --env counts more than a file.
-
-    `environment` is that of the caller, which has the value of an `--env NAME`. Raises `BadInput`.
-    """
+    """Return the values that --env, from `environment` too, and --env-file name; --env first. Raises `BadInput`."""
     values: dict[str, str] = {}
     for name in files:
         path = Path(name).expanduser()
@@ -162,10 +159,7 @@ def kept_values(uid: str) -> dict[str, str]:
 
 
 def new_values(arguments: Sequence[str], names: Sequence[str], uid: str, job: str) -> dict[str, str]:
-    """Return the values of a job's secret variables for its next launch, those of `resume --env` before kept ones.
-
-    Raises `BadInput` for another variable than the job's, and `ClusterError` when a value is not known.
-    """
+    """Return a job's secret values, `resume --env` before kept ones. Raises `BadInput` for others, `ClusterError`."""
     given = collect(arguments, [], os.environ)
     if unknown := sorted(given.keys() - set(names)):
         known = ", ".join(names) or "none"

@@ -121,10 +121,7 @@ def write_result(
 
 
 def _limited_json(result: JobResult) -> bytes:
-    """Return a result as JSON that every command can read: the oldest epochs and attempts are left out of a long one.
-
-    Machines wrote the rest too: if that is still too long, only the outcome is left.
-    """
+    """Return a result as JSON of limited size: without the oldest epochs and attempts, or only the outcome."""
     content = to_json_bytes(encode(result))
     if len(content) > MAX_RESULT_BYTES:
         logger.warning(LEFT_OUT)

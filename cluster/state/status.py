@@ -95,7 +95,7 @@ class JobResult(TrainResult):
 
     `procs` is the number of processes of each machine. `setup` has the seconds of each step of each machine up to its
     first training step. `did_not_answer` are the machines that did not answer at the end. `ids_wrong` are the errors in
-    the log of used images, None without one. `is_input_wrong`: it would fail again with this recipe, options and images.
+    the log of used images, None without one. `is_input_wrong`: it would fail again with the same input and options.
 
     `constants` are the machine constants that the run measured. When a forecast was made at the launch, `forecast`
     holds it and `against` compares it with the run. They are None for a job that is not done or measured too little.
@@ -158,10 +158,7 @@ def read_agent_status(run_folder: RunFolder, machine: str = "0") -> MachineStatu
 
 
 def read_final_status(run_folder: RunFolder, machine: str, address: str) -> MachineStatus | None:
-    """Return the last status of the agent of a machine with this address, None unless the agent has ended.
-
-    None also when the status is that of the machine which had the name before. Raises `DamagedRecord`.
-    """
+    """Return the last status of the ended agent at this address, None without one. Raises `DamagedRecord`."""
     status = read_agent_status(run_folder, machine)
     return status if status and status.ended and status.address == address else None
 
@@ -187,10 +184,7 @@ def machine_statuses(run: Run) -> dict[str, MachineStatus]:
 
 
 def best_informed_status(run: Run) -> MachineStatus | None:
-    """Return the status of the machine that knows most about the job, None before the first status.
-
-    A machine that is done comes first, then the machines of the newest attempt, then those in the latest `AgentPhase`.
-    """
+    """Return the status that knows most: of a done machine, else of the newest attempt, in the latest phase."""
 
     def knowledge(status: MachineStatus) -> tuple[bool, int, int]:
         return status.state == MachineState.DONE, status.attempt, list(AgentPhase).index(status.phase)
