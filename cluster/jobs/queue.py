@@ -1,6 +1,6 @@
 """The queue of a sweep: starts its jobs one after the other, a given number of them at a time.
 
-`python -m cluster.jobs.queue RUNS QUEUE_ID`. The run folders are the queue. The process may be killed at any time: every
+`python -m cluster.jobs.queue RUNS QUEUE_ID`. The run folders are the queue. It may be killed at any time: every
 command that looks at a waiting job starts it again (`queue_state.ensure_queue_process`). A lock allows one process per
 queue. The lock of each job and its started marker make sure that no job is started twice.
 """

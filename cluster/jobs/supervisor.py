@@ -1,6 +1,6 @@
 """The supervisor of a job: copies its files to the run folder, replaces lost machines, writes result and report.
 
-`python -m cluster.jobs.supervisor RUN`. It may be killed and started again at any time, and two of them do no harm: each
+`python -m cluster.jobs.supervisor RUN`. It may be killed and started again, and two of them do no harm: each
 does the same step once, and no agent starts where another one runs. The job trains and recovers without it.
 """
 
