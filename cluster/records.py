@@ -200,7 +200,14 @@ def render_mlperf_log(run: RunData, org: str | None) -> str:
         lines.append(f":::MLLOG {json.dumps({**event, 'metadata': metadata})}\n")
 
     began_at = run.loading_began_at
-    for key, value in submission_settings(run, org).items():
+    submission: JsonDict = {
+        "submission_org": org,
+        "submission_platform": describe_hardware(run),
+        "submission_division": "open",  # the closed division prescribes model, schedule and optimizer
+        "submission_status": "cloud" if run.cost else "onprem",
+        "submission_benchmark": "resnet",  # the classification of images; the open division allows any model
+    }
+    for key, value in submission.items():
         add_event(run.first_attempt_at, POINT_IN_TIME, key, value)
     add_event(run.first_attempt_at, POINT_IN_TIME, "cache_clear", False)  # the images may be in memory from before
     add_event(run.first_attempt_at, INTERVAL_START, "init_start")
@@ -228,17 +235,6 @@ def render_mlperf_log(run: RunData, org: str | None) -> str:
     has_succeeded = target.reached if target else run.result.state == JobState.DONE
     add_event(began_at, INTERVAL_END, "run_stop", status="success" if has_succeeded else "aborted")
     return "".join(lines)
-
-
-def submission_settings(run: RunData, org: str | None) -> JsonDict:
-    """Return what MLPerf logs about a submission, by MLPerf's keys."""
-    return {
-        "submission_org": org,
-        "submission_platform": describe_hardware(run),
-        "submission_division": "open",  # the closed division prescribes model, schedule and optimizer
-        "submission_status": "cloud" if run.cost else "onprem",
-        "submission_benchmark": "resnet",  # the classification of images; the open division allows any model
-    }
 
 
 def mlperf_settings(run: RunData) -> JsonDict:

@@ -99,7 +99,13 @@ def parse_hosts(value: Mapping[str, object]) -> Hosts:
     if not isinstance(tables, list) or not tables:
         raise ValueError('machines: lists no machine; write machines = ["gpu1"], or [[machines]] tables')
     machines = tuple(_parse_host(table, index, inherited) for index, table in enumerate(tables))
-    _require_distinct_hosts(machines)
+    endpoints = [machine.endpoint for machine in machines]
+    for index, machine in enumerate(machines):  # two entries of one machine would wait for each other's GPUs
+        if (first := endpoints.index(machine.endpoint)) < index:
+            raise ValueError(
+                f"machines[{index}].host: {machine.host} is already machines[{first}]; "
+                "remove one of them, or give it another port"
+            )
     shared = _validate_value("shared", value["shared"], "") if "shared" in value else None
     if shared is None and len(machines) > 1:
         raise ValueError('shared: is missing; write the folder that all machines mount: shared = "/mnt/shared/imgnet"')
@@ -149,14 +155,3 @@ def _validate_value(key: str, value: Any, key_prefix: str) -> Any:  # Any: a tex
     if not is_valid:
         raise ValueError(f"{key_prefix}{key}: is {value!r}; write {description}")
     return value
-
-
-def _require_distinct_hosts(machines: tuple[Host, ...]) -> None:
-    """Raise `ValueError` if two entries are the same machine: they would wait for each other's GPUs."""
-    endpoints = [machine.endpoint for machine in machines]
-    for index, machine in enumerate(machines):
-        if (first := endpoints.index(machine.endpoint)) < index:
-            raise ValueError(
-                f"machines[{index}].host: {machine.host} is already machines[{first}]; "
-                "remove one of them, or give it another port"
-            )

@@ -238,6 +238,9 @@ def _config_lines(name: str, route: Route, config: Path, pinned_keys_file: Path)
     known_hosts_files = [pinned_keys_file]
     if not route.pinned_host_key:
         known_hosts_files = [path for path in route.known_hosts_files if path.exists()] or [pinned_keys_file]
+    proxy_command = route.proxy_command and route.proxy_command.replace("%", "%%")
+    if route.jump_route:  # not ProxyJump, which does not quote spaces in the path after -F
+        proxy_command = f"ssh -F {shlex.quote(str(config))}".replace("%", "%%") + f" -W [%h]:%p {name}-jump"
     options = {
         "HostName": _quote_value(route.host),
         "Port": route.port,
@@ -250,7 +253,7 @@ def _config_lines(name: str, route: Route, config: Path, pinned_keys_file: Path)
         "ServerAliveInterval": SERVER_ALIVE_SECONDS,
         "ServerAliveCountMax": SERVER_ALIVE_COUNT,
         "ConnectTimeout": 10,
-        "ProxyCommand": _proxy_command(name, route, config),
+        "ProxyCommand": proxy_command,
     }
     key_lines = [
         f"    {option} {_quote_value(path)}"
@@ -261,13 +264,6 @@ def _config_lines(name: str, route: Route, config: Path, pinned_keys_file: Path)
     option_lines = [f"    {key} {value}" for key, value in options.items() if value is not None]
     jump_lines = _config_lines(f"{name}-jump", route.jump_route, config, pinned_keys_file) if route.jump_route else []
     return [*jump_lines, f"Host {name}", *option_lines, *key_lines, ""]
-
-
-def _proxy_command(name: str, route: Route, config: Path) -> str | None:
-    """Return the value of ProxyCommand. Not ProxyJump, which does not quote spaces in the path after -F."""
-    if route.jump_route:
-        return f"ssh -F {shlex.quote(str(config))}".replace("%", "%%") + f" -W [%h]:%p {name}-jump"
-    return route.proxy_command.replace("%", "%%") if route.proxy_command else None
 
 
 def _quote_value(value: object) -> str:

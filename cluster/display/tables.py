@@ -91,7 +91,11 @@ def build_table(
         TableColumn.measure(name, [format_cell(row.get(name)) for row in rows], can_wrap)
         for name in max(rows, key=len, default={})
     ]
-    shown = columns if width is None else choose_columns(columns, optional, width)
+    shown = columns
+    for name in optional:
+        if width is None or table_width(column.min_width for column in shown) <= width:
+            break
+        shown = [column for column in shown if column.name != name]
     widths = [column.width for column in shown] if width is None else fit_widths(shown, width)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 0))
     for column, column_width in zip(shown, widths, strict=True):
@@ -135,16 +139,6 @@ class TableColumn:
 def table_width(widths: Iterable[int]) -> int:
     """Return the width of a table with columns of these widths, and a space between two columns."""
     return sum(width + 1 for width in widths) - 1
-
-
-def choose_columns(columns: Sequence[TableColumn], optional: Sequence[str], width: int) -> list[TableColumn]:
-    """Return the columns to show: all that fit, without the first of `optional` that do not."""
-    shown = list(columns)
-    for name in optional:
-        if table_width(column.min_width for column in shown) <= width:
-            break
-        shown = [column for column in shown if column.name != name]
-    return shown
 
 
 def fit_widths(columns: Sequence[TableColumn], width: int) -> list[int]:

@@ -439,7 +439,10 @@ class Job:
         self.backend.check(spec, self.path.parent)
         with job_lock(self.path):
             self._refuse_if(self.is_alive)
-            outcome = self._kept_outcome(spec.train.extended_at) if adds_epochs else {}
+            # The result and the network that is trained on stay under another name.
+            outputs = (self.run_folder.shared / RESULT_FILE, self.run_folder.network_folder) if adds_epochs else ()
+            old, epochs = [path for path in outputs if path.exists()], spec.train.extended_at
+            outcome = {path: path.with_name(f"{path.stem}-{epochs}{path.suffix}") for path in old}
             try:
                 self._change_spec(spec)
                 self.claim_machines()
@@ -454,11 +457,6 @@ class Job:
                     with contextlib.suppress(FileNotFoundError):
                         kept_path.rename(path)
                 raise
-
-    def _kept_outcome(self, epochs: int) -> dict[Path, Path]:
-        """Return the files of a result and of a network that is trained on, each with the name under which it stays."""
-        paths = (self.run_folder.shared / RESULT_FILE, self.run_folder.network_folder)
-        return {path: path.with_name(f"{path.stem}-{epochs}{path.suffix}") for path in paths if path.exists()}
 
     def _require_resumable(self, adds_epochs: bool = False) -> None:
         self.refresh()

@@ -178,21 +178,17 @@ class Fleet:
         self._require_enough_machines()
         self.provisioner.check_shared_folder(self._usable_machines())
         self._require_enough_machines()
-        self._write_job_files()
+        while usable := self._usable_machines():  # through the first one that can do it
+            if self.provisioner.run_on_each(
+                usable[:1], lambda name: self.provisioner.write_job_files(name, self.folders.shared)
+            ):
+                break
+            self._require_enough_machines()
         self.provisioner.run_on_each(
             self._usable_machines(), lambda name: self.provisioner.start_agent(name, self.elapsed_seconds)
         )
         self._require_enough_machines()
         self.setup_progress.mark_ready()
-
-    def _write_job_files(self) -> None:
-        """Write the files of the job through the first machine that can do it. Raises `SetupFailed`."""
-        while usable := self._usable_machines():
-            if self.provisioner.run_on_each(
-                usable[:1], lambda name: self.provisioner.write_job_files(name, self.folders.shared)
-            ):
-                return
-            self._require_enough_machines()
 
     def _prepare_machine(self, name: str, code: Callable[[], PackedCode], with_checks: bool) -> CheckedMachine | None:
         self.wait_until_ready(name)

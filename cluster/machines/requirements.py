@@ -50,7 +50,9 @@ def require_functions(recipe: Recipe, project: UserProject | None) -> None:
         if not spec and find_module(package, folders):
             raise BadInput(f"{field}: there is no module {module} in {package} of {folders[0]}; correct the recipe")
         file = Path(spec.origin) if spec and spec.origin else Path()
-        if file.suffix == ".py" and not _may_define(file, name):
+        if file.suffix != ".py" or not bound_names(file).isdisjoint({name, "*", "__getattr__"}):
+            continue
+        if not any(text in file.read_bytes() for text in DYNAMIC_CODE):
             raise BadInput(f"{field}: {module} has no function {name}; correct the recipe, or {file}")
 
 
@@ -63,13 +65,6 @@ def find_module(module: str, folders: Iterable[str | Path]) -> ModuleSpec | None
         spec = PathFinder.find_spec(name, list(search)) if search else None
         search = spec.submodule_search_locations if spec else None
     return spec
-
-
-def _may_define(file: Path, name: str) -> bool:
-    """Whether a file defines, assigns or imports a name, or may define it dynamically."""
-    names = bound_names(file)
-    code = file.read_bytes()
-    return not names.isdisjoint({name, "*", "__getattr__"}) or any(text in code for text in DYNAMIC_CODE)
 
 
 def missing_requirements(recipe: Recipe, project: UserProject | None = None) -> list[str]:

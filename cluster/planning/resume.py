@@ -80,7 +80,12 @@ def plan_resume(
     schedule = spec.schedule
     machine_plan = planner.complete(spec, schedule)
     spec = replace(machine_plan.spec, forecast=job_spec.forecast)  # which is about the whole job
-    _check_price_limit(spec, spent_dollars)
+    max_dollars = spec.rental_facts.max_dollars
+    if max_dollars is not None and spent_dollars >= max_dollars:
+        raise BadInput(
+            f"--max-price-total {max_dollars:g}: {spec.name} has cost ${spent_dollars:,.2f} already; "
+            f"to continue: imgnet-cluster resume {spec.name} --max-price-total DOLLARS"
+        )
     notes = []
     changes = [*_describe_changes(job_options, options)]
     if schedule and schedule.recipe.epochs > run.spec.recipe.epochs:
@@ -131,15 +136,6 @@ def _check_names(values: dict[str, object], backend: str) -> None:
         if options[name].is_fixed:
             flags = " or ".join(options[name].all_flags)
             raise BadInput(f"{flags}: a resume cannot change it; start a new job: imgnet-cluster launch")
-
-
-def _check_price_limit(spec: JobSpec, spent_dollars: float) -> None:
-    max_dollars = spec.rental_facts.max_dollars
-    if max_dollars is not None and spent_dollars >= max_dollars:
-        raise BadInput(
-            f"--max-price-total {max_dollars:g}: {spec.name} has cost ${spent_dollars:,.2f} already; "
-            f"to continue: imgnet-cluster resume {spec.name} --max-price-total DOLLARS"
-        )
 
 
 def _describe_changes(before: LaunchOptions, after: LaunchOptions) -> Iterator[str]:

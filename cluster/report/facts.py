@@ -353,18 +353,14 @@ def _known(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def sample_images(run_folder: Path, schedule: Sequence[PhaseRow]) -> list[SampleImage]:
     """Return the thumbnails of a run, with the crops that the last phase of `schedule` validates."""
-    return [_sample_image(thumbnail, schedule[-1]) for thumbnail in read_thumbnails(run_folder)] if schedule else []
-
-
-def _sample_image(thumbnail: Thumbnail, phase: PhaseRow) -> SampleImage:
-    square_shape = (phase.size, phase.size)
-    height, width = rect_crop_shape(*thumbnail.size, phase.size) if phase.rect_val else square_shape
-    return SampleImage(
-        thumbnail=thumbnail,
-        seen=center_crop_box(thumbnail.size, (height, width)),
-        pixels=(width, height),
-        square=center_crop_box(thumbnail.size, square_shape) if phase.rect_val else None,
-    )
+    images = []
+    for thumbnail in read_thumbnails(run_folder) if schedule else ():
+        side, is_rectangle = schedule[-1].size, schedule[-1].rect_val
+        height, width = rect_crop_shape(*thumbnail.size, side) if is_rectangle else (side, side)
+        seen = center_crop_box(thumbnail.size, (height, width))
+        square = center_crop_box(thumbnail.size, (side, side)) if is_rectangle else None
+        images.append(SampleImage(thumbnail=thumbnail, seen=seen, pixels=(width, height), square=square))
+    return images
 
 
 def center_crop_box(image_size: tuple[int, int], crop_shape: tuple[int, int]) -> RelativeBox:

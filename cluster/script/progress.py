@@ -91,15 +91,6 @@ def time_limit(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, previous)
 
 
-def read_numbers(match: re.Match[str]) -> ScriptNumbers:
-    """Return the numbers of a line that matches. A group that is no number is not known."""
-    numbers: dict[str, Any] = {  # Any: of the type of the field
-        name: parse_integer(text) if name in INTEGER_GROUPS else _parse_number(text)
-        for name, text in match.groupdict("").items()
-    }
-    return ScriptNumbers(**numbers)
-
-
 def parse_integer(text: str) -> int | None:
     """Return a whole number such as 1200 or 1,200, None for another text."""
     digits = text.strip().replace(",", "").replace("_", "")
@@ -181,7 +172,11 @@ class ScriptProgress:
             with time_limit(MATCH_SECONDS):
                 for line in reversed(lines):
                     if match := pattern.search(line[:MAX_LINE_CHARACTERS]):
-                        return read_numbers(match)
+                        numbers: dict[str, Any] = {  # Any: of the type of the field; None for what is no number
+                            name: parse_integer(text) if name in INTEGER_GROUPS else _parse_number(text)
+                            for name, text in match.groupdict("").items()
+                        }
+                        return ScriptNumbers(**numbers)
         except _OutOfTime:
             self.pattern = None
             self.counts_output = True
