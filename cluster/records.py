@@ -189,10 +189,7 @@ def _describe_counts(counts: list[int]) -> str:
 
 
 def render_mlperf_log(run: RunData, org: str | None) -> str:
-    """Return the run as the lines of MLPerf's log. Accuracies are fractions, as there; times are in milliseconds.
-
-    The lines are those that MLCommons' checker wants of the open division. `org` submits. Epochs follow at once.
-    """
+    """Return the run as MLPerf's log for the open division, of `org`. Accuracies are fractions, times milliseconds."""
     lines: list[str] = []
 
     def add_event(at: float, event_type: str, key: str, value: object = None, **metadata: object) -> None:

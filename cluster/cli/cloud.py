@@ -20,6 +20,7 @@ from .options import (
     network_ids,
     open_cloud,
     output_option,
+    pluralize,
     print_json,
     print_rows,
     regions_option,
@@ -57,10 +58,9 @@ def fail_if_resources_remain(descriptions: list[str]) -> None:
     """Print the resources that could not be removed. Raises `ClusterError` when there are any."""
     for description in descriptions:
         click.echo(f"not removed: {description}", err=True)
-    if len(descriptions) == 1:
-        raise ClusterError("1 resource was not removed; run the command again")
     if descriptions:
-        raise ClusterError(f"{len(descriptions)} resources were not removed; run the command again")
+        were = "was" if len(descriptions) == 1 else "were"
+        raise ClusterError(f"{pluralize(len(descriptions), 'resource')} {were} not removed; run the command again")
 
 
 @click.command(cls=GroupedCommand)

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self, TypeVar
+from typing import Self, TypeVar
 
 from cluster.errors import ClusterError
 
@@ -68,12 +68,12 @@ class SSHConnector:
     and ends the connection. The commands are those of the job `owner`, in its launch `launch`.
     """
 
-    max_output_bytes: ClassVar[int] = untrusted.MAX_OUTPUT_BYTES  # of one command
     host: Host
     name: str = ""
     reconnect_seconds: float = DEFAULT_RECONNECT_SECONDS
     owner: str = ""
     launch: str = ""
+    max_output_bytes: int = untrusted.MAX_OUTPUT_BYTES  # of one command
     received_bytes: int = 0  # of all answers, without what ssh adds to them
 
     def __post_init__(self) -> None:
@@ -195,10 +195,7 @@ class SSHConnector:
         raise ClusterError(f"{self.name}: {problem}: {_last_line(stderr) or f'code {code}'}")
 
     def end_commands(self, next_script: str = "", **variables: str) -> bytes:
-        """End all commands of the job, also those that another process started, with all that they started.
-
-        No command of this launch begins afterwards, on any connection. Then runs a script, as `run_repeatable` does.
-        """
+        """End the job's commands with all that they started, let none of this launch begin, then run a script."""
         ending = ssh_scripts.end_commands_script(self.host.folder, self.owner, self.launch)
         return self.run_repeatable(f"{ending}\n{next_script}", **variables)
 

@@ -77,10 +77,7 @@ def fetch_network(job: Job, progress: Progress = no_progress) -> list[Path]:
 
 
 def newest_checkpoint(job: Job, progress: Progress = no_progress) -> Path:
-    """Return the path of the newest complete checkpoint of a job, of a command the copy of its checkpoint folder.
-
-    `progress` is as in `trained_weights`. Raises `ClusterError` when nothing was saved, or none can be fetched.
-    """
+    """Return a job's newest checkpoint, of a command the copy of its folder. Raises `ClusterError` without one."""
     is_command = job.spec.own_command is not None
     path = (newest_version if is_command else newest_local_checkpoint)(job.run_folder.shared)
     failure = ""

@@ -163,10 +163,7 @@ class Job:
 
     @contextlib.contextmanager
     def report_damaged_files(self) -> Iterator[None]:
-        """Turn the errors that a damaged file causes into `DamagedJob`.
-
-        The supervisor logs errors of other kinds than `DamagedRecord` with their traceback: they may be bugs.
-        """
+        """Turn the errors of a damaged file into `DamagedJob`; the supervisor logs others, which may be bugs."""
         try:
             yield
         except DamagedRecord as error:
@@ -406,10 +403,7 @@ class Job:
         self.backend.kill_machine(name, notice_seconds)
 
     def plan_resume(self, **options: object) -> "ResumePlan":
-        """Return the plan of a resume. `options` are changed options of the launch, named with underscores.
-
-        Asks the cloud of a rented job. Raises `ClusterError` as `resume` does, and `BadInput` for wrong options.
-        """
+        """Return the plan of a resume with changed options of the launch. Asks the cloud. Raises `ClusterError`."""
         from cluster.planning.resume import plan_resume  # late, because most commands plan nothing
 
         self._require_resumable(adds_epochs=options.get("epochs") is not None)
@@ -426,10 +420,7 @@ class Job:
             )
 
     def resume(self, plan: "ResumePlan | None" = None) -> None:
-        """Continue a job from its newest checkpoint. `plan`, if given, has the options that change.
-
-        Raises `ClusterError` when the job is running or done, or cannot start; then its specification is unchanged.
-        """
+        """Continue from the newest checkpoint, by a plan if given. Raises `ClusterError`; then nothing has changed."""
         adds_epochs = plan is not None and plan.adds_epochs
         self._require_resumable(adds_epochs)
         if plan:

@@ -123,10 +123,7 @@ class Fleet:
         return SSHConnector(host, label, self.reconnect_seconds, self.spec.uid, self.folders.launch_id)
 
     def replace_host(self, name: str, host: Host) -> None:
-        """Use another host for a machine from now on, or the same host with other keys.
-
-        Other keys end no connection: its machine has shown its key already. `write_ssh_config` has to follow.
-        """
+        """Use another host, or the same with other keys, which end no connection. `write_ssh_config` has to follow."""
         old_host, self.hosts[name] = self.hosts[name], host
         self.setup_progress.update(name, host=host.host, reason="")
         if replace(old_host, host_key=host.host_key, jump_host_key=host.jump_host_key) == host:
@@ -149,10 +146,7 @@ class Fleet:
     # --- setting up -----------------------------------------------------------------------------------------------
 
     def set_up_machines(self) -> None:
-        """Set up all machines for the run folder's launch and start their agents, unless that is done already.
-
-        Raises `SetupFailed`, a line for each reason with its machines, if too few are usable. Spares may fail.
-        """
+        """Set all machines up, unless done, and start their agents. Raises `SetupFailed` with reasons if too few."""
         launch_id = self.folders.launch_id
         if self.setup_progress.record.launch == launch_id and self.setup_progress.record.is_ready:
             return

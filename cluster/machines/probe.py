@@ -183,10 +183,7 @@ def query_gpus() -> tuple[tuple[str, ...], str]:
 
 
 def call_with_timeout(folder: Path, function: Callable[[], object]) -> Any:  # Any: what JSON can hold
-    """Call a function that looks at a folder, in a forked process, and return its answer.
-
-    Access to a lost file server blocks. Raises `OSError` with the function's error, or that there is no answer.
-    """
+    """Return a function's answer about a folder, from a forked process: a lost file server blocks. Raises `OSError`."""
     reader, writer = os.pipe()
     pid = os.fork()
     if not pid:

@@ -40,10 +40,7 @@ def is_webhook(target: str) -> bool:
 
 
 def describe_target(target: object) -> str:
-    """Return a target as it is shown to people, and written to files that leave this computer.
-
-    Of a URL only the host, of a command only the program: whoever knows the rest can post, or has a password.
-    """
+    """Return a target for people: of a URL the host, of a command the program; whoever knows the rest can post."""
     text = str(target)
     if not is_webhook(text):
         program, space, _ = text.partition(" ")

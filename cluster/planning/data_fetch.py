@@ -188,10 +188,7 @@ class SetCounts:
 
 
 def count_set(root: Path, val_fraction: float) -> SetCounts:
-    """Count the images of a data folder from its listings and manifests, without opening an image.
-
-    `val_fraction` of train/ is held out where there is no val/. A file of a class counts unless it is hidden.
-    """
+    """Count the images of a data folder by listings and manifests; `val_fraction` is held out without val/."""
     train_folder, val_folder = root / "train", root / "val"
     val_counts = (_count_names if (val_folder / MANIFEST_FILE).exists() else _count_files)(val_folder)
     try:

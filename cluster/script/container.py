@@ -122,10 +122,7 @@ def run_argv(
     given_variables: Collection[str],
     has_nvidia: bool,
 ) -> list[str]:
-    """Return the command line of `docker run` for one process. It has the names of the variables, and no value.
-
-    `given_variables` are those of the user, which mean the image, not the machine.
-    """
+    """Return the command line of `docker run` for a process, without values; `given_variables` mean the image."""
     words = [DOCKER, "run", "--rm", "--init", "--name", name, "--label", f"{LABEL}={machine_label}"]
     words += ["--network", "host", "--ipc", "host"]
     words += ["--user", f"{os.getuid()}:{os.getgid()}", "--workdir", str(workdir), "--stop-timeout", "30"]

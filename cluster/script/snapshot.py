@@ -67,10 +67,7 @@ Tree = dict[str, Entry]  # by path relative to the folder; a folder comes before
 
 
 def scan(folder: Path) -> Tree:
-    """Return what a folder has and can be copied. A missing folder is empty. Raises other `OSError`s.
-
-    Also raised for a link to a folder: what it leads to is not ours, and need not be there on another machine.
-    """
+    """Return what a folder has and can be copied; nothing if it is missing. Raises `OSError`, also for a link."""
     if folder.is_symlink():
         raise OSError(errno.ELOOP, "the script has put a link in its place, which is not followed", str(folder))
     entries: dict[str, Entry] = {}
