@@ -153,7 +153,7 @@ def parse_exit(command_id: str, output: bytes | bytearray, max_bytes: int) -> tu
 
 
 def parse_listing(stdout: bytes) -> dict[str, int]:
-    """Return the size of each file by its path, from the output of `list_files_script`. Raises `BadAnswer`."""
+    """Return the size of each file by its path, from the output of `LIST_FILES_SCRIPT`. Raises `BadAnswer`."""
     sizes = {}
     for entry in stdout.split(b"\0"):
         if entry:
