@@ -19,10 +19,7 @@ __all__ = ["jobs", "launch", "run"]
 
 
 def _import_packages_of_this_project() -> None:
-    """Import `infra` and `train` from beside this package, before a user's file of that name can be found.
-
-    A user's train.py, in a folder of PYTHONPATH or beside a script that imports us, precedes them on the search path.
-    """
+    """Import `infra` and `train` from beside this package, before a user's train.py on the search path is found."""
     project_root = str(Path(__file__).resolve().parents[1])
     sys.path.insert(0, project_root)
     for package in ("infra", "train"):

@@ -93,11 +93,7 @@ FILES = {"recipe.py": RECIPE, "nets.py": NETS, "losses.py": LOSSES, "README.md":
 
 
 def write_project(folder: Path) -> list[Path]:
-    """Write the files of a new project and return their paths.
-
-    The recipe has the name of the folder. Raises `BadInput` when one of the files exists already, `ClusterError` when
-    the folder cannot be written. No file is replaced.
-    """
+    """Write a project named after its folder; return its files. Raises `BadInput` if one exists, `ClusterError`."""
     paths = [folder / name for name in FILES]
     for path in paths:
         if path.exists() or path.is_symlink():

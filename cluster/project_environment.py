@@ -52,10 +52,7 @@ class Requirements:
 
 
 def find_requirements(project: Path, name: str = "") -> Requirements | None:
-    """Return what a project requires, None when it says nothing. `name` is the file that the user named, or "".
-
-    Raises `ClusterError` when that file is missing.
-    """
+    """Return what a project requires, by the named file if any. Raises `ClusterError` when that is missing."""
     if name and not (project / name).is_file():
         raise ClusterError(f"--requirements {name}: the project has no such file")
     for candidate in (name,) if name else FILES:
@@ -70,7 +67,6 @@ def find_requirements(project: Path, name: str = "") -> Requirements | None:
 
 
 def _with_included(file: Path) -> list[Path]:
-    """Return a file of requirements, and those that it includes."""
     found = [file]
     for path in found:
         if path.is_file() and path.suffix != ".toml" and len(found) < MAX_INCLUDED_FILES:
@@ -94,7 +90,8 @@ def ensure_project_environment(project: Path, folder: Path, name: str = "") -> s
     if requirements is None:
         print("the project requires nothing", flush=True)
         return sys.executable
-    kept = _kept_versions()
+    names = {str(distribution.name) for distribution in importlib.metadata.distributions() if distribution.name}
+    kept = sorted(f"{name}=={installed_version(name)}" for name in names if KEPT_PACKAGES.fullmatch(name))
     venv = folder.resolve() / "venv" / f"project-{environment_key(requirements, kept)}"
     venv.parent.mkdir(parents=True, exist_ok=True)
     with python_env.venv_lock(venv):
@@ -112,10 +109,7 @@ def ensure_project_environment(project: Path, folder: Path, name: str = "") -> s
 
 
 def environment_key(requirements: Requirements, kept: Sequence[str]) -> str:
-    """Return the name of an environment: another one for another content of the files, Python or torch.
-
-    So is that of another copy of the project, where files of it are required.
-    """
+    """Return an environment's name: new for other files, Python or torch, or a copy whose files are required."""
     digest = hashlib.sha256("\n".join([platform.python_version(), sys.prefix, *kept]).encode())
     for path in requirements.sources:
         content = path.read_bytes()
@@ -125,14 +119,7 @@ def environment_key(requirements: Requirements, kept: Sequence[str]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _kept_versions() -> list[str]:
-    """Return the packages of this Python that stay as they are, such as "torch==2.13.0+cpu"."""
-    names = {str(distribution.name) for distribution in importlib.metadata.distributions() if distribution.name}
-    return sorted(f"{name}=={installed_version(name)}" for name in names if KEPT_PACKAGES.fullmatch(name))
-
-
 def _install_arguments(requirements: Requirements, temp: Path) -> list[str]:
-    """Return the last arguments of pip or uv that install the requirements."""
     file = requirements.file
     if file.name == PROJECT_FILE:
         return project_dependencies(file)

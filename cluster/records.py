@@ -40,8 +40,7 @@ class RunData:
     """What the records need of a run; None for what is not known.
 
     `starts` has a row for each attempt in which trainers began. `epoch_ends` are the seconds from the start of loading
-    the images to the end of each epoch, `peak_lr` is the highest learning rate of a step. `cost` is None where nothing
-    is rented. `launched_at` is a Unix time.
+    the images to the end of each epoch, `peak_lr` is the highest learning rate. Without rent `cost` is None.
     """
 
     spec: JobSpec
@@ -89,11 +88,7 @@ class RunData:
 
 
 def collect_run_data(job: Job) -> RunData:
-    """Return what a job has run.
-
-    Raises `BadInput` for a job of a command, and `ClusterError` when the job has not ended, has validated no epoch, or
-    lacks the times of its run.
-    """
+    """Return what a job ran. Raises `BadInput` for a command, `ClusterError` without an end, an epoch or times."""
     checkpoints.require_recipe(job)
     result = job.result
     if result is None:
@@ -139,10 +134,7 @@ def render_tsv(run: RunData) -> str:
 
 
 def dawnbench_entry(run: RunData, author: str | None, log_filename: str | None) -> JsonDict:
-    """Return DAWNBench's JSON as plain data; its field "misc" holds the result and more.
-
-    `log_filename` is the name of MLPerf's log beside it.
-    """
+    """Return DAWNBench's JSON as plain data; "misc" has the result and more. `log_filename` names MLPerf's log."""
     _, seconds = run.validated_epochs[-1]
     price = run.cost_per_hour
     versions = run.starts[-1].versions
@@ -197,11 +189,7 @@ def _describe_counts(counts: list[int]) -> str:
 
 
 def render_mlperf_log(run: RunData, org: str | None) -> str:
-    """Return the run as the lines of MLPerf's log. Accuracies are fractions, as there; times are in milliseconds.
-
-    The lines are those that MLCommons' checker wants of the open division. `org` is who submits the record. An epoch
-    begins where the one before it ends.
-    """
+    """Return the run as MLPerf's log for the open division, of `org`. Accuracies are fractions, times milliseconds."""
     lines: list[str] = []
 
     def add_event(at: float, event_type: str, key: str, value: object = None, **metadata: object) -> None:
@@ -209,7 +197,14 @@ def render_mlperf_log(run: RunData, org: str | None) -> str:
         lines.append(f":::MLLOG {json.dumps({**event, 'metadata': metadata})}\n")
 
     began_at = run.loading_began_at
-    for key, value in submission_settings(run, org).items():
+    submission: JsonDict = {
+        "submission_org": org,
+        "submission_platform": describe_hardware(run),
+        "submission_division": "open",  # the closed division prescribes model, schedule and optimizer
+        "submission_status": "cloud" if run.cost else "onprem",
+        "submission_benchmark": "resnet",  # the classification of images; the open division allows any model
+    }
+    for key, value in submission.items():
         add_event(run.first_attempt_at, POINT_IN_TIME, key, value)
     add_event(run.first_attempt_at, POINT_IN_TIME, "cache_clear", False)  # the images may be in memory from before
     add_event(run.first_attempt_at, INTERVAL_START, "init_start")
@@ -237,17 +232,6 @@ def render_mlperf_log(run: RunData, org: str | None) -> str:
     has_succeeded = target.reached if target else run.result.state == JobState.DONE
     add_event(began_at, INTERVAL_END, "run_stop", status="success" if has_succeeded else "aborted")
     return "".join(lines)
-
-
-def submission_settings(run: RunData, org: str | None) -> JsonDict:
-    """Return what MLPerf logs about a submission, by MLPerf's keys."""
-    return {
-        "submission_org": org,
-        "submission_platform": describe_hardware(run),
-        "submission_division": "open",  # the closed division prescribes model, schedule and optimizer
-        "submission_status": "cloud" if run.cost else "onprem",
-        "submission_benchmark": "resnet",  # the classification of images; the open division allows any model
-    }
 
 
 def mlperf_settings(run: RunData) -> JsonDict:

@@ -272,7 +272,7 @@ UNWANTED_IMPORTS: dict[tuple[str, ...], set[str]] = {  # by the arguments of Pyt
     (COMMAND, "launch", "--help"): (SLOW_TO_IMPORT | OTHERS) - {"importlib.metadata"},
     (COMMAND, "--version"): SLOW_TO_IMPORT,
     # It shares tables with the report, which needs numpy and matplotlib.
-    ("-c", "from cluster.display import cloud, forecast, plan, status"): SLOW_TO_IMPORT,
+    ("-c", "from cluster.display import cloud, plan, status"): SLOW_TO_IMPORT,
     (COMMAND, "plan", "-o", "json", str(ROOT / "recipes/quickstart.py")): {
         *("torch", "boto3", "paramiko", "tensorboard", "libtmux")
     },

@@ -1,7 +1,6 @@
 """The command line: parses the arguments, calls `cluster.jobs` and prints the result.
 
-Start-up must stay fast: a command imports what it needs inside its function, so `--help` and completion load no large
-package.
+Start-up must stay fast: a command imports what it needs inside its function; `--help` and Tab load no large package.
 """
 
 import os
@@ -15,7 +14,7 @@ from cluster.display.terminal import prepare_standard_streams
 from cluster.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE
 from train.tools.files import use_utf8_names
 
-from . import checks, cloud, completion, data, evaluate, inspect, launch, plan, record, run
+from . import checks, cloud, completion, data, inspect, launch, plan, results, run
 from .options import CommandGroup, exit_with_error
 
 
@@ -52,7 +51,7 @@ def init(folder: Path) -> None:
 
 
 @click.command("completion")
-@click.argument("shell", type=click.Choice(completion.SHELLS))
+@click.argument("shell", type=click.Choice([*completion.SHELLS]))
 def completion_command(shell: str) -> None:
     """Print a script that completes the command line in SHELL.
 
@@ -70,7 +69,7 @@ def completion_command(shell: str) -> None:
 cli.add_section("Start", init, completion_command)
 cli.add_section("Plan and run", plan.plan, *launch.COMMANDS, *run.COMMANDS)
 cli.add_section("Look at jobs", *inspect.COMMANDS)
-cli.add_section("Results", *evaluate.COMMANDS, *record.COMMANDS)
+cli.add_section("Results", *results.COMMANDS)
 cli.add_section("AWS", *cloud.COMMANDS, *checks.COMMANDS)
 cli.add_section("Data", data.data)
 
@@ -108,7 +107,3 @@ def main() -> None:
         exit_with_error(f"{message} ({command_path} --help)", EXIT_USAGE)
     except click.Abort:
         exit_with_error("interrupted", EXIT_INTERRUPTED)
-
-
-if __name__ == "__main__":
-    main()

@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +16,7 @@ from .options import (
     FiniteFloatRange,
     GroupedCommand,
     confirm_or_abort,
+    flag,
     grouped_option,
     launch_options,
     network_ids,
@@ -41,13 +42,12 @@ if TYPE_CHECKING:
     vpc="Check this network of your own (vpc-...). With --iam: also print the permission to use it.",
     subnets="Check this subnet of your own (subnet-...). Can be given several times.",
 )
-@grouped_option("AWS", "--on-demand", is_flag=True, help="Check for on-demand instances.  [default: spot instances]")
+@flag("AWS", "--on-demand", help="Check for on-demand instances.  [default: spot instances]")
 @tag_option
 @region_option
-@grouped_option(
+@flag(
     "AWS",
     "--iam",
-    is_flag=True,
     help="Print the minimal IAM policies of user and machines as JSON, for --region or for all regions, and exit.",
 )
 @grouped_option(
@@ -157,7 +157,7 @@ def _check_hosts(hosts: str, recipe: str | None, machines: int | None, data: str
 
 
 @click.command(cls=GroupedCommand)
-@grouped_option("AWS", "--aws", is_flag=True, help="Try an account of AWS.")
+@flag("AWS", "--aws", help="Try an account of AWS.")
 @region_option
 @tag_option
 @grouped_option(
@@ -177,10 +177,9 @@ def _check_hosts(hosts: str, recipe: str | None, machines: int | None, data: str
     show_default=True,
     help="Instance type for the test with several network cards.",
 )
-@grouped_option(
+@flag(
     "AWS",
     "--interruption",
-    is_flag=True,
     help="Also ask you to interrupt a spot machine in the EC2 console, and wait up to 10 minutes for it.",
 )
 @grouped_option(
@@ -193,21 +192,11 @@ def _check_hosts(hosts: str, recipe: str | None, machines: int | None, data: str
     show_default=True,
     help="Highest cost of all machines together.",
 )
-@grouped_option(
-    "Output", "--clean", is_flag=True, help="Only remove the leftovers of a killed self-test; test nothing."
-)
+@flag("Output", "--clean", help="Only remove the leftovers of a killed self-test; test nothing.")
 @yes_option
 def selftest(
-    aws: bool,
-    region: str | None,
-    tags: tuple[str, ...],
-    small_type: str,
-    large_type: str,
-    interruption: bool,
-    max_dollars: float,
-    clean: bool,
-    yes: bool,
-) -> None:
+    aws: bool, region: str | None, max_dollars: float, interruption: bool, clean: bool, yes: bool, **options: Any
+) -> None:  # Any: further ones of `SelftestSession`
     """Try a cloud account with small jobs, and write a report.
 
     The price is shown first. Everything that is rented or created is removed at the end, also after Ctrl-C; after a
@@ -220,21 +209,15 @@ def selftest(
 
     if not aws:
         raise BadInput("name the cloud: imgnet-cluster selftest --aws")
-    make_launch_options("aws", tags=tags)  # raises for a tag that AWS would refuse, before anything is planned
+    make_launch_options(
+        "aws", tags=options["tags"]
+    )  # raises for a tag that AWS would refuse, before anything is planned
     cloud = open_cloud()
     folder = runs_folder() / "selftest"
     os.environ[RUNS_ENV_VAR] = str(folder)  # its jobs are none of the user's folder
     region = cloud.resolve_regions([region] if region else [])[0]
-    session = SelftestSession(
-        cloud,
-        folder,
-        region=region,
-        tags=tags,
-        small_type=small_type,
-        large_type=large_type,
-        max_dollars=max_dollars,
-        ask=partial(click.echo, err=True) if interruption else None,
-    )
+    ask = partial(click.echo, err=True) if interruption else None
+    session = SelftestSession(cloud, folder, region=region, max_dollars=max_dollars, ask=ask, **options)
     if not clean:
         _show_costs(session)
         confirm_or_abort(f"rent machines in {region} for at most ${max_dollars:.2f} at today's prices?", yes)
@@ -253,20 +236,20 @@ def selftest(
 
 
 def _run(session: "SelftestSession") -> int:
-    """Run the steps and write the report. Returns the exit code."""
-    from cluster.selftest.report import REPORT_NAME, write_report
+    from cluster.selftest.report import REPORT_NAME, StepState, write_report
+    from cluster.selftest.session import STATE_FILE
     from cluster.selftest.steps import run_selftest
 
     report = run_selftest(session, lambda line: click.echo(line, err=True))
     click.echo(write_report(session.folder, report), nl=False)
     click.echo(f"report: {session.folder / REPORT_NAME}.json and .txt, which you can send to the project", err=True)
-    if session.has_leftovers:
+    if (session.folder / STATE_FILE).exists():
         raise ClusterError(
             "the self-test could not remove everything; remove it: imgnet-cluster selftest --aws --clean"
         )
-    if report.is_interrupted:
+    if StepState.INTERRUPTED in report.states:
         return EXIT_INTERRUPTED
-    return EXIT_OK if report.has_passed else EXIT_ERROR
+    return EXIT_OK if report.states == {StepState.PASSED} else EXIT_ERROR
 
 
 def _show_costs(session: "SelftestSession") -> None:

@@ -14,11 +14,13 @@ from .options import (
     GroupedCommand,
     confirm_or_abort,
     dry_run_option,
+    flag,
     grouped_option,
     launch_options,
     network_ids,
     open_cloud,
     output_option,
+    pluralize,
     print_json,
     print_rows,
     regions_option,
@@ -56,19 +58,13 @@ def fail_if_resources_remain(descriptions: list[str]) -> None:
     """Print the resources that could not be removed. Raises `ClusterError` when there are any."""
     for description in descriptions:
         click.echo(f"not removed: {description}", err=True)
-    if len(descriptions) == 1:
-        raise ClusterError("1 resource was not removed; run the command again")
     if descriptions:
-        raise ClusterError(f"{len(descriptions)} resources were not removed; run the command again")
+        were = "was" if len(descriptions) == 1 else "were"
+        raise ClusterError(f"{pluralize(len(descriptions), 'resource')} {were} not removed; run the command again")
 
 
 @click.command(cls=GroupedCommand)
-@grouped_option(
-    "AWS",
-    "--stack",
-    is_flag=True,
-    help="Create the long-lived resources of the region: network, file system, keys, role.",
-)
+@flag("AWS", "--stack", help="Create the long-lived resources of the region: network, file system, keys, role.")
 @grouped_option("AWS", "--bucket", metavar="imgnet-NAME", help="Create an S3 bucket for data too.")
 @grouped_option(
     "AWS", "--from", "address", metavar="CIDR", help="Address range that may connect by ssh.  [default: this computer]"
@@ -108,18 +104,18 @@ def up(
 
 @click.command(cls=FaultTolerantCommand)
 @click.argument("job", required=False)
-@click.option(
+@flag(
+    "Options",
     "--all",
     "all_jobs",
-    is_flag=True,
     help="All jobs: those in this folder, also not rented ones, and every AWS resource with imgnet-cluster's tags.",
 )
-@click.option(
+@flag(
+    "Options",
     "--stack",
-    is_flag=True,
     help="Delete the shared AWS resources of a region. The file system stays unless --delete-data is given.",
 )
-@click.option("--delete-data", is_flag=True, help="With --stack: delete the file system and the bucket with all data.")
+@flag("Options", "--delete-data", help="With --stack: delete the file system and the bucket with all data.")
 @regions_option
 @dry_run_option
 @yes_option
@@ -220,8 +216,7 @@ def _down_elsewhere(
 def _down_all(cloud: "AwsAdministration", regions: Sequence[str], dry_run: bool, assume_yes: bool) -> None:
     """Terminate the unfinished jobs of this folder, and all that is billed with imgnet-cluster's tags in the regions.
 
-    Where the cloud cannot be asked, the jobs of this folder are terminated nevertheless. That is an error only if there
-    may be machines: when a region was typed, or a job of this folder was rented.
+    Where the cloud cannot be asked, that is an error only if a region was typed, or a job of this folder was rented.
     """
     from cluster.jobs import billing
 
@@ -264,9 +259,9 @@ def _down_all(cloud: "AwsAdministration", regions: Sequence[str], dry_run: bool,
 
 
 @click.command(cls=FaultTolerantCommand)
-@click.option("--unknown", is_flag=True, help="Include resources of jobs that are not in this folder.")
+@flag("Options", "--unknown", help="Include resources of jobs that are not in this folder.")
 @regions_option
-@click.option("-y", "--yes", is_flag=True, help="Delete the resources.  [default: only list them]")
+@flag("Options", "-y", "--yes", help="Delete the resources.  [default: only list them]")
 @output_option
 def gc(unknown: bool, regions: tuple[str, ...], yes: bool, output: str) -> None:
     """Remove leftover AWS resources of imgnet-cluster's jobs.
@@ -379,9 +374,9 @@ def extend(job: str | None, max_hours: float | None, max_dollars: float | None, 
     type=click.IntRange(1),
     help="Number of machines for the forecast, or in the capacity block.  [default: as the recipe says, or 1]",
 )
-@click.option(
+@flag(
+    "Options",
     "--capacity-blocks",
-    is_flag=True,
     help="Show the capacity blocks that can be bought, and the AWS command that buys one. Nothing is bought.",
 )
 @click.option(

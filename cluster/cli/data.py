@@ -18,6 +18,7 @@ from .options import (
     CommandGroup,
     GroupedCommand,
     NumberList,
+    flag,
     grouped_option,
     launch_options,
     output_option,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from train.data.fetch.fetch import SetToFetch
 
 MIN_COPY_PIXELS, MAX_COPY_PIXELS = 32, 2048  # short side of a resized copy
+_log = functools.partial(click.echo, err=True)
 FEW_IMAGES = 10  # `data check` names the classes with fewer training images
 
 
@@ -106,13 +108,9 @@ def packing_options(command: CommandFunction) -> CommandFunction:
     decorators: list[Callable[[CommandFunction], CommandFunction]] = [
         click.argument("source", type=click.Path(path_type=Path)),
         click.argument("target", type=click.Path(path_type=Path)),
-        grouped_option(
-            "Data", "--skip-bad", is_flag=True, help="Leave out files that are not images, instead of failing."
-        ),
+        flag("Data", "--skip-bad", help="Leave out files that are not images, instead of failing."),
         val_fraction_option,
-        grouped_option(
-            "Data", "--overwrite", is_flag=True, help="Replace a finished data set that was made of other images."
-        ),
+        flag("Data", "--overwrite", help="Replace a finished data set that was made of other images."),
         grouped_option(
             "Data",
             "--shard-mb",
@@ -174,10 +172,8 @@ def _pack(
     with ProgressBar(f"{activity} {source}") as progress:
         held_out, size = val_fraction or 0.0, shard_mb * 10**6
         report = pack_set(source, targets, val_fraction=held_out, shard_bytes=size, progress=progress, **options)
-    for path, reason in report.skipped_files:
-        click.echo(f"left out: {path}: {reason}", err=True)
-    for message in report.messages:
-        click.echo(message, err=True)
+    for message in (*(f"left out: {path}: {reason}" for path, reason in report.skipped_files), *report.messages):
+        _log(message)
     parts = [f"{pluralize(report.written, 'image')} packed"] if report.written or not report.kept else []
     parts += [f"{pluralize(report.kept, 'image')} already packed"] if report.kept else []
     parts += [f"{pluralize(len(report.skipped_files), 'file')} left out"] if report.skipped_files else []
@@ -251,7 +247,6 @@ def check(folder: Path, val_fraction: float | None, output: str) -> None:
 
 
 def _describe_balance(split: str, counts: Mapping[str, int]) -> str:
-    """Return how many images the smallest and the largest class of a split have, and their ratio."""
     smallest, largest = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
     low, high = counts[smallest], counts[largest]
     if low == high:
@@ -367,7 +362,6 @@ def fetch_for_job(folder: Path) -> None:
 
 
 def _fetch_sets(source: str, target: Path, sets: "list[SetToFetch]") -> None:
-    """Fetch sets, with a progress bar, and print what was fetched."""
     from train.data.fetch.fetch import fetch_sets, format_bytes
 
     with ProgressBar(f"fetching {source}", format_bytes) as progress:
@@ -377,10 +371,6 @@ def _fetch_sets(source: str, target: Path, sets: "list[SetToFetch]") -> None:
         speed = f" in {report.seconds:.1f} s ({report.fetched_bytes / 1e6 / report.seconds:.0f} MB/s)"
     existing = format_bytes(report.existing_bytes)
     click.echo(f"{target}: {format_bytes(report.fetched_bytes)} fetched{speed}, {existing} already present")
-
-
-def _log(text: str) -> None:
-    click.echo(text, err=True)
 
 
 @data.command()

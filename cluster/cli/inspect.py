@@ -13,6 +13,7 @@ from cluster.errors import EXIT_UNFINISHED, BadInput, ClusterError
 
 from .options import (
     FaultTolerantCommand,
+    flag,
     open_cloud,
     output_option,
     pluralize,
@@ -25,7 +26,6 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from cluster.backends.aws.admin import AwsAdministration
     from cluster.jobs.job import Job
     from cluster.state.status import JobStatus, MachineRow
 
@@ -38,10 +38,7 @@ machine_option = click.option(
 
 
 def refresh(job: "Job") -> None:
-    """Update the files of a job. When that fails, print a warning: the last known state can still be shown.
-
-    Raises `DamagedJob`.
-    """
+    """Update a job's files. A failure is a warning: the last known state can be shown. Raises `DamagedJob`."""
     from cluster.jobs.job import DamagedJob
 
     try:
@@ -53,14 +50,12 @@ def refresh(job: "Job") -> None:
 
 
 @click.command(cls=FaultTolerantCommand)
-@click.option(
+@flag(
+    "Options",
     "--cloud",
-    is_flag=True,
     help="List all rented machines with imgnet-cluster's tags, also of other folders and computers.",
 )
-@click.option(
-    "--everywhere", is_flag=True, help="List also the jobs of other folders in which a job is running on this computer."
-)
+@flag("Options", "--everywhere", help="List also the jobs of other folders in which a job is running on this computer.")
 @regions_option
 @output_option
 def ls(cloud: bool, everywhere: bool, regions: tuple[str, ...], output: str) -> None:
@@ -68,11 +63,15 @@ def ls(cloud: bool, everywhere: bool, regions: tuple[str, ...], output: str) -> 
 
     The jobs are in ./runs, or in $IMGNET_RUNS.
     """
+    from cluster.display import cloud as display_cloud
     from cluster.display import status as display_status
     from cluster.jobs import store
 
     if cloud:
-        return _ls_cloud(open_cloud(), regions, output)
+        opened_cloud = open_cloud()
+        searched = regions_to_search(opened_cloud, regions)
+        machines = [row for region in searched for row in opened_cloud.rented_jobs(region)]
+        return print_rows(machines, output, lambda rows: display_cloud.show_rented_machines(rows, searched))
     if typed_options({"regions": regions}):
         raise BadInput("--region needs --cloud: the jobs of this folder are listed for all regions")
     folders = [store.runs_folder(), *(store.busy_runs_folders() if everywhere else [])]
@@ -114,25 +113,15 @@ def _list_jobs(folder: Path) -> "tuple[dict[str, JobStatus | None], list[dict[st
     return statuses, rows
 
 
-def _ls_cloud(cloud: "AwsAdministration", regions: tuple[str, ...], output: str) -> None:
-    from cluster.display import cloud as display_cloud
-
-    asked_regions = regions_to_search(cloud, regions)
-    rows = [row for region in asked_regions for row in cloud.rented_jobs(region)]
-    print_rows(rows, output, lambda rows: display_cloud.show_rented_machines(rows, asked_regions))
-
-
 @click.command()
 @click.argument("job", required=False)
-@click.option(
-    "--exit-code",
-    is_flag=True,
-    help="Exit with a code for the state: 0 done, 100 failed, 101 not finished, 103 stopped.",
+@flag(
+    "Options", "--exit-code", help="Exit with a code for the state: 0 done, 100 failed, 101 not finished, 103 stopped."
 )
 @output_option
 def status(job: str | None, exit_code: bool, output: str) -> None:
     """Show the state and history of JOB (default: the newest job)."""
-    from cluster.display import forecast as display_forecast
+    from cluster.display import plan as display_plan
     from cluster.display import status as display_status
     from cluster.display.tables import STATE_EXIT_CODES
     from cluster.jobs import store
@@ -155,18 +144,16 @@ def status(job: str | None, exit_code: bool, output: str) -> None:
             click.echo("whether every image was used exactly once (--log-ids) is checked when the job is done")
         if result and result.against:
             constants_source = result.forecast.source if result.forecast else ""
-            display_forecast.show_forecast_vs_actual(result.against, constants_source, found_job.run.handle)
+            display_plan.show_forecast_vs_actual(result.against, constants_source, found_job.run.handle)
         elif result and result.constants:
-            display_forecast.show_missing_forecast(found_job.run.handle, found_job.spec.recipe_file)
+            display_plan.show_missing_forecast(found_job.run.handle, found_job.spec.recipe_file)
     if exit_code:
         sys.exit(STATE_EXIT_CODES.get(job_status.state, EXIT_UNFINISHED))
 
 
 @click.command()
 @click.argument("job", required=False)
-@click.option(
-    "-f", "--follow", is_flag=True, help="Print new lines until the job ends. Ctrl-C stops printing, not the job."
-)
+@flag("Options", "-f", "--follow", help="Print new lines until the job ends. Ctrl-C stops printing, not the job.")
 @click.option(
     "--rank", metavar="N", type=click.IntRange(0), help="Rank of the process, counted over all machines.  [default: 0]"
 )
@@ -231,16 +218,14 @@ class LogPrinter:
     """Prints the new lines of a log file. JSON lines are printed as text."""
 
     def __init__(self, path: Path) -> None:
-        from train.tools.process_log import format_line
-
         self.path = path
-        self.format_line = format_line
         self.printed_bytes = 0
         self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def print_new_lines(self, is_complete: bool) -> None:
         """Print the new lines. With `is_complete` nothing more comes, so that also an unfinished line is printed."""
         from train.tools.files import open_regular
+        from train.tools.process_log import format_line
 
         if not self.path.exists():
             return
@@ -251,7 +236,7 @@ class LogPrinter:
             if self.path.suffix == ".jsonl":
                 while line := file.readline(PIECE_BYTES):
                     if line.endswith(b"\n") or is_complete or len(line) == PIECE_BYTES:
-                        self._write(line, self.format_line(line))
+                        self._write(line, format_line(line))
             else:
                 while chunk := file.read(PIECE_BYTES):
                     self._write(chunk, chunk)
@@ -263,9 +248,6 @@ class LogPrinter:
 
 
 def _explain_missing_log(job: "Job", kind: str | None) -> str:
-    """Return why a job has no log of a kind, and what to type next."""
-    from cluster.state import attempts
-
     hint = f"see: imgnet-cluster status {job.run.handle}"
     if kind == "supervisor":
         return f"the supervisor of {job.name} has recorded nothing; {hint}"
@@ -273,8 +255,8 @@ def _explain_missing_log(job: "Job", kind: str | None) -> str:
         return f"machines that are this computer need no set-up, and no data was prepared there for {job.name}; {hint}"
     if kind:
         return f"{job.name} is {job.state.phrase}; {hint}"
-    attempt = attempts.read_attempt(job.run_folder.shared, job.last_attempt_number)
-    machine_count = len(attempt.machine_names) if attempt else job.spec.machines
+    trained = [attempt for attempt in job.run_folder.attempts.all() if attempt.members]
+    machine_count = len(trained[-1].members) if trained else job.spec.machines
     processes = pluralize(machine_count * job.spec.procs, "training process")
     return f"{job.name} has {processes} and is {job.state.phrase}; {hint}"
 
@@ -282,11 +264,9 @@ def _explain_missing_log(job: "Job", kind: str | None) -> str:
 def _log_paths(job: "Job", rank: int | None, kind: str | None, machine: int | None) -> tuple[list[Path], str]:
     """Return the log file of a process in the last attempt, or those of the set-up, as before it; and a note.
 
-
     The note says when the log is of an earlier attempt, the last one in which the machine took part. It is "" else.
     Raises `BadInput` when the machine takes part in none, `ClusterError` for a rank that the job does not have.
     """
-    from cluster.state import attempts
     from cluster.state.run_folder import agent_log_path
 
     if kind == "supervisor":
@@ -300,20 +280,14 @@ def _log_paths(job: "Job", rank: int | None, kind: str | None, machine: int | No
     if machine is None or not number:
         note = "" if number or rank is None else f"{job.name} is {job.state.phrase}, without a process; its set-up:"
         return [job.log_path(rank or 0, machine=str(machine or 0))], note
-    names_by_attempt = {}
-    for earlier_number in range(number, 0, -1):
-        attempt = attempts.read_attempt(job.run_folder.shared, earlier_number)
-        names = names_by_attempt[earlier_number] = list(attempt.machine_names) if attempt else []
-        if str(machine) in names:
-            absence = f"machine {machine} takes no part in attempt {number} of {job.name}"
-            note = f"{absence}; its log of attempt {earlier_number}:"
-            path = job.log_path(names.index(str(machine)) * job.spec.procs, earlier_number)
-            return [path], "" if earlier_number == number else note
-    names = names_by_attempt[number]
-    raise BadInput(
-        f"machine {machine} takes no part in attempt {number} of {job.name}; "
-        f"the {'machine is' if len(names) == 1 else 'machines are'} {', '.join(names)}"
-    )
+    attempts = [attempt for attempt in reversed(job.run_folder.attempts.all()) if attempt.members]
+    absence = f"machine {machine} takes no part in attempt {number} of {job.name}"
+    for attempt in attempts:
+        if str(machine) in attempt.machine_names:
+            path = job.log_path(attempt.machine_names.index(str(machine)) * job.spec.procs, attempt.number)
+            return [path], "" if attempt.number == number else f"{absence}; its log of attempt {attempt.number}:"
+    names = attempts[0].machine_names
+    raise BadInput(f"{absence}; the {'machine is' if len(names) == 1 else 'machines are'} {', '.join(names)}")
 
 
 @click.command()
@@ -391,7 +365,7 @@ def top(job: str | None) -> None:
     default=6006,
     help="Port of the server. 0 takes a free one.",
 )
-@click.option("--all", "all_jobs", is_flag=True, help="Show all jobs of this folder, also those that start later.")
+@flag("Options", "--all", "all_jobs", help="Show all jobs of this folder, also those that start later.")
 def tensorboard(jobs: tuple[str, ...], port: int, all_jobs: bool) -> None:
     """Serve the training curves of JOB (default: the newest job).
 

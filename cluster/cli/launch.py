@@ -26,6 +26,7 @@ from .options import (
     confirm_or_abort,
     deferred_options,
     dry_run_option,
+    flag,
     given_options,
     grouped_option,
     launch_options,
@@ -46,12 +47,8 @@ if TYPE_CHECKING:
     from cluster.planning.launch_options import LaunchOptions
     from train.tools.option_fields import OptionSet
 
-detach_option = grouped_option(
-    "Output", "-d", "--detach", is_flag=True, help="Return when the job is running; do not follow it."
-)
-requests_option = grouped_option(
-    "Output", "--requests", is_flag=True, help="With --dry-run: also show the requests to AWS, as JSON."
-)
+detach_option = flag("Output", "-d", "--detach", help="Return when the job is running; do not follow it.")
+requests_option = flag("Output", "--requests", help="With --dry-run: also show the requests to AWS, as JSON.")
 
 
 START_OPTIONS = ("detach", "dry_run", "requests", "yes")
@@ -93,8 +90,7 @@ def launch(recipe: str, parallel: int | None, only: tuple[str, ...], **options: 
     `imgnet-cluster check --ssh FILE` asks. Ctrl-C stops following; the job keeps running. Exit code: 0 done,
     100 failed, 103 stopped.
     """
-    from cluster.planning.commands import plan_work
-    from cluster.planning.resolve import load_work
+    from cluster.planning.resolve import load_work, plan_work
 
     start = {name: options.pop(name) for name in START_OPTIONS}
     own_options = read_options(options)
@@ -309,10 +305,7 @@ def config(output: str) -> None:
 
 
 def _config_row(option: GroupedOption, context: click.Context) -> dict[str, str]:
-    """Return option, value and source of the default of an option of the launch that the context has parsed.
-
-    The value is "" when it depends on other options, or there is none.
-    """
+    """Return option, value and source of a default of the parsed launch; "" for none, or one that depends."""
     from cluster.planning.config_file import config_key, config_keys
 
     key = config_key(next(name for name in option.opts if name.startswith("--")))
@@ -409,7 +402,7 @@ def resume(job: str | None, env: tuple[str, ...], detach: bool, dry_run: bool, y
     metavar="SECONDS",
     help="Warn the machine this long in advance, as a spot interruption notice does.",
 )
-@click.option("--for-good", is_flag=True, help="Do not replace the killed machine.")
+@flag("Options", "--for-good", help="Do not replace the killed machine.")
 def rehearse_loss(job: str | None, machine: int, notice: float | None, for_good: bool) -> None:
     """Kill a machine of JOB, to rehearse a recovery.
 

@@ -134,6 +134,9 @@ def grouped_option(
     return click.option(*declarations, cls=GroupedOption, help_group=help_group, **attributes)
 
 
+flag = functools.partial(grouped_option, is_flag=True)
+
+
 class DeferredOptions(click.Option):
     """Stands for options that a `GroupedCommand` makes when it is first used, so that other commands start faster."""
 
@@ -337,8 +340,7 @@ def click_options(
 ) -> list[GroupedOption]:
     """Return declared options as those of the command line: several for an option whose values have flags.
 
-    If they are configurable, their defaults may be in the environment and in the configuration file. `shows_default`
-    says whether their help names the default.
+    If they are configurable, environment and file may have their defaults. `shows_default`: their help has them.
     """
     made: list[GroupedOption] = []
     for option in options:
@@ -407,20 +409,15 @@ def configured_options(options: Mapping[str, object]) -> dict[str, object]:
 output_option = grouped_option(
     "Output", "-o", "--output", type=click.Choice(OUTPUT_FORMATS), default="table", help="Output format."
 )
-yes_option = grouped_option("Output", "-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
-dry_run_option = grouped_option(
-    "Output", "--dry-run", "--dryrun", is_flag=True, help="Show what would be done, and change nothing."
-)
+yes_option = flag("Output", "-y", "--yes", help="Do not ask for confirmation.")
+dry_run_option = flag("Output", "--dry-run", "--dryrun", help="Show what would be done, and change nothing.")
 only_option = grouped_option(
     "Training", "--only", multiple=True, metavar="NAME", help="Recipe to use, if the file has several."
 )
 
 
 def confirm_or_abort(question: str, assume_yes: bool) -> None:
-    """Ask for confirmation on stderr, so that the question is seen when stdout is redirected.
-
-    When the answer is no, the command exits. Raises `BadInput` when there is no terminal and `assume_yes` is not set.
-    """
+    """Ask on stderr, as stdout may be a file; exit at a no. Raises `BadInput` without terminal and `assume_yes`."""
     if assume_yes:
         return
     if not sys.stdin.isatty():

@@ -10,6 +10,7 @@ from cluster.errors import BadInput
 from .options import (
     GroupedCommand,
     NumberList,
+    flag,
     given_options,
     grouped_option,
     launch_options,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     type=NumberList(1, 10_000, "1,2,4,8"),
     help="Number of machines, or a list such as 1,2,4,8.  [default: as the recipe says]",
 )
-@grouped_option("Machines", "--local", is_flag=True, help="Plan a job on this computer: its GPUs, else its processors.")
+@flag("Machines", "--local", help="Plan a job on this computer: its GPUs, else its processors.")
 @launch_options("procs", "data", "val_fraction", "seed", "set", "scale", "max_steps", "keep_batch")
 @only_option
 @launch_options(
@@ -64,7 +65,7 @@ def plan(
     combination: minutes, dollars, and where the time goes. Prices are the on-demand prices shipped with this program;
     AWS is not contacted.
     """
-    from cluster.display import forecast as display_forecast
+    from cluster.display import plan as display_plan
     from cluster.jobs import store
     from cluster.planning import resolve
     from cluster.planning.launch_options import make_launch_options
@@ -81,7 +82,7 @@ def plan(
         candidates, notes = _make_candidates(selected_recipe, recipe, type_names, counts, job, planned_options, local)
         rows += [candidate.to_json() for candidate in candidates]
         if output == "table":
-            display_forecast.show_forecasts(candidates, notes)
+            display_plan.show_forecasts(candidates, notes)
     if output == "json":
         print_json(rows[0] if len(rows) == 1 else rows)
 
@@ -97,8 +98,7 @@ def _make_candidates(
 ) -> "tuple[list[Candidate], list[str]]":
     """Return a candidate for each type and number of machines, and notes on them.
 
-    `job` has measured the speeds. Without names of types, its type counts, else the recipe's first type; with `local`,
-    those are this computer. Raises `ClusterError`.
+    `job` has measured the speeds. Without types: with `local` this computer, else the type of the job or the recipe.
     """
     from cluster.planning import forecasts, resolve
     from train.forecast import DEFAULT_CONSTANTS

@@ -64,7 +64,7 @@ def run(
     """
     import functools
 
-    from cluster.planning.commands import plan_command, read_environment
+    from cluster.planning.resolve import plan_command, read_environment
     from train.recipe.command import Command
 
     if not command:

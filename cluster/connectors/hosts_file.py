@@ -19,6 +19,7 @@ from train.tools.errors import one_line_error
 
 DEFAULT_FOLDER = "~/.imgnet"
 DEFAULT_PYTHON = "python3"
+DEFAULT_SSH_PORT = 22
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +27,7 @@ class Host:
     """How to reach one machine. Where a value is None, ~/.ssh/config decides.
 
     `host` is an address or a name in ~/.ssh/config. `address` is where the other machines reach this one (None: the
-    host name that ssh resolves). `folder` and `python` are paths on the machine. `host_key` is the machine's public key
-    (None: take it from known_hosts).
+    name that ssh resolves). `folder` and `python` are paths there. `host_key` is its key (None: from known_hosts).
     """
 
     host: str
@@ -40,6 +40,11 @@ class Host:
     folder: str = DEFAULT_FOLDER
     host_key: str | None = None
     jump_host_key: str | None = None  # the jump host's public key; not settable in the file, only by the AWS backend
+
+    @property
+    def endpoint(self) -> tuple[str, int]:
+        """Address and port, the same for all entries of hosts files that name this machine."""
+        return self.host.lower(), self.port or DEFAULT_SSH_PORT
 
 
 @dataclass(frozen=True)
@@ -74,16 +79,14 @@ INHERITED_KEYS = tuple(key for key in MACHINE_KEYS if key not in ("host", "addre
 def read_hosts(path: Path) -> Hosts:
     """Read a hosts file. Raises `BadInput` with one line that names the file, the key and what to write."""
     try:
-        value = tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_hosts(tomllib.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise BadInput(
             f'{path}: no such file; for one machine it needs this line: machines = ["gpu1"]; for several, also: '
             'shared = "/mnt/shared/imgnet", a folder that all of them mount'
         ) from None
-    except (OSError, ValueError) as error:  # the text of a TOML error has line and column
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:  # a TOML error has line and column
         raise BadInput(f"{path}: {one_line_error(error)}".replace(f"{path}: {path}", str(path))) from None
-    try:
-        return parse_hosts(value)
     except ValueError as error:
         raise BadInput(f"{path}: {error}") from None
 
@@ -96,7 +99,13 @@ def parse_hosts(value: Mapping[str, object]) -> Hosts:
     if not isinstance(tables, list) or not tables:
         raise ValueError('machines: lists no machine; write machines = ["gpu1"], or [[machines]] tables')
     machines = tuple(_parse_host(table, index, inherited) for index, table in enumerate(tables))
-    _require_distinct_hosts(machines)
+    endpoints = [machine.endpoint for machine in machines]
+    for index, machine in enumerate(machines):  # two entries of one machine would wait for each other's GPUs
+        if (first := endpoints.index(machine.endpoint)) < index:
+            raise ValueError(
+                f"machines[{index}].host: {machine.host} is already machines[{first}]; "
+                "remove one of them, or give it another port"
+            )
     shared = _validate_value("shared", value["shared"], "") if "shared" in value else None
     if shared is None and len(machines) > 1:
         raise ValueError('shared: is missing; write the folder that all machines mount: shared = "/mnt/shared/imgnet"')
@@ -138,7 +147,6 @@ def _reject_unknown_keys(table: Mapping[str, object], known_keys: tuple[str, ...
 
 
 def _validate_value(key: str, value: Any, key_prefix: str) -> Any:  # Any: a text or a number, as the key wants it
-    """Return the value if it is valid for its key. Raises `ValueError`."""
     pattern, description = VALUE_RULES[key]
     if key == "port":
         is_valid = isinstance(value, int) and not isinstance(value, bool) and 0 < value < 65536
@@ -147,16 +155,3 @@ def _validate_value(key: str, value: Any, key_prefix: str) -> Any:  # Any: a tex
     if not is_valid:
         raise ValueError(f"{key_prefix}{key}: is {value!r}; write {description}")
     return value
-
-
-def _require_distinct_hosts(machines: tuple[Host, ...]) -> None:
-    """Raise `ValueError` if two entries are the same machine: they would wait for each other's GPUs."""
-    first_index: dict[tuple[str, int | None], int] = {}
-    for index, machine in enumerate(machines):
-        endpoint = (machine.host.lower(), machine.port or 22)
-        if endpoint in first_index:
-            raise ValueError(
-                f"machines[{index}].host: {machine.host} is already machines[{first_index[endpoint]}]; "
-                "remove one of them, or give it another port"
-            )
-        first_index[endpoint] = index

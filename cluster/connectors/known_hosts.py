@@ -16,8 +16,7 @@ from .ssh_config import Route
 class KnownHostKey:
     """One line for a host, with the place where it was read. A key with the marker @revoked must never be accepted.
 
-    That of an authority (@cert-authority) is not a key of the host. `is_of_other_port`: the line names the host without
-    its port, so that another key at this port is no change.
+    That of an authority (@cert-authority) is none of the host. `is_of_other_port`: the line names no port.
     """
 
     key_type: str
@@ -64,9 +63,7 @@ def fingerprint(key_base64: str) -> str:
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
 
-def host_key_error_message(
-    route: Route, machine_label: str, key_type: str, key_base64: str, known_keys: list[KnownHostKey]
-) -> str:
+def host_key_error_message(route: Route, key_type: str, key_base64: str, known_keys: list[KnownHostKey]) -> str:
     """Return the error line for an offered host key that is not among the known ones, with what to type next."""
     offered = f"{fingerprint(key_base64)} ({key_type})"
     hosts_toml_line = f'host_key = "{key_type} {key_base64}"'
@@ -80,7 +77,7 @@ def host_key_error_message(
         line = f"{route.known_hosts_name} {key_type} {key_base64}"
         add_key = f"echo '{line}' >> {shlex.quote(str(file))}, or " if can_add_key else ""
         return (
-            f"{machine_label}: its host key is not known{authority}: it offers {offered}; compare it with the "
+            f"its host key is not known{authority}: it offers {offered}; compare it with the "
             f"output of ssh-keygen -lf /etc/ssh/ssh_host_*_key.pub on the machine, then accept it: {add_key}"
             f"in hosts.toml: {hosts_toml_line}"
         )
@@ -91,7 +88,7 @@ def host_key_error_message(
         else f"ssh-keygen -f {accepted.source.rpartition(' line ')[0]} -R '{route.known_hosts_name}'"
     )
     return (
-        f"{machine_label}: its host key has CHANGED: it offers {offered}, {accepted.source} has "
+        f"its host key has CHANGED: it offers {offered}, {accepted.source} has "
         f"{fingerprint(accepted.key_base64)}; someone may be intercepting the connection; "
         f"if the machine was reinstalled: {replace_key}"
     )

@@ -7,6 +7,7 @@ the run folder a lock keeps two processes from appending the same bytes; the ker
 """
 
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from train.tools.agent_protocol import LOG_FOLDERS
@@ -17,22 +18,16 @@ from .untrusted import MAX_FILE_BYTES, ArrivalFolder, is_mirrored_path
 PART_BYTES = 1 << 24  # that are in memory at once
 
 
+@dataclass
 class LogShipper:
-    """Appends new bytes of a machine's work folder to the shared folder. No other machine writes the same files.
+    """Appends a work folder's new bytes to files of the shared folder, where others may place links: an error."""
 
-    Other users may write to the shared folder: a symbolic link there is an error.
-    """
-
-    def __init__(self, work_folder: Path, shared_folder: Path) -> None:
-        self.work_folder = work_folder
-        self.shared_folder = shared_folder
-        self.sent_offsets: dict[str, int] = {}
+    work_folder: Path
+    shared_folder: Path
+    sent_offsets: dict[str, int] = field(default_factory=dict)
 
     def ship_new_bytes(self) -> None:
-        """Append the new bytes of all logs to their copies.
-
-        A log that fails does not stop the others: its `OSError` is raised at the end, and the next call tries it again.
-        """
+        """Append the new bytes of all logs. An `OSError` of one is raised at the end, and the next call tries again."""
         last_error: OSError | None = None
         for path, size in ArrivalFolder(self.work_folder).sizes(LOG_FOLDERS).items():
             if not Path(path).name.startswith(".") and size > self.sent_offsets.get(path, -1):
@@ -60,8 +55,7 @@ def pull_logs(shared_folder: Path, run_folder: Path) -> None:
     """Append what is new in the shared folder's logs to the run folder's.
 
     Files with other names than `untrusted` allows, links, what is longer than it allows, and files that have no place
-    in the run folder are left out. Raises `OSError` when the disk of the run folder is nearly full; the next call
-    continues from there.
+    in the run folder are left out. Raises `OSError` when its disk is nearly full; the next call goes on from there.
     """
     arrivals = ArrivalFolder(run_folder)
     with locked(run_folder / ".home.lock"):

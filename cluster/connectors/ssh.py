@@ -1,8 +1,7 @@
 """A connector for a machine over ssh, on one persistent connection that is made again when it drops.
 
 A command runs exactly once, even if the connection drops meanwhile (see `ssh_scripts`). Reading a file, or writing the
-same bytes again, is simply repeated. A machine that cannot be reached for `reconnect_seconds` raises `Unreachable`,
-which does not mean that it is gone.
+same bytes again, is simply repeated. A machine out of reach for `reconnect_seconds` raises `Unreachable`; it may live.
 """
 
 import contextlib
@@ -20,6 +19,7 @@ from .hosts_file import Host
 from .ssh_channel import AnswerTimeLimit, SSHChannel
 from .ssh_config import Route, resolve_route, with_keys
 from .ssh_connection import CONNECT_SECONDS, HostKeyRefused, SSHConnection, SSHRefused, Unreachable, connect
+from .ssh_scripts import LIST_FILES_SCRIPT, READ_SCRIPT, WRITE_SCRIPT, build_script, quote_path
 from .untrusted import BadAnswer, CommandExit, NewBytes
 
 __all__ = ["CommandFailed", "CommandResult", "HostKeyRefused", "SSHConnector", "SSHRefused", "Unreachable"]
@@ -59,6 +59,7 @@ class CommandFailed(ClusterError):
         self.result = result
 
 
+@dataclass(eq=False)
 class SSHConnector:
     """Runs commands and moves files on a machine over ssh. Commands are argument lists; no shell interprets them.
 
@@ -67,28 +68,20 @@ class SSHConnector:
     and ends the connection. The commands are those of the job `owner`, in its launch `launch`.
     """
 
-    max_output_bytes = untrusted.MAX_OUTPUT_BYTES  # of one command
+    host: Host
+    name: str = ""
+    reconnect_seconds: float = DEFAULT_RECONNECT_SECONDS
+    owner: str = ""
+    launch: str = ""
+    max_output_bytes: int = untrusted.MAX_OUTPUT_BYTES  # of one command
+    received_bytes: int = 0  # of all answers, without what ssh adds to them
 
-    def __init__(
-        self,
-        host: Host,
-        name: str = "",
-        reconnect_seconds: float = DEFAULT_RECONNECT_SECONDS,
-        owner: str = "",
-        launch: str = "",
-    ) -> None:
-        self.host = host
-        self.name = name or host.host
-        self.reconnect_seconds = reconnect_seconds
-        self.owner = owner
-        self.launch = launch
-        self._lock = threading.Lock()
-        self._count_lock = threading.Lock()
-        self._route_lock = threading.Lock()
+    def __post_init__(self) -> None:
+        self.name = self.name or self.host.host
+        self._lock, self._count_lock, self._route_lock = threading.Lock(), threading.Lock(), threading.Lock()
         self._route: Route | None = None
         self._connection: SSHConnection | None = None
         self._has_swept = False
-        self.received_bytes = 0  # of all answers, without what ssh adds to them
 
     def change_keys(self, host: Host) -> None:
         """Expect other host keys from the next login on. The connection, if there is one, is kept."""
@@ -126,8 +119,7 @@ class SSHConnector:
 
         Raises `CommandFailed` if the command fails and `check` is true, and always if it is not over after `timeout`
         seconds; then it is killed with every process that it started. Raises `Unreachable` if the connection is lost
-        for `reconnect_seconds`, or the machine takes much longer than `timeout` to answer; the command may then still
-        run on the machine.
+        for `reconnect_seconds`, or the answer takes much longer than `timeout`; the command may then still run.
         """
         command_id = uuid.uuid4().hex
         start = time.monotonic()
@@ -203,35 +195,34 @@ class SSHConnector:
         raise ClusterError(f"{self.name}: {problem}: {_last_line(stderr) or f'code {code}'}")
 
     def end_commands(self, next_script: str = "", **variables: str) -> bytes:
-        """End all commands of the job, also those that another process started, with all that they started.
-
-        No command of this launch begins afterwards, on whichever connection. Then runs a script, as `run_repeatable`
-        does.
-        """
+        """End the job's commands with all that they started, let none of this launch begin, then run a script."""
         ending = ssh_scripts.end_commands_script(self.host.folder, self.owner, self.launch)
         return self.run_repeatable(f"{ending}\n{next_script}", **variables)
 
     def run_repeatable(self, script: str, **variables: str) -> bytes:
-        """Run a script that may run twice when the connection drops, and return what it prints. It leaves no file.
-
-        `variables` are set first; their values are quoted for sh. Raises `ClusterError` when the script fails.
-        """
-        script_bytes = ssh_scripts.build_script(script, **variables)
+        """Run a script, perhaps twice, and return its output. `variables` are quoted for sh. Raises `ClusterError`."""
+        script_bytes = build_script(script, **variables)
         return self._run_script(script_bytes, self.host.folder, bytes, limit_bytes=EXTRA_BYTES)
 
     # --- files ----------------------------------------------------------------------------------------------------
 
     def write(self, path: str, content: bytes) -> None:
-        """Replace a file of the machine atomically. Creates its folder."""
-        self._run_script(ssh_scripts.write_script(path, len(content)), path, bytes, content)
+        """Replace a file of the machine atomically, also while another call writes it. Creates its folder."""
+        folder, _, name = path.rpartition("/")
+        folder = folder or ("/" if path.startswith("/") else ".")
+        temp = quote_path(f"{folder}/.{name[:200]}.{uuid.uuid4().hex}") + ".$$"
+        size = str(len(content))
+        script = build_script(WRITE_SCRIPT, p=quote_path(path), f=quote_path(folder), t=temp, n=size)
+        self._run_script(script, path, bytes, content)
 
     def read_from(self, path: str, offset: int, limit: int = READ_LIMIT_BYTES) -> bytes:
         """Return at most `limit` bytes of a file from an offset; b"" if the file is shorter or does not exist."""
-        return self._run_script(ssh_scripts.read_script(path, offset, limit), path, bytes, limit_bytes=limit)[:limit]
+        script = build_script(READ_SCRIPT, p=quote_path(path), o=str(offset + 1), n=str(limit))
+        return self._run_script(script, path, bytes, limit_bytes=limit)[:limit]
 
     def list_files(self, folder: str) -> dict[str, int]:
         """Return the size in bytes of every file below a folder, by relative path."""
-        script = ssh_scripts.list_files_script(folder)
+        script = build_script(LIST_FILES_SCRIPT, f=quote_path(folder))
         return self._run_script(script, folder, untrusted.parse_listing, limit_bytes=untrusted.MAX_LISTING_BYTES)
 
     def read_new_bytes(
@@ -333,10 +324,7 @@ class SSHConnector:
                 raise BadAnswer(error.rule, self.name) from None
 
     def _connect(self) -> SSHConnection:
-        """Return the connection, made anew if there is none.
-
-        Raises `Unreachable` if that fails for `reconnect_seconds`, and `SSHRefused` at the first refusal.
-        """
+        """Return the connection, or a new one. Raises `Unreachable` after `reconnect_seconds`, `SSHRefused` at once."""
         deadline = time.monotonic() + self.reconnect_seconds
         pause = 0.1
         with self._lock:

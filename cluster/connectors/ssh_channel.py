@@ -1,7 +1,6 @@
 """Runs one script on one channel of an ssh connection: sends its input, receives its output and exit code.
 
-paramiko can wait forever when a window is full or a peer is silent (its issues 448, 1778, 2463). So every wait here is
-short, and after it the connection is checked.
+paramiko can wait forever when a window is full or a peer is silent (its issues 448, 1778, 2463): waits here are short.
 
 A login shell may print what it likes before the script runs: greetings of ~/.bashrc, banners of a module system. So the
 first line of an answer is a mark that only this question has, and everything before it is dropped.
@@ -10,6 +9,7 @@ first line of an answer is a mark that only this question has, and everything be
 import contextlib
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -31,17 +31,14 @@ MAX_STDERR_BYTES = 1 << 16  # of what a script prints there, only the end is kep
 SLOWEST_BYTES_PER_SECOND = 2000  # of a link over which a job is expected to work
 
 
+@dataclass
 class AnswerTimeLimit:
-    """Time limit of one answer: some seconds, plus time for the bytes that were moved, of which `max_bytes` count.
+    """Time limit of an answer that may come bit by bit: some seconds, and time for at most `max_bytes` moved bytes."""
 
-    A machine that answers bit by bit is never silent for long. This limit keeps it from blocking the caller.
-    """
-
-    def __init__(self, seconds: float, max_bytes: int) -> None:
-        self.seconds = seconds
-        self.max_bytes = max_bytes
-        self.moved_bytes = 0
-        self.start: float | None = None  # of the first question
+    seconds: float
+    max_bytes: int
+    moved_bytes: int = 0
+    start: float | None = None  # of the first question
 
     def check(self) -> None:
         """Raise `TimeoutError` when the answer has taken too long."""
@@ -53,28 +50,21 @@ class AnswerTimeLimit:
             raise TimeoutError(f"{self.moved_bytes} bytes in {seconds:.0f} s, and no end")
 
 
+@dataclass
 class SSHChannel:
     """One script that runs on one channel. Every wait raises `EOFError` when the connection ends.
 
-    What the login shell prints before the script runs is dropped. A script that prints more than `limit_bytes` raises
-    `BadAnswer`, and one that exceeds `time_limit` `TimeoutError`.
+    What the login shell prints before is dropped. Raises `BadAnswer` above `limit_bytes`, `TimeoutError` too late.
     """
 
-    def __init__(
-        self,
-        connection: SSHConnection,
-        paramiko_channel: "paramiko.Channel",
-        limit_bytes: int,
-        time_limit: AnswerTimeLimit | None = None,
-    ) -> None:
-        self.connection = connection
-        self.paramiko_channel = paramiko_channel
-        self.time_limit = time_limit
-        self.limit_bytes = limit_bytes
-        self.received_bytes = 0
-        self.has_answered = False  # it has printed the mark
-        self.mark = uuid4().hex
-        self.stderr = bytearray()
+    connection: SSHConnection
+    paramiko_channel: "paramiko.Channel"
+    limit_bytes: int
+    time_limit: AnswerTimeLimit | None = None
+    received_bytes: int = 0
+    has_answered: bool = False  # it has printed the mark
+    mark: str = field(default_factory=lambda: uuid4().hex)
+    stderr: bytearray = field(default_factory=bytearray)
 
     def start(self, script: bytes) -> None:
         """Start the script."""

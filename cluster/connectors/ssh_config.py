@@ -68,10 +68,7 @@ def require_openssh(*programs: str) -> None:
 
 
 def resolve_route(host: Host, jump_depth: int = 0) -> Route:
-    """Return the route to a machine. Raises `ClusterError` when OpenSSH cannot read its configuration.
-
-    `jump_depth` is the number of jump hosts that are resolved already.
-    """
+    """Return the route to a machine, after `jump_depth` jump hosts. Raises `ClusterError` when OpenSSH cannot tell."""
     if jump_depth > MAX_JUMP_HOSTS:
         raise ClusterError(
             f"{host.host}: a chain of more than {MAX_JUMP_HOSTS} jump hosts; look for a loop in ProxyJump"
@@ -98,7 +95,9 @@ def resolve_route(host: Host, jump_depth: int = 0) -> Route:
         known_hosts_files=tuple(
             _expand_path(path, tokens)
             for scope in ("user", "global")
-            for path in _split_paths(options, f"{scope}knownhostsfile")
+            # ssh prints them without quotes: the next one begins with / or ~, $ or %.
+            for path in re.split(r" (?=[/~$%])", _first_value(options, f"{scope}knownhostsfile") or "")
+            if path
         ),
         pinned_host_key=host.host_key,
         proxy_command=_expand_tokens(proxy_command, tokens) if proxy_command else None,
@@ -137,7 +136,6 @@ def _resolve_jump_host(jump_hosts: str, key_file: str | None, pinned_host_key: s
 
 
 def _openssh_options(host: Host) -> dict[str, list[str]]:
-    """Return the options that `ssh -G` prints for a host: lower-case name -> values, in their order."""
     argv = ["ssh", "-G", *_user_config_argv()]
     argv += ["-p", str(host.port)] if host.port else []
     argv += ["-l", host.user] if host.user else []
@@ -169,10 +167,7 @@ def _openssh_options(host: Host) -> dict[str, list[str]]:
 
 
 def _user_config_argv() -> list[str]:
-    """Return the -F option that makes OpenSSH read $HOME/.ssh/config.
-
-    OpenSSH takes the home of the password database instead of $HOME. The option is only needed where they differ.
-    """
+    """Return -F for $HOME/.ssh/config, where the password database, which OpenSSH asks, has another home."""
     config = Path("~/.ssh/config").expanduser()
     if str(Path.home()) == _passwd_home():
         return []
@@ -196,10 +191,7 @@ def _expand_path(text: str, tokens: Mapping[str, str]) -> Path:
 
 
 def _identity_agent(value: str, tokens: Mapping[str, str]) -> str:
-    """Return `Route.identity_agent` for a value of the option IdentityAgent.
-
-    The value is a path, a variable such as $SSH_AUTH_SOCK, or none.
-    """
+    """Return `Route.identity_agent` for a value of IdentityAgent: a path, a variable like $SSH_AUTH_SOCK, or none."""
     if value in ("SSH_AUTH_SOCK", "$SSH_AUTH_SOCK", "${SSH_AUTH_SOCK}"):
         return "SSH_AUTH_SOCK"
     if value.startswith("$"):
@@ -212,12 +204,6 @@ def _first_value(options: dict[str, list[str]], name: str) -> str | None:
     return value if value and value.lower() != "none" else None
 
 
-def _split_paths(options: dict[str, list[str]], name: str) -> list[str]:
-    """Return the paths of an option. ssh prints them without quotes: the next one begins with / or ~, $ or %."""
-    value = _first_value(options, name)
-    return re.split(r" (?=[/~$%])", value) if value else []
-
-
 def _expand_tokens(text: str, values: Mapping[str, str]) -> str:
     """Replace tokens such as %h; ssh_config(5), section TOKENS."""
     return re.sub("%(.)", lambda token: values.get(token[1], token[0]), text)
@@ -227,10 +213,7 @@ def _expand_tokens(text: str, values: Mapping[str, str]) -> str:
 
 
 def write_ssh_config(routes: Iterable[Route], path: Path) -> None:
-    """Write an OpenSSH configuration with the hosts machine-0, machine-1, ..., which take these routes.
-
-    The pinned host keys go to a known_hosts file beside it.
-    """
+    """Write an OpenSSH configuration of the hosts machine-0, ...; the pinned host keys go to a file beside it."""
     path = path.absolute()
     pinned_keys_file = path.with_name(f"{path.name}.known_hosts")
     config_lines: list[str] = []
@@ -255,6 +238,9 @@ def _config_lines(name: str, route: Route, config: Path, pinned_keys_file: Path)
     known_hosts_files = [pinned_keys_file]
     if not route.pinned_host_key:
         known_hosts_files = [path for path in route.known_hosts_files if path.exists()] or [pinned_keys_file]
+    proxy_command = route.proxy_command and route.proxy_command.replace("%", "%%")
+    if route.jump_route:  # not ProxyJump, which does not quote spaces in the path after -F
+        proxy_command = f"ssh -F {shlex.quote(str(config))}".replace("%", "%%") + f" -W [%h]:%p {name}-jump"
     options = {
         "HostName": _quote_value(route.host),
         "Port": route.port,
@@ -267,7 +253,7 @@ def _config_lines(name: str, route: Route, config: Path, pinned_keys_file: Path)
         "ServerAliveInterval": SERVER_ALIVE_SECONDS,
         "ServerAliveCountMax": SERVER_ALIVE_COUNT,
         "ConnectTimeout": 10,
-        "ProxyCommand": _proxy_command(name, route, config),
+        "ProxyCommand": proxy_command,
     }
     key_lines = [
         f"    {option} {_quote_value(path)}"
@@ -280,23 +266,13 @@ def _config_lines(name: str, route: Route, config: Path, pinned_keys_file: Path)
     return [*jump_lines, f"Host {name}", *option_lines, *key_lines, ""]
 
 
-def _proxy_command(name: str, route: Route, config: Path) -> str | None:
-    """Return the value of ProxyCommand. Not ProxyJump, which does not quote spaces in the path after -F."""
-    if route.jump_route:
-        return f"ssh -F {shlex.quote(str(config))}".replace("%", "%%") + f" -W [%h]:%p {name}-jump"
-    return route.proxy_command.replace("%", "%%") if route.proxy_command else None
-
-
 def _quote_value(value: object) -> str:
     text = str(value).replace("%", "%%")
     return f'"{text}"' if " " in text else text
 
 
 def openssh_argv(config: Path, machine: int, argv: Sequence[str] = (), tty: bool = True) -> list[str]:
-    """Return the ssh command line that opens a terminal on a machine, or runs a command there.
-
-    A single argument is a line for the shell of the machine, as with ssh itself. Several are the words of a command.
-    """
+    """Return the ssh command line for a terminal, or a command; one argument is a line for the shell, as with ssh."""
     tty_option = ["-t"] if tty else []
     remote_command = [shlex.join(argv) if len(argv) > 1 else argv[0]] if argv else []
     return ["ssh", "-F", str(config), *tty_option, f"machine-{machine}", *remote_command]

@@ -1,7 +1,6 @@
 """One persistent ssh connection: pinned host key, public-key login, jump host, and a keep-alive that detects its end.
 
-There are two classes of errors, because a machine that cannot be reached is not gone: `Unreachable` may pass by itself,
-`SSHRefused` needs a change by the user.
+A machine out of reach is not gone: `Unreachable` may pass by itself, `SSHRefused` needs a change by the user.
 """
 
 import base64
@@ -73,8 +72,7 @@ class SSHConnection:
     def _keepalive(self) -> None:
         """Send keep-alive requests; close the connection when one is not answered and nothing else comes.
 
-        TCP alone does not notice a frozen sshd: to TCP it looks idle. On a slow link an answer may have to wait for
-        megabytes that were sent before it.
+        To TCP alone a frozen sshd looks idle. On a slow link an answer waits for megabytes sent before it.
         """
         while self.is_alive:
             answered = threading.Event()
@@ -103,10 +101,7 @@ class SSHConnection:
             self.session_slots.release()
 
     def _open_channel(self) -> "paramiko.Channel":
-        """Open a channel, retrying while sshd has no free session.
-
-        sshd counts a channel that we have closed until the process in it has ended, so a refusal may pass by itself.
-        """
+        """Open a channel. sshd counts closed ones until their process ends: while it has no free one, try again."""
         import paramiko
 
         deadline = time.monotonic() + SESSION_WAIT_SECONDS
@@ -143,8 +138,8 @@ def connect(route: Route, machine_label: str, timeout_seconds: float = CONNECT_S
         stream = _open_transport_stream(route, jump_connection, timeout_seconds)
         transport = paramiko.Transport(stream, default_window_size=WINDOW_BYTES)
         transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = timeout_seconds
-        _verify_host_key(transport, route, machine_label, timeout_seconds)
-        _log_in(transport, route, machine_label)
+        _verify_host_key(transport, route, timeout_seconds)
+        _log_in(transport, route)
         if isinstance(transport.sock, socket.socket):
             transport.sock.settimeout(SOCKET_POLL_SECONDS)
     except BaseException as error:
@@ -152,7 +147,9 @@ def connect(route: Route, machine_label: str, timeout_seconds: float = CONNECT_S
             with contextlib.suppress(Exception):
                 if connection:
                     connection.close()
-        if isinstance(error, ClusterError) or not isinstance(error, OSError | EOFError | paramiko.SSHException):
+        if isinstance(error, SSHRefused):
+            raise type(error)(f"{machine_label}: {error}") from None
+        if not isinstance(error, OSError | EOFError | paramiko.SSHException):
             raise
         way = " by its ProxyCommand" if route.proxy_command else ""
         raise Unreachable(
@@ -191,8 +188,7 @@ def _open_transport_stream(
 class ProxyProgram(socket.socket):
     """A socket whose other end is the standard input and output of a ProxyCommand, which sh runs, as OpenSSH does.
 
-    Not `paramiko.ProxyCommand`: it knows no shell, and after the end of its program it reads on for ever and takes a
-    whole processor (its issues 2551 and 1277).
+    Not `paramiko.ProxyCommand`: it knows no shell, and reads on for ever after the end (its issues 2551 and 1277).
     """
 
     def __init__(self, command: str) -> None:
@@ -213,11 +209,8 @@ class ProxyProgram(socket.socket):
         threading.Thread(target=self.process.wait, name="ssh-proxy-end", daemon=True).start()  # leaves no zombie
 
 
-def _verify_host_key(transport: "paramiko.Transport", route: Route, machine_label: str, timeout_seconds: float) -> None:
-    """Do the key exchange, and raise `SSHRefused` unless the machine's host key is a known one.
-
-    The key types that are known for this machine are asked for first, because sshd offers only one of its keys.
-    """
+def _verify_host_key(transport: "paramiko.Transport", route: Route, timeout_seconds: float) -> None:
+    """Do the key exchange, known types first, as sshd offers one key. Raises `SSHRefused` for one that is not known."""
     import paramiko
 
     known_keys = known_host_keys(route)
@@ -230,7 +223,7 @@ def _verify_host_key(transport: "paramiko.Transport", route: Route, machine_labe
         transport.start_client(timeout=timeout_seconds)
     except paramiko.ssh_exception.IncompatiblePeer as error:
         raise SSHRefused(
-            f"{machine_label}: its ssh server and this computer have no algorithm in common: {error}; "
+            f"its ssh server and this computer have no algorithm in common: {error}; "
             f"update the older of the two; for details: ssh -vv {route.host}"
         ) from None
     if not transport.initial_kex_done:  # at its deadline start_client returns without an error
@@ -239,36 +232,31 @@ def _verify_host_key(transport: "paramiko.Transport", route: Route, machine_labe
     key_type, key_base64 = offered_key.get_name(), offered_key.get_base64()
     if any(key.marker == "@revoked" and key.key_base64 == key_base64 for key in known_keys):
         raise SSHRefused(
-            f"{machine_label}: its host key {fingerprint(key_base64)} is marked as revoked in known_hosts; "
-            "give the machine a new one"
+            f"its host key {fingerprint(key_base64)} is marked as revoked in known_hosts; give the machine a new one"
         )
     if ("", key_type, key_base64) not in [(key.marker, key.key_type, key.key_base64) for key in known_keys]:
-        raise HostKeyRefused(host_key_error_message(route, machine_label, key_type, key_base64, known_keys))
+        raise HostKeyRefused(host_key_error_message(route, key_type, key_base64, known_keys))
 
 
-def _log_in(transport: "paramiko.Transport", route: Route, machine_label: str) -> None:
+def _log_in(transport: "paramiko.Transport", route: Route) -> None:
     """Offer the login keys one by one, first the files, then those of ssh-agent. Raises `SSHRefused`."""
     import paramiko
 
     passphrase_key_paths: list[str] = []
     tried_keys = 0
-    for key in _loadable_keys(route, machine_label, passphrase_key_paths):
+    for key in _loadable_keys(route, passphrase_key_paths):
         tried_keys += 1
         try:
             if not transport.auth_publickey(route.user, key):
                 return
-            raise SSHRefused(
-                f"{machine_label}: wants more than a key from {route.user}; allow a key alone in its sshd_config"
-            )
+            raise SSHRefused(f"wants more than a key from {route.user}; allow a key alone in its sshd_config")
         except paramiko.BadAuthenticationType as error:
             allowed_types = ", ".join(error.allowed_types)
-            raise SSHRefused(
-                f"{machine_label}: takes no keys from {route.user}, only {allowed_types}; change its sshd_config"
-            ) from None
+            raise SSHRefused(f"takes no keys from {route.user}, only {allowed_types}; change its sshd_config") from None
         except paramiko.AuthenticationException as error:
             if not transport.is_active() and tried_keys > 1:
                 raise SSHRefused(
-                    f"{machine_label}: closed the connection after {tried_keys} keys; name the right one as key in "
+                    f"closed the connection after {tried_keys} keys; name the right one as key in "
                     "hosts.toml, or in ~/.ssh/config with IdentityFile and IdentitiesOnly yes"
                 ) from None
             if not transport.is_active() or "timeout" in str(error).lower():
@@ -276,22 +264,18 @@ def _log_in(transport: "paramiko.Transport", route: Route, machine_label: str) -
     destination = f"-p {route.port} {route.user}@{route.host}"
     if passphrase_key_paths:
         key_path = passphrase_key_paths[0]
-        raise SSHRefused(
-            f"{machine_label}: the key {key_path} has a passphrase; give it to ssh-agent: ssh-add {key_path}"
-        )
+        raise SSHRefused(f"the key {key_path} has a passphrase; give it to ssh-agent: ssh-add {key_path}")
     if not tried_keys:
         raise SSHRefused(
-            f"{machine_label}: there is no key to log in with; make one and copy it there: "
-            f"ssh-keygen; ssh-copy-id {destination}"
+            f"there is no key to log in with; make one and copy it there: ssh-keygen; ssh-copy-id {destination}"
         )
     tried_files = " and ".join(str(path) for path in route.key_files if path.exists()) or "the keys of ssh-agent"
     raise SSHRefused(
-        f"{machine_label}: does not let {route.user} in with {tried_files}; "
-        f"try: ssh-copy-id {destination}, or set another user or key"
+        f"does not let {route.user} in with {tried_files}; try: ssh-copy-id {destination}, or set another user or key"
     )
 
 
-def _loadable_keys(route: Route, machine_label: str, passphrase_key_paths: list[str]) -> "Iterator[paramiko.PKey]":
+def _loadable_keys(route: Route, passphrase_key_paths: list[str]) -> "Iterator[paramiko.PKey]":
     """Yield the keys to offer. Appends to `passphrase_key_paths` the files that need a passphrase."""
     import paramiko
 
@@ -299,8 +283,7 @@ def _loadable_keys(route: Route, machine_label: str, passphrase_key_paths: list[
         if not path.exists():
             if route.requires_keys and path == route.key_files[0]:
                 raise SSHRefused(
-                    f"{machine_label}: the key {path} does not exist; "
-                    f"make it: ssh-keygen -f {path}, or name another key file"
+                    f"the key {path} does not exist; make it: ssh-keygen -f {path}, or name another key file"
                 )
             continue
         if _read_public_key(path):
@@ -311,9 +294,7 @@ def _loadable_keys(route: Route, machine_label: str, passphrase_key_paths: list[
             passphrase_key_paths.append(str(path))
         except (OSError, ValueError, paramiko.SSHException, paramiko.pkey.UnknownKeyType) as error:
             if route.requires_keys:
-                raise SSHRefused(
-                    f"{machine_label}: the key {path} cannot be used: {error}; name another key file"
-                ) from None
+                raise SSHRefused(f"the key {path} cannot be used: {error}; name another key file") from None
     with _agent_keys(route) as keys:
         for key in keys:
             yield from _with_certificates(key, route.key_files, route)
@@ -344,10 +325,7 @@ def _read_public_key(path: Path) -> bytes | None:
 
 @contextlib.contextmanager
 def _agent_keys(route: Route) -> "Iterator[Sequence[paramiko.PKey]]":
-    """Yield the keys of ssh-agent to offer, as OpenSSH chooses them; none where the agent cannot be reached.
-
-    paramiko knows only the agent of SSH_AUTH_SOCK.
-    """
+    """Yield ssh-agent's keys as OpenSSH orders them, if it answers. paramiko knows only that of SSH_AUTH_SOCK."""
     import paramiko
     from paramiko.agent import AgentSSH
 
@@ -374,8 +352,7 @@ def _agent_keys(route: Route) -> "Iterator[Sequence[paramiko.PKey]]":
 def _signer(key: "paramiko.AgentKey") -> Callable[..., bytes]:
     """Return the key's method that signs, which for a key that the agent does not sign with returns a wrong signature.
 
-    An agent declines for a FIDO key that is not plugged in, a key that asks its user, a smart card that was removed;
-    paramiko's connection would end. So the machine refuses this key, and the next one is offered.
+    An agent declines for a FIDO key that is not plugged in, or a removed smart card; paramiko's connection would end.
     """
     import paramiko
 

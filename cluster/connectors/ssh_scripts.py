@@ -13,7 +13,6 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from uuid import uuid4
 
 from train.tools.agent_protocol import LOG_FOLDERS
 
@@ -118,7 +117,7 @@ while [ "$n" -gt 0 ] && [ "$w" -lt $((grace + 40)) ]; do
 done
 """
 
-# Replaces the file by $n bytes of stdin, if all of them arrive.
+# Replaces the file $p of the folder $f by $n bytes of stdin, if all of them arrive in the temporary file $t.
 WRITE_SCRIPT = r"""
 [ ! -d "$p" ] || { echo "is a folder" >&2; exit 1; }
 mkdir -p "$f" || exit 1
@@ -130,13 +129,14 @@ else
 fi
 """
 
+# Prints size, space, ./path and NUL for each file below the folder $f.
 LIST_FILES_SCRIPT = r"""
 cd "$f" 2>/dev/null || exit 0
 find . \( -type f -o -type l -xtype f \) -print0 | xargs -0r stat -L --printf '%s %n\0' 2>/dev/null
 exit 0
 """
 
-# $o: the first byte to print, counted from 1.
+# Prints at most $n bytes of the file $p from byte $o on, counted from 1; nothing if it does not exist.
 READ_SCRIPT = r"""
 [ -e "$p" ] || exit 0
 exec 3<"$p" || exit 1
@@ -173,8 +173,7 @@ def run_script(
 
     `input_bytes` is the length of the input that follows the script on stdin. `timeout` is in seconds; the machine
     itself kills the command then. `is_retry` says that the command may have been started by an earlier call. `sweep`
-    also removes what commands of more than a day ago left behind. The command is one of the launch `launch` of the job
-    `owner`, by which `end_commands_script` ends it.
+    also removes what is left from a day ago. `end_commands_script` ends it by its job `owner` and `launch`.
     """
     limit_argv = [] if timeout is None else ["timeout", "-s", "KILL", f"{max(timeout, 0.001):.3f}"]
     sweep_script = SWEEP_SCRIPT.format(minutes=COMMAND_KEPT_MINUTES) if sweep else ""
@@ -190,10 +189,7 @@ def run_script(
 
 
 def end_commands_script(folder: str, owner: str, launch: str) -> str:
-    """Return a body for `build_script` that ends all commands of a job, and lets no more of this launch begin.
-
-    Without `owner` it ends all commands.
-    """
+    """Return a body that ends a job's commands, without `owner` all, and lets no more of this launch begin."""
     variables = {
         "d": quote_path(f"{folder}/commands"),
         "g": shlex.quote(f"{owner}." if owner else ""),
@@ -206,27 +202,6 @@ def end_commands_script(folder: str, owner: str, launch: str) -> str:
 def _end_mark(owner: str, launch: str) -> str:
     """Return the name of the file that says that the commands of a launch were ended. `SWEEP_SCRIPT` removes it."""
     return f"ended-{owner}-{launch}"
-
-
-def write_script(path: str, content_bytes: int) -> bytes:
-    """Return the script that replaces a file atomically by `content_bytes` bytes of stdin.
-
-    Another call may write the same file at this moment, also one that was cut off, or on another machine.
-    """
-    folder, _, name = path.rpartition("/")
-    folder = folder or ("/" if path.startswith("/") else ".")
-    temp = quote_path(f"{folder}/.{name[:200]}.{uuid4().hex}") + ".$$"
-    return build_script(WRITE_SCRIPT, p=quote_path(path), f=quote_path(folder), t=temp, n=str(content_bytes))
-
-
-def read_script(path: str, offset: int, limit: int) -> bytes:
-    """Return the script that prints at most `limit` bytes of a file from an offset; nothing if it does not exist."""
-    return build_script(READ_SCRIPT, p=quote_path(path), o=str(offset + 1), n=str(limit))
-
-
-def list_files_script(folder: str) -> bytes:
-    """Return the script that prints size, space, ./path and NUL for each file below a folder."""
-    return build_script(LIST_FILES_SCRIPT, f=quote_path(folder))
 
 
 # --- new bytes of growing files -----------------------------------------------------------------------------------
@@ -290,8 +265,7 @@ def new_bytes_script(
 ) -> bytes:
     """Return the script that prints delimiter, path and new bytes of each mirrored file that has grown.
 
-    Paths in `known_sizes` are relative to `folder`. Prints about `limit_bytes` of content and paths, and whether there
-    is more; the status files of the machines come first and do not count.
+    Paths are relative to `folder`. Prints about `limit_bytes`, and whether there is more; status files do not count.
     """
     names = [*(f"status/{name}.json" for name in machine_names), "attempts", *LOG_FOLDERS]
     values = {

@@ -79,8 +79,7 @@ def server_class() -> type["Server"]:
     """Return libtmux's server, which asks tmux in a way that depends on neither our terminal nor our locale.
 
     The tmux client refuses a terminal whose type this computer does not know, replaces characters where the locale is
-    not UTF-8 by name, and waits for ever for a server that is stopped. So it gets no standard input, `-u`, and a time
-    limit.
+    not UTF-8 by name, and waits for ever for a stopped server. So it gets no standard input, `-u`, and a time limit.
     """
     import libtmux  # takes 0.1 s, which `imgnet-cluster --help` need not wait for
     from libtmux.common import tmux_cmd
@@ -122,10 +121,7 @@ def _server() -> "Server":
 
 
 def _ask(*words: str) -> list[str] | None:
-    """Return the lines that a tmux command prints, None where there is no server or no session of that name.
-
-    Raises `ClusterError` for every other failure, which must not be taken for the answer that there is nothing.
-    """
+    """Return what a tmux command prints, None without server or session. Raises `ClusterError` for other failures."""
     completed = _server().cmd(*words)
     error = " ".join(completed.stderr)
     if NOTHING_THERE.match(error):
@@ -197,10 +193,7 @@ def start_session(name: str, run_folder: Path, window: str, argv: Sequence[str])
 
 
 def add_window(name: str, window: str, argv: Sequence[str], in_front: bool = False, index: int | None = None) -> None:
-    """Add a window to a session, and select it if `in_front`. Raises `ClusterError` when that fails.
-
-    `index` is its place in the status line, by which tmux orders the windows; the next free one if it is taken.
-    """
+    """Add a window, at `index` of the status line if that is free; select it if `in_front`. Raises `ClusterError`."""
     for place in ("",) if index is None else (str(index), ""):
         new_window = ["new-window", "-t", f"={name}:{place}", "-n", window, *([] if in_front else ["-d"])]
         completed = _server().cmd(*_escape_semicolons([*new_window, *argv]))
@@ -230,10 +223,7 @@ def tail_argv(path: Path | str, *options: str) -> list[str]:
 
 
 def followed_argv(argv: Sequence[str], log: Path | str) -> list[str]:
-    """Return the command of a window that starts a program and follows its log.
-
-    The program does not depend on the window, the session and the tmux server. The window closes when it ends.
-    """
+    """Return a window's command that starts a program, which outlives it, and follows its log until it ends."""
     return ["sh", "-c", FOLLOWED_COMMAND_SCRIPT, str(log), *argv]
 
 

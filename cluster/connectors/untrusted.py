@@ -2,8 +2,7 @@
 
 A machine may be broken, or somebody else may control it. Every path, size, number and text that a machine names passes
 a function of this module before it is used. An answer that breaks a rule raises `BadAnswer` and nothing of it is used.
-The scripts of `ssh_scripts` leave out what the rules forbid, so an intact machine never breaks one. `ArrivalFolder`
-writes the bytes; it never follows a symbolic link.
+`ssh_scripts` leaves out what the rules forbid, so an intact machine breaks none. `ArrivalFolder` writes the bytes.
 """
 
 import contextlib
@@ -64,10 +63,7 @@ class BadAnswer(ClusterError):
 
 
 def is_mirrored_path(path: str, machine_names: Collection[str] | None = None) -> bool:
-    """Whether a path, relative to the job's folder, is one of the files that are copied to this computer.
-
-    With `machine_names` a status file has to belong to one of these machines.
-    """
+    """Whether a path of the job's folder is copied here; of status files, with `machine_names`, only those of these."""
     has_readable_folder = any(folder.endswith(READ_SUFFIXES) for folder in parent_folders(path))
     is_allowed = len(path) <= MAX_PATH_BYTES and not path.endswith(IMPORTABLE_SUFFIXES) and not has_readable_folder
     match = _MIRRORED_PATH.fullmatch(path) if is_allowed else None
@@ -87,10 +83,7 @@ def is_below(path: str) -> bool:
 
 
 def checkpoint_age(path: str) -> tuple[int, bool, int] | None:
-    """Return a sort key that grows with time for the path of a checkpoint, None for any other file.
-
-    What an attempt saved is newer than what it resumed from.
-    """
+    """Return a key that grows with time for a checkpoint's path, else None. Saved is newer than resumed."""
     match = _CHECKPOINT_PATH.fullmatch(path)
     return (int(match[1]), match[2] == "step", int(match[3])) if match else None
 
@@ -143,10 +136,7 @@ class NewBytes:
 
 
 def parse_exit(command_id: str, output: bytes | bytearray, max_bytes: int) -> tuple[CommandExit, int] | None:
-    """Return how a command ended and the offset where its output begins; None if that line has not arrived yet.
-
-    Skips what the login shell's start-up files may have printed before. Raises `BadAnswer`.
-    """
+    """Return how a command ended and where its output begins; None until that line has come. Raises `BadAnswer`."""
     start = output.find(b"\n%s " % command_id.encode())
     end = output.find(b"\n", start + 1)
     if start < 0 or end < 0:
@@ -163,7 +153,7 @@ def parse_exit(command_id: str, output: bytes | bytearray, max_bytes: int) -> tu
 
 
 def parse_listing(stdout: bytes) -> dict[str, int]:
-    """Return the size of each file by its path, from the output of `list_files_script`. Raises `BadAnswer`."""
+    """Return the size of each file by its path, from the output of `LIST_FILES_SCRIPT`. Raises `BadAnswer`."""
     sizes = {}
     for entry in stdout.split(b"\0"):
         if entry:
@@ -211,18 +201,14 @@ def parse_new_bytes(
 class ArrivalFolder:
     """A folder of this computer into which bytes from machines are written.
 
-    Paths are relative to it. A symbolic link, or anything else but a folder or a regular file, is never followed or
-    written below it, at any level. Every method raises `OSError` with the path.
+    Paths are relative to it. No link is followed at any level, only folders and regular files. All raise `OSError`.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def append(self, path: str, offset: int, data: bytes) -> int:
-        """Append the bytes of a file that begin at an offset; those that it has already are left out.
-
-        Returns the file's size, also when it is shorter than `offset` and nothing can be appended.
-        """
+        """Append a file's bytes from an offset, but those that are here. Returns its size, even if below `offset`."""
         _require_below(path)
         self.require_space(len(data))
         with open_below(self.path, path, os.O_WRONLY | os.O_APPEND) as file:
@@ -269,10 +255,7 @@ class ArrivalFolder:
         return sizes
 
     def has_place(self, path: str) -> bool:
-        """Whether a file can be here: there is no folder of this path, and no file where one of its folders would be.
-
-        No machine has both a file and a folder of one path, but it may have had one after the other.
-        """
+        """Whether a file can be here: no folder of this path, and no file where one of its folders would be."""
         is_folder = (self.path / path).is_dir()
         return not is_folder and not any((self.path / folder).is_file() for folder in parent_folders(path))
 

@@ -184,7 +184,6 @@ def show_capacity_blocks(rows: Sequence[CapacityBlockRow]) -> None:
 
 
 def _format_fee(fee: float, currency: str) -> str:
-    """Return a price in any currency as text."""
     return format_dollars(fee) if currency == "USD" else f"{fee:,.2f} {currency}"
 
 

@@ -1,20 +1,21 @@
-"""Prints a plan: machines, price and schedule; the requests of a launch; the reports of checked machines."""
+"""Prints a plan: machines, price and schedule; forecasts, also beside the actual times; reports of checked machines."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from cluster.backends.catalog import UNKNOWN_MACHINES
 from cluster.backends.planner import Plan
 from cluster.jobs import store
-from cluster.jobs.queue_state import host_address
 from cluster.machines.checks import describe_age
 from cluster.machines.host_check import HostReport
 from cluster.machines.setup_progress import fold_by_machine
+from cluster.planning.forecasts import Candidate
 from cluster.planning.resume import ResumePlan
-from cluster.report.tables import differing_settings, schedule_table
+from cluster.report.tables import differing_settings, format_error, schedule_table
 from cluster.state.spec import JobSpec
 from cluster.state.states import work_title
-from train.metrics.text import describe_training
+from train.forecast import TERMS, TermComparison, longest_term
+from train.metrics.text import describe_training, three_digits
 from train.recipe.schedule import PhaseRow
 
 from . import cloud
@@ -25,10 +26,7 @@ UNKNOWN_WITHOUT_CLOUD = "offers, spot prices, image, quotas, missing shared reso
 
 
 def show_plan(plan: Plan, unasked_reason: str = "") -> None:
-    """Print what a launch would do: first the rental with its price, then the schedule and notes.
-
-    `unasked_reason` says why the cloud could not be asked, "" if it was.
-    """
+    """Print the rental with its price, then schedule and notes. `unasked_reason` says why no cloud was asked."""
     if plan.rental_plan:
         if unasked_reason:
             print_wrapped(f"the cloud could not be asked: {unasked_reason}")
@@ -45,8 +43,7 @@ def show_plan(plan: Plan, unasked_reason: str = "") -> None:
 
 def _show_notes(plan: Plan) -> None:
     """Print the notes of a plan, then what would make the job fail."""
-    for note in plan.notes:
-        print_wrapped(f"note: {note}", len("note: "))
+    print_notes(plan.notes)
     for obstacle in plan.obstacles:
         print_wrapped(f"would be refused: {obstacle}", len("note: "))
 
@@ -54,10 +51,10 @@ def _show_notes(plan: Plan) -> None:
 def show_other_jobs(spec: JobSpec, parallel: int = 1) -> None:
     """Print a note on each of the user's other jobs that is on the machines of `parallel` jobs like this one."""
     hosts = spec.host_list[: parallel * len(spec.machine_names)]
-    addresses = {host_address(host): host.host for host in hosts}
+    names = {host.endpoint: host.host for host in hosts}
     for job in store.jobs_on_machines(hosts):
         if job.spec.uid != spec.uid:
-            shared_hosts = [addresses[key] for host in job.spec.host_list if (key := host_address(host)) in addresses]
+            shared_hosts = [names[host.endpoint] for host in job.spec.host_list if host.endpoint in names]
             age = describe_age(max(0.0, time.time() - job.spec.created))
             print_wrapped(
                 f"note: {job.name}, launched {age}, is on {', '.join(shared_hosts)} too; two jobs share processors, "
@@ -115,7 +112,6 @@ def _highest_cost(plans: Sequence[Plan]) -> str:
 
 
 def _summary_line(plan: Plan) -> str:
-    """Return recipe, model, data set, machines, processes and price in one line."""
     spec = plan.spec
     has_several_machines = len(spec.machine_names) > 1
     machines = f"machines: {spec.machines}" + (f" and {spec.recovery.spares} spare" if spec.recovery.spares else "")
@@ -183,5 +179,100 @@ def show_other_plans(plans: Sequence[Plan]) -> None:
     known_dollars = [dollars for dollars in most_dollars if dollars is not None]
     if has_price and len(known_dollars) == len(plans):
         print(f"all runs together at most {_highest_cost(plans)}")
-    for note in dict.fromkeys(note for plan in plans for note in plan.notes if note not in plans[0].notes):
+    print_notes(dict.fromkeys(note for plan in plans for note in plan.notes if note not in plans[0].notes))
+
+
+def print_notes(notes: Iterable[str]) -> None:
+    """Print each note, on a narrow terminal on several lines."""
+    for note in notes:
         print_wrapped(f"note: {note}", len("note: "))
+
+
+def show_forecasts(candidates: Sequence[Candidate], notes: Sequence[str]) -> None:
+    """Print a row for each of several candidates, or the plan and the phases of a single one; then notes."""
+    if len(candidates) == 1:
+        show_plan(candidates[0].plan)
+        show_phases(candidates[0])
+    else:
+        show_candidates(candidates)
+    print_notes(notes)
+
+
+def show_candidates(candidates: Sequence[Candidate]) -> None:
+    """Print a row for each candidate."""
+    rows, sources = list[dict[str, object]](), list[str]()
+    for candidate in candidates:
+        minutes, longest = None, "no measurements of this model on this GPU"
+        if candidate.forecast:
+            minutes, longest = candidate.forecast.minutes, longest_term(candidate.forecast.terms)
+            sources.append(candidate.forecast.source)
+        rows.append(
+            {
+                "type": candidate.machine_type.name,
+                "machines": candidate.machines,
+                "GPUs": candidate.plan.spec.procs * candidate.machines,
+                "minutes": three_digits(minutes),
+                "on demand": cloud.format_dollars(candidate.dollars),
+                "longest term": longest,
+            }
+        )
+    print_table(rows)
+    print_wrapped("spot prices change: today's are shown by imgnet-cluster offers")
+    print_wrapped(
+        f"constants: {', '.join(dict.fromkeys(sources)) or 'none'}; the term start is boot, set-up, fetch and the "
+        "start of the trainers"
+    )
+
+
+def show_phases(candidate: Candidate) -> None:
+    """Print a forecast: minutes and price of the whole run in one line, then the seconds of each phase by term."""
+    name, count = candidate.machine_type.name, candidate.machines
+    machines = name if count == 1 else f"{count} x {name}"
+    run_forecast = candidate.forecast
+    if run_forecast is None:
+        gpu = candidate.machine_type.gpu or "an unknown GPU"
+        print_wrapped(f"forecast on {machines}: none, there are no measurements of this model on {gpu}")
+        return
+    cost = (
+        f", {cloud.format_dollars(candidate.dollars)} on demand" if candidate.machine_type.on_demand_price != 0 else ""
+    )
+    longest = f"longest: {longest_term(run_forecast.terms)}"
+    print_wrapped(f"forecast on {machines}: {three_digits(run_forecast.minutes)} minutes{cost}; {longest}")
+    rows = [
+        {
+            "epochs": f"{phase.start}-{phase.end}",
+            "size": phase.size,
+            "batch": phase.batch,
+            "seconds": f"{phase.seconds:.1f}",
+            **{term: f"{phase.terms[term]:.1f}" for term in TERMS},
+        }
+        for phase in run_forecast.phases
+    ]
+    print_table(rows, optional=("batch", "size"))
+    parts = ", ".join(f"{name} {seconds:.0f}" for name, seconds in run_forecast.start.items() if seconds)
+    print_wrapped(f"before the first step, in seconds: {parts or 'nothing'}; constants: {run_forecast.source}")
+
+
+def show_forecast_vs_actual(rows: Sequence[TermComparison], constants_source: str = "", job_name: str = "") -> None:
+    """Print the forecast of a job beside the actual times, term by term. Terms below a second get no relative error."""
+    print_table(
+        {
+            "seconds of": row.term,
+            "forecast": f"{row.forecast:.1f}",
+            "actual": f"{row.actual:.1f}",
+            "error": format_error(row),
+        }
+        for row in rows
+    )
+    if constants_source:
+        print(
+            f"constants: {constants_source}; to use those of this job next time: imgnet-cluster plan --from {job_name}"
+        )
+
+
+def show_missing_forecast(job_name: str, recipe_file: str) -> None:
+    """Print that a job had no forecast, and the command for a forecast with the speeds that the job measured."""
+    command = f"imgnet-cluster plan --from {job_name} {recipe_file or 'RECIPE'}"
+    print_wrapped(
+        f"forecast: none, because the speed of these machines was not known; by the speeds of this job: {command}"
+    )

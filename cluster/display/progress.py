@@ -6,6 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -43,8 +44,7 @@ TRAINING_STATES = (MachineState.TRAINING, MachineState.VALIDATING)
 def follow(job: Job, others: Sequence[Job] = ()) -> int:
     """Show a job until it ends: a line for each epoch, or what a command prints; on a terminal, also a progress bar.
 
-    `others` are further jobs of its sweep: the bar says how far each of them is. Off a terminal, each change of
-    activity is a line. Returns the exit code for the job's final state.
+    `others` of its sweep are in the bar. Off a terminal, each change of activity is a line. Returns the exit code.
     """
     out = console()
     bar = Progress(
@@ -114,29 +114,23 @@ def _refresh(job: Job, shown_trouble: str, out: Console) -> str:
 
 
 def new_epoch_lines(rows: Sequence[EpochRow], shown: set[tuple[int, int]]) -> list[str]:
-    """Return the lines of the epochs that are not `shown`, and add these epochs to it, as attempt and epoch.
-
-    An epoch that a later attempt has done again gets another line, because only its last numbers count.
-    """
+    """Return the lines of the epochs that are not `shown` (attempt, epoch), repeated ones too, and add them to it."""
     new_rows = [row for row in rows if (row.attempt, row.epoch) not in shown]
     header = [epoch_header()] if new_rows and not shown else []
     shown.update((row.attempt, row.epoch) for row in new_rows)
     return [*header, *map(epoch_line, new_rows)]
 
 
+@dataclass
 class CommandOutput:
     """Reads the new output of rank 0 of a command, from the launch or the last resume on."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self.attempt = 0
-        self.printed_bytes = 0  # of that attempt's log
+    job: Job
+    attempt: int = 0
+    printed_bytes: int = 0  # of that attempt's log
 
     def new_lines(self, is_complete: bool = False) -> list[str]:
-        """Return the lines that are new since the last call; with `is_complete` also a last one without its end.
-
-        Of a progress bar, which returns to the begin of its line, only the last state counts.
-        """
+        """Return the new lines, with `is_complete` also an unfinished one; of a progress bar only the last state."""
         lines: list[str] = []
         launch_id = self.job.run_folder.launch_id
         attempts = [attempt for attempt in self.job.run_folder.attempts.all() if attempt.members]
@@ -173,8 +167,7 @@ def _describe_other(job: Job) -> str:
 def progress_text(status: JobStatus, since: float, first_step: int) -> str:
     """Return the text beside the bar: steps, speed, and the time left.
 
-    The time left assumes the mean step time since `first_step`, at monotonic time `since`. A command need not tell
-    more than its step.
+    The time left is by the mean step since `first_step`, at monotonic time `since`. A command may tell its step only.
     """
     is_told = (status.steps and status.images_per_second) or status.command
     if not is_told or status.step is None:
@@ -222,7 +215,8 @@ def show_outcome(job: Job) -> None:
     if result.ids_wrong is not None:
         print(describe_image_usage(result.ids_wrong))
     if job.spec.own_command:
-        _print_checkpoints(job)
+        if job.backend.is_remote or newest_version(job.run_folder.shared):
+            _print_hint(f"  checkpoints {PROGRAM} pull {job.run.handle}        (prints the folder of the newest)")
     elif result.state == JobState.DONE:
         _print_network(job, result)
     print_commands_after(job, result)
@@ -237,7 +231,6 @@ def describe_silent_machines(job: Job, names: Sequence[str]) -> str:
 
 
 def _print_log_of_failed_rank(job: Job) -> None:
-    """Print the last lines of the rank whose failure ended a command."""
     end = job.run_folder.attempts.newest()
     if end is None or end.failed_rank is None:
         return
@@ -252,14 +245,7 @@ def _print_hint(line: str) -> None:
     print_wrapped(line, len("  all results "))
 
 
-def _print_checkpoints(job: Job) -> None:
-    """Print the command that tells where the newest copy of a command's checkpoint folder is."""
-    if job.backend.is_remote or newest_version(job.run_folder.shared):
-        _print_hint(f"  checkpoints {PROGRAM} pull {job.run.handle}        (prints the folder of the newest)")
-
-
 def _print_network(job: Job, result: JobResult) -> None:
-    """Print where the trained network is, and what to do with it."""
     folder = job.run_folder.network_folder
     if not (folder / MODEL_FILE).exists():
         if job.backend.is_remote:
@@ -304,10 +290,7 @@ def print_commands_after(job: Job, result: JobResult) -> None:
 
 
 def _describe_continuation(job: Job, result: JobResult) -> str:
-    """Return the command that continues a job that is not done.
-
-    A failed job is resumed when it has a checkpoint and the cause was not its input; else it is launched again.
-    """
+    """Return the command that goes on: a resume if something was saved and the input is right, else a launch."""
     resume = f"{PROGRAM} resume {job.run.handle}"
     has_saved = job.spec.own_command is not None or checkpoints.has_saved(job)
     if result.state == JobState.STOPPED:

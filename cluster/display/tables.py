@@ -41,10 +41,7 @@ WRAPPED_TEXT_CHARACTERS = 16  # the least width of a column whose texts are wrap
 
 
 def console(to_stderr: bool = False) -> "Console":
-    """Return a rich console for stdout or stderr.
-
-    Output to a file or a pipe has no color and no cut lines. NO_COLOR is respected.
-    """
+    """Return a rich console. Off a terminal its output has no color and no cut lines. NO_COLOR is respected."""
     from rich.console import Console
     from rich.segment import Segment
 
@@ -65,8 +62,7 @@ def print_table(rows: Iterable[Row], optional: Sequence[str] = ()) -> None:
     """Print rows under the names of their columns, with numbers aligned to the right. No number is ever cut.
 
     A row may lack columns. If the table is wider than the terminal, long texts are wrapped within their column, and
-    columns of `optional` are left out in that order. On a terminal, the cells of the column "state" have the color of
-    their state.
+    columns of `optional` are left out in that order. On a terminal, cells of the column "state" have its color.
     """
     out = console()
     width = out.width if out.width < PLAIN_WIDTH_CHARACTERS else None
@@ -83,10 +79,7 @@ def print_table(rows: Iterable[Row], optional: Sequence[str] = ()) -> None:
 def build_table(
     rows: Iterable[Row], optional: Sequence[str], width: int | None, can_wrap: bool = True
 ) -> "tuple[Table, list[str]]":
-    """Return a table of at most `width` characters, if possible, and the columns of `optional` that are left out.
-
-    A cell that is a `Text` of rich keeps its style.
-    """
+    """Return a table of at most `width`, if possible, and the optional columns left out. `Text` keeps its style."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -98,7 +91,11 @@ def build_table(
         TableColumn.measure(name, [format_cell(row.get(name)) for row in rows], can_wrap)
         for name in max(rows, key=len, default={})
     ]
-    shown = columns if width is None else choose_columns(columns, optional, width)
+    shown = columns
+    for name in optional:
+        if width is None or table_width(column.min_width for column in shown) <= width:
+            break
+        shown = [column for column in shown if column.name != name]
     widths = [column.width for column in shown] if width is None else fit_widths(shown, width)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 0))
     for column, column_width in zip(shown, widths, strict=True):
@@ -125,10 +122,7 @@ class TableColumn:
 
     @classmethod
     def measure(cls, name: str, cells: Sequence[str], can_wrap: bool = True) -> "TableColumn":
-        """Return the column of these cells.
-
-        Texts longer than `WRAPPED_TEXT_CHARACTERS` can be wrapped, and so can a heading of several words above numbers.
-        """
+        """Return the column. Texts over `WRAPPED_TEXT_CHARACTERS`, and headings of several words, can be wrapped."""
         from rich.cells import cell_len
 
         heading_width = max(map(cell_len, name.split()), default=0)  # of the longest word
@@ -145,16 +139,6 @@ class TableColumn:
 def table_width(widths: Iterable[int]) -> int:
     """Return the width of a table with columns of these widths, and a space between two columns."""
     return sum(width + 1 for width in widths) - 1
-
-
-def choose_columns(columns: Sequence[TableColumn], optional: Sequence[str], width: int) -> list[TableColumn]:
-    """Return the columns to show: all that fit, without the first of `optional` that do not."""
-    shown = list(columns)
-    for name in optional:
-        if table_width(column.min_width for column in shown) <= width:
-            break
-        shown = [column for column in shown if column.name != name]
-    return shown
 
 
 def fit_widths(columns: Sequence[TableColumn], width: int) -> list[int]:
@@ -187,10 +171,7 @@ def print_wrapped(line: str, indent: int = 0, to_stderr: bool = False) -> None:
 
 
 class ProgressBar:
-    """A progress bar on stderr, called with (done, total). Without a terminal it prints a line for every 10 percent.
-
-    `format_count` turns a number into text, for example into megabytes.
-    """
+    """A bar on stderr, called with (done, total); off a terminal a line per 10 %. `format_count` makes a count text."""
 
     def __init__(self, title: str, format_count: Callable[[int], str] = str) -> None:
         self.title = title

@@ -25,11 +25,7 @@ REFRESH_SECONDS = 1.0  # between two copies of new event files from the machines
 
 
 def serve(find_jobs: Callable[[], Sequence[Job]], port: int, title: str) -> int:
-    """Serve the curves of the jobs that `find_jobs` returns until Ctrl-C, and copy their new events while they run.
-
-    TensorBoard names a run after its folder, so each job gets a link of its title in a temporary folder. Returns an
-    exit code.
-    """
+    """Serve the curves of `find_jobs`, by title, until Ctrl-C, with new events meanwhile. Returns an exit code."""
     with tempfile.TemporaryDirectory(prefix="imgnet-tensorboard-") as folder:
 
         def refresh() -> None:
@@ -70,10 +66,7 @@ def _title(job: Job) -> str:
 
 
 def write_settings(job: Job) -> None:
-    """Write the arguments of a job's command beside its events, once, as TensorBoard's HParams plugin reads them.
-
-    A recipe's trainer has written its own. Raises `OSError`, and `ClusterError` when the job is damaged.
-    """
+    """Write a command's arguments beside its events, once, for HParams. Raises `OSError`, `ClusterError`."""
     folder = job.path / EVENTS_FOLDER
     if job.spec.own_command is None or any(folder.glob(f"*{SETTINGS_SUFFIX}")):
         return
@@ -90,7 +83,6 @@ def write_settings(job: Job) -> None:
 
 
 def _check_port_is_free(port: int) -> None:
-    """Raise `ClusterError` when another process listens on the port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,8 +1,8 @@
 """What may reach the terminal: text without control characters, and without the loss of a closed or narrow stream.
 
 Names, reasons and log lines come from machines and from files. A terminal obeys the control characters in them: they
-could change its title, its clipboard or what is shown. The command line prints through `TerminalStream`, and rich
-through the console of `cluster/display/tables.py`, which cleans each piece of text before it gets its color.
+could change its title, its clipboard or what is shown. The command line prints through `TerminalStream`, rich through
+the console of `cluster/display/tables.py`, which cleans each piece of text before it gets its color.
 """
 
 import codecs
@@ -42,10 +42,7 @@ def cut_text(text: str, max_characters: int = MAX_MESSAGE_CHARACTERS) -> str:
 
 
 class TerminalStream:
-    """Wraps stdout or stderr: removes control characters from the text, if it `is_cleaned`, and passes the rest on.
-
-    When the reader has gone (`imgnet-cluster launch ... | head -1`), the rest is discarded, and the command goes on.
-    """
+    """Wraps stdout or stderr: cleans the text if it `is_cleaned`, and discards the rest when the reader has gone."""
 
     def __init__(self, stream: TextIO, is_cleaned: bool = True) -> None:
         self.stream = stream

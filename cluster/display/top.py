@@ -24,7 +24,6 @@ from .status import format_of_total, progress_parts
 from .tables import STATE_COLORS, STATE_EXIT_CODES, build_table, console
 
 Machines = Mapping[str, MachineRow]  # by name
-ReadStatuses = Callable[[], tuple[JobStatus, Machines]]
 
 COLUMNS_OF_SOME_JOBS = ("slowest", "GPU %", "min %", "GPU GB", "°C")  # left out where no machine has an entry
 # The order in which a narrow terminal loses columns. The column "machine" always stays.
@@ -53,19 +52,13 @@ class StatusAgeTracker:
             self.last_rows.setdefault(name, (row, now))
 
     def status_age(self, name: str, now: float) -> float | None:
-        """Return the age of a machine's status in seconds, counted from when this process first read it.
-
-        None until the status has changed or is stale: one that was read just now may be a day old.
-        """
+        """Return a status's age in seconds since it was first read; None until it has changed or is stale."""
         age = now - self.last_rows[name][1] if name in self.last_rows else 0.0
         return age if name in self.seen_changing or age > STALE_STATUS_SECONDS else None
 
 
 def machine_cells(machines: Machines, now: float, tracker: StatusAgeTracker) -> list[dict[str, str | Text]]:
-    """Return a row for each machine: its cells by the names of the columns, "" where a value is not known.
-
-    `now` is a time of the clock of `StatusAgeTracker.update`. A status that is too old is red.
-    """
+    """Return a row of cells for each machine at `now`, "" for what is not known. A status that is too old is red."""
     ages = {name: tracker.status_age(name, now) for name in machines}
     fresh_names = [name for name, age in ages.items() if (age or 0.0) <= STALE_STATUS_SECONDS]
     slowest = find_slowest_rank({name: status for name in fresh_names if (status := machines[name].status)})
@@ -85,7 +78,6 @@ def machine_cells(machines: Machines, now: float, tracker: StatusAgeTracker) -> 
 
 
 def _load_cells(machine: MachineRow) -> dict[str, str]:
-    """Return the cells of a machine's training and load."""
     status = machine.status
     numbers: TrainingNumbers = status or TrainingNumbers()
     load = (status and status.use) or MachineLoad()
@@ -109,10 +101,7 @@ def _load_cells(machine: MachineRow) -> dict[str, str]:
 
 
 def job_summary_line(status: JobStatus, width: int = UNCUT_WIDTH_CHARACTERS) -> str:
-    """Return the job in one line: state, step, epoch, images per second, top-1 and time, as far as they are known.
-
-    What does not fit into `width` characters is left out.
-    """
+    """Return the job in one line: state, step, epoch, speed, top-1 and time, as far as known and as `width` allows."""
     parts = [
         status.doing if status.doing not in (MachineState.TRAINING, status.state) else "",
         *progress_parts(status),
@@ -140,11 +129,8 @@ def render(status: JobStatus, machines: Machines, now: float, tracker: StatusAge
     return Group(summary, "", table, *reasons, *([Text(note, "dim", overflow="fold")] if left_out else []))
 
 
-def show_top(read_statuses: ReadStatuses) -> None:
-    """Show a job and its machines, refreshed every second, until the job ends or the user presses Ctrl-C.
-
-    `read_statuses` returns the job's status and its machines by their names. Off a terminal one plain table is printed.
-    """
+def show_top(read_statuses: Callable[[], tuple[JobStatus, Machines]]) -> None:
+    """Show what `read_statuses` returns every second, until the job ends or Ctrl-C; off a terminal once."""
     out = console()
     tracker = StatusAgeTracker()
 

@@ -15,10 +15,7 @@ __all__ = ["Job", "all_jobs", "find", "launch", "run", "runs_folder"]
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name on first use.
-
-    `python -m cluster.jobs.supervisor` imports this package first; it must not import the submodule a second time.
-    """
+    """Import a public name late: `python -m cluster.jobs.supervisor` must not import that module twice."""
     if name in __all__:
         return getattr(import_module(".submit", __name__), name)  # which imports all of them
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

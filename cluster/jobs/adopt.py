@@ -80,8 +80,7 @@ def adopt(hosts_file: str | Path, uid: str | None = None) -> Job:
 def adopt_rented(cloud: "AwsAdministration", regions: Sequence[str], uid: str) -> Job:
     """Create a run folder for a job on rented machines, and supervise it here instead of on the other computer.
 
-    `regions` has the job's region, or nothing for the configured one. The cloud's account says what the job may rent
-    and spend. Raises `NoSuchJob`, `BadInput`, `ClusterError`.
+    The account says what it may rent and spend. `regions`: the job's, or none. Raises `NoSuchJob`, `ClusterError`.
     """
     _require_uid(uid)
     _require_new(uid)
@@ -96,13 +95,11 @@ def adopt_rented(cloud: "AwsAdministration", regions: Sequence[str], uid: str) -
 
 
 def _require_uid(uid: str) -> None:
-    """Raise `BadInput` for a text that is no job's uid."""
     if not UID_PATTERN.fullmatch(uid):
         raise BadInput(f"{uid!r} is not the name of a job on its machines; such names look like job-3-9073e811")
 
 
 def _require_new(uid: str) -> None:
-    """Raise `ClusterError` when the job is in this runs folder already."""
     for job in store.all_jobs():
         local_spec = read_json(job.run_folder.spec_path)
         if isinstance(local_spec, dict) and local_spec.get("uid") == uid:
@@ -148,10 +145,7 @@ def _take_fields(spec: JobSpec, backend: str = "", hosts: Hosts | None = None) -
 
 
 def _create_job(spec: JobSpec, launch_id: str, take_over: Callable[[Path], None]) -> Job:
-    """Create the local run folder of an adopted job and start its supervisor.
-
-    `take_over` is called with the folder before its job.json, which makes it a job, is written. Raises `ClusterError`.
-    """
+    """Create a run folder, call `take_over` with it before it is a job, start its supervisor. Raises `ClusterError`."""
     store.runs_folder().mkdir(parents=True, exist_ok=True)
     with locked(store.runs_folder() / ".adopt.lock"):
         _require_new(spec.uid)

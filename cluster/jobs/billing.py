@@ -34,8 +34,7 @@ def unfinished_jobs() -> list[Job]:
 def terminate_job(job: Job) -> list[str]:
     """Terminate a job and all its rented machines at once, also what remains of a job that has ended.
 
-    Returns when nothing of it is left, but on the machines that did not answer: those are returned. None of them is
-    rented. Raises `ClusterError` with what could not be terminated.
+    Returns the machines that did not answer, none of them rented. Raises `ClusterError` with what is left.
     """
     if job.is_waiting:
         job.stop()
@@ -114,10 +113,7 @@ def cost_report(job: Job, target_top5: float | None = None) -> CostReport:
 
 
 def rental_limit(job: Job, hours: float | None = None, dollars: float | None = None) -> RentalLimit | None:
-    """Return the limit of a job's machines. `hours` and `dollars`, if given, replace its own limits.
-
-    Returns None for a job that has no rented machines at work.
-    """
+    """Return the limit of a job's rented machines, None without any. `hours` and `dollars` replace its own limits."""
     if job.has_ended or job.is_waiting or not job.backend.is_billed:
         return None
     return job.backend.rental_limit(hours, dollars)

@@ -1,7 +1,12 @@
-"""Finds the checkpoints and networks of a job on this computer, or downloads them from its machines."""
+"""Finds or downloads the checkpoints and networks of a job. Runs tasks with them, in processes with torch."""
 
+import json
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from cluster.connectors.local import module_command
 from cluster.errors import BadInput, ClusterError
 from cluster.machines.trained_files import newest_local_checkpoint
 from cluster.script.snapshot import newest_version
@@ -16,7 +21,9 @@ from train.tools.agent_protocol import (
     checkpoint_files,
     checkpoint_folders,
 )
+from train.tools.process import die_with_parent, kill_process_groups
 from train.tools.process_log import Progress, no_progress
+from train.tools.records import encode
 
 from .job import Job
 
@@ -26,8 +33,7 @@ def trained_weights(job: Job, is_best: bool = False, progress: Progress = no_pro
 
     `progress` is called with the bytes that have been downloaded from another machine, and with their total.
 
-    Raises `ClusterError` when they are not here and no machine sends them, and `BadInput` for a job that runs a command
-    of the user, and when the best are asked for and were not kept.
+    Raises `ClusterError` when no machine sends them, `BadInput` for a command, and when the best were not kept.
     """
     require_recipe(job)
     fetch_network(job, progress)
@@ -56,10 +62,7 @@ def require_recipe(job: Job) -> None:
 
 
 def fetch_network(job: Job, progress: Progress = no_progress) -> list[Path]:
-    """Download the network of a finished job unless it is on this computer, and return its local files.
-
-    Raises `ClusterError` when it is not on this computer and no machine sends it.
-    """
+    """Download a finished job's network unless it is here; return its files. Raises `ClusterError` if none comes."""
     folder = job.run_folder.network_folder
     result = job.result
     is_recipe = job.spec.own_command is None
@@ -74,11 +77,7 @@ def fetch_network(job: Job, progress: Progress = no_progress) -> list[Path]:
 
 
 def newest_checkpoint(job: Job, progress: Progress = no_progress) -> Path:
-    """Return the path of the newest complete checkpoint of a job, of a command the copy of its checkpoint folder.
-
-    `progress` is called as by `trained_weights`. Raises `ClusterError` when the job has not saved one yet, or when its
-    machines cannot be reached and none is here.
-    """
+    """Return a job's newest checkpoint, of a command the copy of its folder. Raises `ClusterError` without one."""
     is_command = job.spec.own_command is not None
     path = (newest_version if is_command else newest_local_checkpoint)(job.run_folder.shared)
     failure = ""
@@ -107,3 +106,39 @@ def has_saved(job: Job) -> bool:
     status = job.status()
     has_waited_for_save = status.where is not None and status.where.parts[TimePart.CHECKPOINTS].seconds > 0
     return has_waited_for_save or (status.state == JobState.STOPPED and bool(status.step))  # it saves when it stops
+
+
+def module_folders(job: Job) -> tuple[str, ...]:
+    """Return the folders in a job's copy of the user's project in which the recipe's modules are found."""
+    project = job.spec.user_project
+    return project.search_folders(job.run_folder.user_project) if project else ()
+
+
+def run_task(
+    task: str, options: object, folders: Sequence[str]
+) -> Iterator[Mapping[str, Any]]:  # Any: the values of a message
+    """Run a task of `train.inference`; yield its messages. `folders` have the user's modules. Raises `ClusterError`."""
+    arguments = (task, json.dumps(encode(options)))
+    return run_module(module_command("train.inference.__main__", *arguments, module_folders=folders))
+
+
+def run_module(argv: Sequence[str]) -> Iterator[Mapping[str, Any]]:  # Any: the values of a message
+    """Run a command and yield its messages, lines of JSON, as they come. What it logs goes to stderr.
+
+    When the caller closes the iterator, all its processes are killed. Raises `ClusterError` with the error of one.
+    """
+    process = subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True, preexec_fn=die_with_parent
+    )
+    assert process.stdout
+    try:
+        for line in process.stdout:
+            message = json.loads(line)
+            if message["kind"] == "error":
+                raise ClusterError(message["error"])
+            yield message
+        if code := process.wait():
+            raise ClusterError(f"the process ended with code {code}; its last lines are above")
+    finally:
+        kill_process_groups([process])
+        process.stdout.close()

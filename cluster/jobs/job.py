@@ -50,8 +50,7 @@ class DamagedJob(ClusterError):
 class Job:
     """A job in its run folder, and the commands that change it. Every property reads the files anew.
 
-    Only the supervisor (`is_supervisor`) talks to machines other than this computer. All other processes read the files
-    that it copies into the run folder.
+    Only the supervisor (`is_supervisor`) talks to other machines; other processes read the files that it copies.
     """
 
     def __init__(self, path: Path, is_supervisor: bool = False) -> None:
@@ -126,10 +125,7 @@ class Job:
         return self.status().state
 
     def status(self) -> JobStatus:
-        """Return the state and the numbers of the job.
-
-        Raises `ClusterError` when a file of the run folder is damaged.
-        """
+        """Return the state and the numbers of the job. Raises `ClusterError` when a file of it is damaged."""
         with self.report_damaged_files():
             return self._read_status()
 
@@ -147,7 +143,9 @@ class Job:
             advice = "all shown here is from before then; whether it still rents machines: imgnet-cluster ls --cloud"
             return replace(job_status, state=JobState.ADOPTED, doing="", warning=f"{adoption.error}; {advice}")
         if not self.has_ended:
-            if is_ending := self._is_ending(job_status.state):
+            # Without a result it only waits for the end of its rented machines: then it has not stopped yet.
+            is_over = job_status.state in (JobState.STOPPED, JobState.FAILED) or bool(self.run_folder.end_reason())
+            if is_ending := self.backend.is_billed and is_over:
                 rented = self.backend.rented_now()
                 doing = rented.describe(self.run.handle) if rented else ""
                 job_status = replace(job_status, state=JobState.ENDING, doing=doing)
@@ -163,18 +161,9 @@ class Job:
                 job_status = replace(job_status, state=state, reason=reason)
         return job_status
 
-    def _is_ending(self, state: JobState) -> bool:
-        """Whether a job without a result only waits for the end of its rented machines. Then it has not stopped yet."""
-        if not self.backend.is_billed:
-            return False
-        return state in (JobState.STOPPED, JobState.FAILED) or bool(self.run_folder.end_reason())
-
     @contextlib.contextmanager
     def report_damaged_files(self) -> Iterator[None]:
-        """Turn the errors that a damaged file causes into `DamagedJob`.
-
-        The supervisor logs errors of other kinds than `DamagedRecord` with their traceback: they may be bugs.
-        """
+        """Turn the errors of a damaged file into `DamagedJob`; the supervisor logs others, which may be bugs."""
         try:
             yield
         except DamagedRecord as error:
@@ -220,10 +209,7 @@ class Job:
         return f"imgnet-cluster launch {self.spec.recipe_file or 'RECIPE'}"
 
     def log_path(self, rank: int = 0, attempt: int | None = None, machine: str = "0") -> Path:
-        """Return the log file of a rank in an attempt (default: the last one).
-
-        Before the first attempt it is the newest log of the machine's set-up.
-        """
+        """Return the log of a rank in an attempt (default: the last); before the first, of the machine's set-up."""
         number = attempt or self.last_attempt_number
         return rank_log_file(self.path, number, rank) if number else self.setup_logs(machine)[-1]
 
@@ -245,10 +231,7 @@ class Job:
             return state_timeline.read_timeline(self.run_folder, self.spec.own_command is not None).rows
 
     def machine_details(self) -> dict[str, MachineRow]:
-        """Return the last status of each machine, with the seconds of each stage up to its first step.
-
-        Raises `ClusterError` when a file of the run folder is damaged.
-        """
+        """Return each machine's last status, with the seconds of each step of its start. Raises `ClusterError`."""
         with self.report_damaged_files():
             return state_status.machine_rows(self.run)
 
@@ -301,10 +284,7 @@ class Job:
             self._write_result(launch_id)
 
     def _write_result(self, launch_id: str) -> None:
-        """Write the result of a launch whose agents are gone, once all its processes are gone. Idempotent.
-
-        Does nothing when the job was launched again meanwhile.
-        """
+        """Write the result once a launch's agents are gone, unless the job was launched again. Idempotent."""
         with contextlib.suppress(JobBusy), job_lock(self.path, WRITE_RESULT_LOCK_SECONDS):
             is_same_launch = self.run_folder.launch_id == launch_id
             has_no_agents = not self.is_alive or (self.is_supervisor and self.backend.is_remote)
@@ -343,10 +323,7 @@ class Job:
             self.start_locked()
 
     def claim_machines(self) -> None:
-        """Take free machines of the hosts file that the jobs of a queue share, or GPUs of this computer.
-
-        Raises `ClusterError` when too few machines are free.
-        """
+        """Take free machines of a queue's hosts file, or GPUs of this computer. Raises `ClusterError` for too few."""
         self._change_spec(queue_state.with_free_machines(self.run))
         self._change_spec(queue_state.with_gpus(self.run))
 
@@ -384,10 +361,7 @@ class Job:
             time.sleep(START_POLL_SECONDS)
 
     def stop(self) -> None:
-        """Save a checkpoint, stop the job, and return when all its processes are gone.
-
-        A waiting job leaves its queue. Raises `ClusterError` when the job has ended already.
-        """
+        """Save and stop, or leave the queue; return when all is over. Raises `ClusterError` after the end."""
         if self.is_waiting and self._leave_queue():
             return
         self.refresh()
@@ -417,8 +391,7 @@ class Job:
     def kill_machine(self, machine: str, notice_seconds: float | None = None, is_permanent: bool = False) -> None:
         """Kill a machine to rehearse a recovery: at once, as in a power cut, or after a notice of `notice_seconds`.
 
-        The supervisor replaces the machine, unless `is_permanent`. Raises `ClusterError` when the job has no such
-        machine at work.
+        The supervisor replaces it, unless `is_permanent`. Raises `ClusterError` when no such machine is at work.
         """
         self.refresh()
         if self.has_ended or self.is_waiting:
@@ -430,11 +403,7 @@ class Job:
         self.backend.kill_machine(name, notice_seconds)
 
     def plan_resume(self, **options: object) -> "ResumePlan":
-        """Return the plan of a resume. `options` are changed options of the launch, named with underscores.
-
-        Sends requests to the cloud of a rented job. Raises `ClusterError` as `resume` does, and `BadInput` for wrong
-        options.
-        """
+        """Return the plan of a resume with changed options of the launch. Asks the cloud. Raises `ClusterError`."""
         from cluster.planning.resume import plan_resume  # late, because most commands plan nothing
 
         self._require_resumable(adds_epochs=options.get("epochs") is not None)
@@ -451,10 +420,7 @@ class Job:
             )
 
     def resume(self, plan: "ResumePlan | None" = None) -> None:
-        """Continue a job from its newest checkpoint. `plan`, if given, has the options that change.
-
-        Raises `ClusterError` when the job is running or done, or cannot start; then its specification is unchanged.
-        """
+        """Continue from the newest checkpoint, by a plan if given. Raises `ClusterError`; then nothing has changed."""
         adds_epochs = plan is not None and plan.adds_epochs
         self._require_resumable(adds_epochs)
         if plan:
@@ -464,7 +430,10 @@ class Job:
         self.backend.check(spec, self.path.parent)
         with job_lock(self.path):
             self._refuse_if(self.is_alive)
-            outcome = self._kept_outcome(spec.train.extended_at) if adds_epochs else {}
+            # The result and the network that is trained on stay under another name.
+            outputs = (self.run_folder.shared / RESULT_FILE, self.run_folder.network_folder) if adds_epochs else ()
+            old, epochs = [path for path in outputs if path.exists()], spec.train.extended_at
+            outcome = {path: path.with_name(f"{path.stem}-{epochs}{path.suffix}") for path in old}
             try:
                 self._change_spec(spec)
                 self.claim_machines()
@@ -479,11 +448,6 @@ class Job:
                     with contextlib.suppress(FileNotFoundError):
                         kept_path.rename(path)
                 raise
-
-    def _kept_outcome(self, epochs: int) -> dict[Path, Path]:
-        """Return the files of a result and of a network that is trained on, each with the name under which it stays."""
-        paths = (self.run_folder.shared / RESULT_FILE, self.run_folder.network_folder)
-        return {path: path.with_name(f"{path.stem}-{epochs}{path.suffix}") for path in paths if path.exists()}
 
     def _require_resumable(self, adds_epochs: bool = False) -> None:
         self.refresh()

@@ -14,7 +14,6 @@ from cluster.state.spec import JobSpec
 from cluster.state.status import read_agent_status, read_setup_record
 
 from .job import WAIT_POLL_SECONDS, WRITE_RESULT_LOCK_SECONDS, Job
-from .queue_state import host_address
 from .store import jobs_on_machines
 from .supervision import job_lock
 
@@ -32,15 +31,15 @@ def begin_join(job: Job, host_names: Sequence[str]) -> dict[str, str]:
         run = Run.read(job.path)  # another command may have changed it
         spec, hosts = run.spec, _listed_hosts(run.spec, host_names)
         machines = dict(zip(spec.machine_names, spec.host_list, strict=False))
-        numbers = {host_address(host): name for name, host in machines.items()}
-        new = [host for host in hosts if host_address(host) not in numbers]
+        numbers = {host.endpoint: name for name, host in machines.items()}
+        new = [host for host in hosts if host.endpoint not in numbers]
         for host in new:
             for job_there in jobs_on_machines([host]):
                 raise ClusterError(f"{host.host} is busy with {job_there.name}; wait, or stop that job")
         _require_use(spec, spec.machines - len(newest.members), len(new))
         joined = {}
         for host in hosts:
-            name = numbers.get(host_address(host), str(len(machines)))
+            name = numbers.get(host.endpoint, str(len(machines)))
             joined[name], machines[name] = host.host, host
             status = read_agent_status(run.folder, name)
             if status and not (status.ended or name in spec.joining or run.folder.disabled_marker(name).exists()):
@@ -75,12 +74,11 @@ def wait_for_join(job: Job, machines: Collection[str]) -> dict[str, str]:
 
 
 def _listed_hosts(spec: JobSpec, names: Sequence[str]) -> list[Host]:
-    """Return the hosts with these names from the hosts file with which a job was launched. Raises `BadInput`."""
     path = (spec.backend_options or {}).get("hosts")
     if not spec.hosts or not isinstance(path, str):
         raise BadInput(f"{spec.name} was not launched here on machines of a hosts file, so none can join it")
     machines = read_hosts(Path(path).expanduser()).machines
-    hosts = {f"{host.host}:{host_address(host)[1]}": host for host in machines} | {host.host: host for host in machines}
+    hosts = {f"{host.host}:{host.endpoint[1]}": host for host in machines} | {host.host: host for host in machines}
     if unknown := [name for name in names if name not in hosts]:
         raise BadInput(f"{path} does not list {', '.join(unknown)}; add it there first")
     return [hosts[name] for name in dict.fromkeys(names)]

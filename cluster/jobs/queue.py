@@ -1,10 +1,8 @@
 """The queue of a sweep: starts its jobs one after the other, a given number of them at a time.
 
-`python -m cluster.jobs.queue RUNS QUEUE_ID`.
-
-The run folders are the queue; there is no other state. The process may be killed at any time: every command that looks
-at a waiting job starts it again (`queue_state.ensure_queue_process`). A lock allows one process per queue. The lock of
-each job and its started marker make sure that no job is started twice.
+`python -m cluster.jobs.queue RUNS QUEUE_ID`. The run folders are the queue. It may be killed at any time: every
+command that looks at a waiting job starts it again (`queue_state.ensure_queue_process`). A lock allows one process per
+queue. The lock of each job and its started marker make sure that no job is started twice.
 """
 
 import contextlib
@@ -122,7 +120,6 @@ def advance_queue(runs_folder: Path, queue_id: str) -> bool:
 
 @contextlib.contextmanager
 def _log_errors(job: Job) -> Iterator[None]:
-    """Log the errors of one job into its run folder, so that the other jobs continue."""
     try:
         yield
     except ClusterError as error:

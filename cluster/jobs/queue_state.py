@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from cluster.connectors import tmux
-from cluster.connectors.hosts_file import Host
 from cluster.connectors.local import module_command, visible_gpus
 from cluster.errors import BadInput, ClusterError
 from cluster.state.run_folder import Run, run_folders
@@ -20,7 +19,6 @@ from train.tools.records import DamagedRecord
 
 QUEUE_START_SECONDS = 20.0  # for the process of a queue to take its lock
 MAX_JOBS_LISTED = 3
-DEFAULT_SSH_PORT = 22
 
 
 def queue_lock_path(runs_folder: Path, queue_id: str) -> Path:
@@ -56,10 +54,7 @@ def describe_wait(run: Run) -> str:
 
 
 def ensure_queue_process(runs_folder: Path, queue_id: str) -> None:
-    """Start a queue's process when none is running, for example after a reboot. Raises `ClusterError`.
-
-    The caller holds the queue's lock during the start, so that only one of several simultaneous callers starts it.
-    """
+    """Start a queue's process when none runs, holding its lock, so that only one caller does. Raises `ClusterError`."""
     start_marker = queue_start_marker(runs_folder, queue_id)
     with contextlib.suppress(BlockingIOError), locked(queue_lock_path(runs_folder, queue_id), 0):
         # A process that was started a moment ago may not have taken its lock yet.
@@ -79,10 +74,7 @@ def running_specs(runs_folder: Path, queue_id: str | None = None) -> list[JobSpe
 
 
 def with_free_machines(run: Run) -> JobSpec:
-    """Return the spec with as many machines of its hosts file as it needs, none of them used by its queue's other jobs.
-
-    A job that has its machines already keeps them. Raises `ClusterError` when too few are free.
-    """
+    """Return the spec with the free machines of its hosts file that it needs. Raises `ClusterError` for too few."""
     spec = run.spec
     needed_count = len(spec.machine_names)
     machines = spec.host_list
@@ -92,8 +84,8 @@ def with_free_machines(run: Run) -> JobSpec:
     if spec.queue:
         running = running_specs(run.folder.path.parent, spec.queue)
         other_specs = [other_spec for other_spec in running if other_spec.name != spec.name]
-    used_addresses = {host_address(host) for other_spec in other_specs for host in other_spec.host_list}
-    free_machines = tuple(host for host in machines if host_address(host) not in used_addresses)
+    used_addresses = {host.endpoint for other_spec in other_specs for host in other_spec.host_list}
+    free_machines = tuple(host for host in machines if host.endpoint not in used_addresses)
     if len(free_machines) < needed_count:
         names = ", ".join(other_spec.name for other_spec in other_specs)
         verb = "is" if len(free_machines) == 1 else "are"
@@ -105,10 +97,7 @@ def with_free_machines(run: Run) -> JobSpec:
 
 
 def with_gpus(run: Run) -> JobSpec:
-    """Return the spec with a GPU of this computer for each trainer of a local job, or with none if there are too few.
-
-    Those that fewest other running jobs use come first.
-    """
+    """Return the spec with a GPU for each local trainer, the least used first; with none if there are too few."""
     spec = run.spec
     visible = visible_gpus() if spec.is_one_computer else ()
     if not visible:  # other machines have their own, and what drivers do not list in /proc is torch's to find
@@ -131,11 +120,6 @@ def check_enough_gpus(spec: JobSpec, parallel: int) -> None:
             f"--parallel {parallel}: {parallel} jobs of {spec.trainer_count} trainer processes need a GPU for each "
             f"process, and this computer has {gpu_count}; {advice}"
         )
-
-
-def host_address(host: Host) -> tuple[str, int]:
-    """Return the address and port of a machine, the same for all entries of hosts files that name that machine."""
-    return host.host.lower(), host.port or DEFAULT_SSH_PORT
 
 
 def check_enough_machines(spec: JobSpec, parallel: int) -> None:

@@ -13,7 +13,6 @@ from cluster.state.run_folder import RUNS_ENV_VAR, run_folders
 from cluster.state.run_folder import runs_folder as runs_folder
 
 from .job import Job
-from .queue_state import host_address
 
 MAX_JOBS_LISTED = 5  # in an error message
 
@@ -45,12 +44,12 @@ def intact_jobs(folder: Path | None = None) -> list[Job]:
 
 def jobs_on_machines(hosts: Collection[Host]) -> list[Job]:
     """Return the jobs of this user, from any runs folder, that have not ended and are on any of these machines."""
-    addresses = {host_address(host) for host in hosts}
+    endpoints = {host.endpoint for host in hosts}
     return [
         job
         for folder in (runs_folder(), *busy_runs_folders())
         for job in intact_jobs(folder)
-        if not (job.has_ended or job.is_waiting) and addresses.intersection(map(host_address, job.spec.host_list))
+        if not (job.has_ended or job.is_waiting) and any(host.endpoint in endpoints for host in job.spec.host_list)
     ]
 
 
@@ -97,7 +96,6 @@ def find(name: str | None = None) -> Job:
 
 
 def _describe_existing(jobs: Sequence[Job]) -> str:
-    """Return which jobs exist, in a few words."""
     if len(jobs) <= MAX_JOBS_LISTED:
         titles = {job.name: job.spec.title for job in intact_jobs()}
         verb = "is" if len(jobs) == 1 else "are"
@@ -106,10 +104,7 @@ def _describe_existing(jobs: Sequence[Job]) -> str:
 
 
 def create_run_folder(wanted_name: str = "") -> Path:
-    """Create a run folder and return its path: `wanted_name` if it is free, else the name with the next free number.
-
-    Two launches may do so at the same time: mkdir fails for the second one, which takes the next number.
-    """
+    """Create and return a run folder: `wanted_name` if it is free, else the next number, also for two at a time."""
     runs_folder().mkdir(parents=True, exist_ok=True)
     number = max((each.number for each in run_folders(runs_folder())), default=0) + 1
     wanted_names = [wanted_name] if re.fullmatch("job-[1-9][0-9]{0,5}", wanted_name) else []

@@ -14,9 +14,8 @@ from cluster.backends.planner import Plan
 from cluster.connectors import tmux
 from cluster.errors import BadInput, ClusterError
 from cluster.machines.user_project import copy_project
-from cluster.planning.commands import plan_command, plan_work
 from cluster.planning.launch_options import LaunchOptions, make_launch_options
-from cluster.planning.resolve import load_recipes, load_work, plan
+from cluster.planning.resolve import load_recipes, load_work, plan, plan_command, plan_work
 from cluster.script import secret_values
 from cluster.state.run_folder import Run, RunFolder
 from cluster.state.spec import JobSpec, Workload
@@ -107,8 +106,7 @@ def check(spec: JobSpec) -> None:
 def find_interrupted_duplicate(spec: JobSpec) -> Job | None:
     """Restart the supervisors of all jobs on rented machines that lack one; return the job with the same request.
 
-    When a launch was killed and is typed again, a second job would rent every machine twice. None when no such job is
-    like this one.
+    When a launch was killed and is typed again, a second job would rent every machine twice. None: there is none.
     """
     duplicate = None
     for job in rented_jobs() if spec.cloud else []:
@@ -166,7 +164,6 @@ def create_job(spec: JobSpec) -> Job:
 
 
 def _describe_options() -> str:
-    """Return the text about options in `help(launch)`: the options of all launches, then of each backend."""
     titles: dict[str, type[OptionSet]] = {"all": LaunchOptions, **catalog.usable_options()}
     lines = []
     for title, options_class in titles.items():

@@ -56,10 +56,7 @@ def trouble_of(error: Exception) -> SupervisorTrouble:
 
 
 def terminate_machines(backend: Backend) -> list[str]:
-    """Terminate a job's machines for a command of the user. Returns those that did not answer.
-
-    Raises `ClusterError` with what is left, and with what is billed meanwhile when the cloud cannot be asked.
-    """
+    """Terminate a job's machines; return the silent ones. Raises `ClusterError` with what is left, or still billed."""
     try:
         return backend.terminate()
     except (NoCredentials, NoAnswer) as error:
@@ -119,13 +116,9 @@ class Supervision:
         )
 
     def describe_trouble(self, backend: Backend, is_ending: bool) -> str:
-        """Return what is wrong with the supervisor of an unfinished job, and the consequence; "": nothing is wrong.
-
-        `is_ending`: the job needs no other machines, only the end of those that it has.
-        """
-        return self._describe_silence(backend) or self._describe_absence(backend, is_ending)
-
-    def _describe_absence(self, backend: Backend, is_ending: bool) -> str:
+        """Return what is wrong with the supervisor, or "". A job that `is_ending` needs only its end."""
+        if silence := self._describe_silence(backend):
+            return silence
         trouble = self._trouble()
         if backend.is_supervised() or not backend.is_remote:
             if trouble is None or not trouble.lacks_access:
@@ -158,8 +151,7 @@ class Supervision:
         """Start the supervisor when none is running, for example after a reboot.
 
         Without credentials for the job's cloud, `access_error` gets the reason and none is started: it would do nothing
-        but keep out a supervisor that has them. A supervisor is replaced when it is frozen, and when the cloud refuses
-        its credentials and accepts those of this process.
+        but keep out one that has them. It is replaced when it is frozen, and when only this process has access.
         """
         with contextlib.suppress(JobBusy), job_lock(self.path):
             trouble = self._trouble()
@@ -203,9 +195,8 @@ class Supervision:
     def _end(self, backend: Backend) -> bool:
         """End the job's supervisor, so that this process can start another. Returns whether no supervisor is left.
 
-        One that is frozen is killed at once: were it asked to end, it would do so only when it goes on.
-        The holder of the lock is left alone if it is another program: on a shared disk, the ID may be that of a process
-        of another computer.
+        One that is frozen is killed at once: were it asked to end, it would do so only when it goes on. Another program
+        that holds the lock is left alone: on a shared disk, the ID may be of another computer.
         """
         for signal_number in (signal.SIGKILL,) if self._is_frozen else (signal.SIGTERM, signal.SIGKILL):
             pid = lock_holder(self.path / SUPERVISOR_LOCK)

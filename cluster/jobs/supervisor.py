@@ -1,10 +1,7 @@
 """The supervisor of a job: copies its files to the run folder, replaces lost machines, writes result and report.
 
-`python -m cluster.jobs.supervisor RUN`.
-
-The process may be killed and started again at any time, and two of them do no harm: every command that looks at the job
-does the same step once, and an agent does not start where another one runs. The job needs the supervisor neither for
-progress nor for recovery of its remaining machines.
+`python -m cluster.jobs.supervisor RUN`. It may be killed and started again, and two of them do no harm: each
+does the same step once, and no agent starts where another one runs. The job trains and recovers without it.
 """
 
 import contextlib
@@ -16,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
@@ -57,14 +55,14 @@ KEYBOARD_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP)
 unlogged_hangups: list[int] = []  # changed by a signal handler, which must take no lock
 
 
+@dataclass
 class MachineReplacer:
     """Replaces lost machines while the others continue. The delay doubles each time a machine is lost again."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self.loss_counts: dict[str, int] = {}
-        self.replacement_times: dict[str, float] = {}
-        self.dead_machines: list[str] = []  # those that will be replaced
+    job: Job
+    loss_counts: dict[str, int] = field(default_factory=dict)
+    replacement_times: dict[str, float] = field(default_factory=dict)
+    dead_machines: list[str] = field(default_factory=list)  # those that will be replaced
 
     def replace_due_machines(self, now: float) -> list[str]:
         """Replace the machines whose delay is over. Returns their names. `now` is in seconds of a monotonic clock."""
@@ -85,8 +83,7 @@ class MachineReplacer:
     def machines_to_replace(self) -> list[str]:
         """Return the machines that are dead and should be replaced.
 
-        The list is empty when the job is ending, when all machines are dead, or when it has one machine only. Machines
-        that failed, were removed for good or are still booting are not in it.
+        None when the job ends, all are dead or it has only one; not those that failed, were removed or still boot.
         """
         run_folder = self.job.run_folder
         statuses = status.machine_statuses(self.job.run)
@@ -165,8 +162,7 @@ def heartbeats(path: Path) -> Iterator[None]:
 def log_signal(signal_number: int, _: FrameType | None) -> None:
     """Log a signal, of which nothing else keeps a trace. SIGTERM ends the process as if there were no handler.
 
-    After SIGHUP the supervisor goes on: its tmux session may end before the result is written. `supervise` logs it when
-    the job goes on too.
+    After SIGHUP it goes on: its tmux session may end before the result is written. `supervise` logs that.
     """
     if signal_number == signal.SIGHUP:
         return unlogged_hangups.append(signal_number)
@@ -177,10 +173,7 @@ def log_signal(signal_number: int, _: FrameType | None) -> None:
 
 
 def write_job_report(job: Job) -> None:
-    """Write the job's report into its run folder, in a process of its own. Errors are logged there, and ignored.
-
-    With IMGNET_NO_REPORT in the environment it does nothing: the report takes seconds of processor time.
-    """
+    """Write the report in a process of its own, unless IMGNET_NO_REPORT is set. Errors are logged and ignored."""
     if os.environ.get("IMGNET_NO_REPORT"):
         return
     with contextlib.suppress(OSError):

@@ -6,6 +6,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from typing import Literal
 
@@ -28,10 +29,7 @@ class WorkFolder:
 
 @dataclass(frozen=True, kw_only=True)
 class SharedFolder(Mount):
-    """The folder that all machines mount, and its file system. `error` says why it cannot be used.
-
-    `link` says whether hard links can be made, and only once. `fsync_ms` is of a file of 64 KiB.
-    """
+    """The folder that all mount, or its `error`. `link`: hard links can be made, only once. `fsync_ms` of 64 KiB."""
 
     path: str = ""
     error: str = ""
@@ -77,11 +75,11 @@ class Finding:
     what: str
 
 
-def pairs_without_common_folder(seen: Mapping[str, Mapping[str, bool]]) -> list[tuple[str, str]]:
-    """Return the pairs of machines that do not see each other's marker file in the shared folder.
+error, warning = partial(Finding, "error"), partial(Finding, "warning")
 
-    `seen` says by machine which markers it sees, as the probe reports with --expect.
-    """
+
+def pairs_without_common_folder(seen: Mapping[str, Mapping[str, bool]]) -> list[tuple[str, str]]:
+    """Return the pairs of machines of which one does not see the other's marker, by what each has `seen`."""
 
     def sees(observer: str, owner: str) -> bool:
         return seen[observer].get(owner, False)
@@ -90,10 +88,7 @@ def pairs_without_common_folder(seen: Mapping[str, Mapping[str, bool]]) -> list[
 
 
 def clock_skew(sent_at: float, received_at: float, machine_time: float) -> tuple[float, float]:
-    """Return how far a machine's clock is ahead of this computer's, and the uncertainty of that, both in seconds.
-
-    The machine read its clock between the moment when the question was sent and the moment when the answer came.
-    """
+    """Return how far a machine's clock, read between question and answer, is ahead of this one, and the uncertainty."""
     return machine_time - (sent_at + received_at) / 2, (received_at - sent_at) / 2
 
 
@@ -105,14 +100,11 @@ def check_clock(offset: float, uncertainty: float) -> list[Finding]:
     message = (
         f"its clock is {abs(offset):.0f} s {direction} that of this computer; set it: sudo timedatectl set-ntp true"
     )
-    return [Finding("warning", message)]
+    return [warning(message)]
 
 
 def find_problems(facts: MachineFacts, required_gpus: int, required_free_gb: float) -> list[Finding]:
-    """Return what is wrong with a machine for a job.
-
-    The job needs `required_gpus` GPUs and `required_free_gb` GB (1e9 bytes) of free space in the work folder.
-    """
+    """Return what is wrong with a machine for a job that needs these GPUs and GB (1e9 bytes) of free work space."""
     return [
         *_check_machine(facts),
         *_check_gpus(facts, required_gpus),
@@ -132,22 +124,20 @@ def is_broken(facts: MachineFacts, required_gpus: int) -> bool:
 
 def _check_machine(facts: MachineFacts) -> Iterator[Finding]:
     if not facts.tmux:
-        yield Finding("error", "tmux is missing; install it: sudo apt-get install tmux")
+        yield error("tmux is missing; install it: sudo apt-get install tmux")
     if facts.shm_bytes <= DOCKER_SHM_BYTES:
-        yield Finding(
-            "warning",
+        yield warning(
             f"/dev/shm has only {facts.shm_bytes / 1e6:.0f} MB, and loader workers pass images through it; "
-            "enlarge it: sudo mount -o remount,size=8g /dev/shm, or docker run --ipc=host",
+            "enlarge it: sudo mount -o remount,size=8g /dev/shm, or docker run --ipc=host"
         )
     if facts.data_error:
         remedy = "put the images there, or name another folder on the machine: --data DIR"
-        yield Finding("error", f"{facts.data_error}; {remedy}")
+        yield error(f"{facts.data_error}; {remedy}")
     for user in dict.fromkeys(job.user for job in facts.other_jobs):
         uids = sorted(job.uid for job in facts.other_jobs if job.user == user)
-        yield Finding(
-            "warning",
+        yield warning(
             f"at work here too, of the user {user}: {', '.join(uids)}; jobs on one machine share processors, GPUs and "
-            "memory: wait for the end, stop what is yours, or use other machines",
+            "memory: wait for the end, stop what is yours, or use other machines"
         )
 
 
@@ -166,58 +156,47 @@ def _check_gpus(facts: MachineFacts, required_gpus: int) -> Iterator[Finding]:
     if gpu_count >= required_gpus:
         return
     if gpu_count:
-        yield Finding(
-            "error",
+        yield error(
             f"{gpu_count} of {required_gpus} GPUs visible{quote}; "
-            f"look for errors (sudo dmesg | grep -i xid), reboot, or ask for {gpu_count}",
+            f"look for errors (sudo dmesg | grep -i xid), reboot, or ask for {gpu_count}"
         )
     elif complaint == "missing":
-        yield Finding(
-            "error", "no GPU: nvidia-smi is missing; install the NVIDIA driver, or start the container with --gpus all"
-        )
+        yield error("no GPU: nvidia-smi is missing; install the NVIDIA driver, or start the container with --gpus all")
     elif complaint == "hangs":
-        yield Finding("error", "no GPU: nvidia-smi does not answer; reboot this machine")
+        yield error("no GPU: nvidia-smi does not answer; reboot this machine")
     else:
-        yield Finding("error", f"no GPU{quote}; install the NVIDIA driver that fits the kernel, or reboot this machine")
+        yield error(f"no GPU{quote}; install the NVIDIA driver that fits the kernel, or reboot this machine")
 
 
 def _check_work_folder(work: WorkFolder, required_free_gb: float) -> Iterator[Finding]:
     if not work.writable:
-        yield Finding(
-            "error",
-            f"{work.path}: cannot be written; chown it to the user who logs in, or set another `folder` in hosts.toml",
+        yield error(
+            f"{work.path}: cannot be written; chown it to the user who logs in, or set another `folder` in hosts.toml"
         )
     if work.free_gb < required_free_gb:
-        yield Finding(
-            "error",
+        yield error(
             f"{work.path}: {work.free_gb:g} GB free, {required_free_gb:g} GB are needed; free some space, "
-            "or set another `folder` in hosts.toml",
+            "or set another `folder` in hosts.toml"
         )
 
 
 def _check_shared_folder(shared: SharedFolder) -> Iterator[Finding]:
     if shared.error:
-        yield Finding("error", shared.error)
+        yield error(shared.error)
         return
     if not shared.link:
-        yield Finding(
-            "error",
-            f"{shared.path}: no hard links on {shared.type}, and attempt files need them; use NFS, EFS or another disk",
+        yield error(
+            f"{shared.path}: no hard links on {shared.type}, and attempt files need them; use NFS, EFS or another disk"
         )
     if shared.type.startswith("nfs") and not is_mount_fresh(shared.options):
         version = re.search(r"\bvers=[\d.]+", shared.options)
         options = ",".join(filter(None, [version and version[0], "hard,timeo=600,retrans=2", NFS_OPTIONS]))
         remount = f"sudo umount {shared.point} && sudo mount -t nfs -o {options} {shared.source} {shared.point}"
-        yield Finding(
-            "warning", f"{shared.path}: NFS shows new files up to a minute late; mount it with other options: {remount}"
-        )
+        yield warning(f"{shared.path}: NFS shows new files up to a minute late; mount it with other options: {remount}")
 
 
 def is_mount_fresh(mount_options: str) -> bool:
-    """Whether an NFS mount shows within a second what another machine wrote.
-
-    `mount_options` is the comma-separated text in /proc/self/mountinfo.
-    """
+    """Whether an NFS mount with these options (/proc/self/mountinfo) shows other machines' writes within a second."""
     options = dict(option.partition("=")[::2] for option in mount_options.split(","))
     options = {**dict.fromkeys(("acregmax", "acdirmax"), options.get("actimeo", "60")), **options}
     has_short_cache = all(float(options[name]) <= 1 for name in ("acregmax", "acdirmax"))

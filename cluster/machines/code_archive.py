@@ -1,7 +1,6 @@
 """Packs this project's packages and the user's project into one archive, and unpacks it on a machine.
 
-The unpacked code is in <folder>/code/<hash>. Equal files give equal archives, so a machine receives each state of the
-code once.
+The unpacked code is in <folder>/code/<hash>. Equal files give equal archives: a machine gets each state of them once.
 """
 
 import hashlib
@@ -83,11 +82,7 @@ def code_folder(folder: str, code_hash: str) -> str:
 
 
 def upload_code(machine: SSHConnector, folder: str, archive_bytes: bytes, code_hash: str) -> str:
-    """Place packed code on a machine that lacks it. Returns its `code_folder`.
-
-    The folder appears atomically, also if several jobs place it at once. Raises `ClusterError` when the disk is full
-    or the folder cannot be written.
-    """
+    """Place packed code atomically on a machine that lacks it. Returns its `code_folder`. Raises `ClusterError`."""
     target = code_folder(folder, code_hash)
     temp_folder = f"{folder}/code/.{code_hash}.{uuid4().hex}"
     argv = ["sh", "-c", UNPACK_SCRIPT, "unpack", temp_folder, target]
@@ -109,7 +104,6 @@ def _file_names(root: Path, folder: str = ".") -> list[str]:
 
 
 def _add_file(archive: tarfile.TarFile, path: Path, name: str) -> None:
-    """Add a file or a link with its name, x-bit and content, and no other metadata."""
     info = tarfile.TarInfo(name)
     if path.is_symlink():
         info.type = tarfile.SYMTYPE
@@ -126,10 +120,7 @@ def _add_bytes(archive: tarfile.TarFile, info: tarfile.TarInfo, content: bytes) 
 
 
 def _pyproject_of_installed() -> bytes:
-    """Return a pyproject.toml with the installed package's dependencies, for `cluster.machines.python_env`.
-
-    A package that pip has installed has no pyproject.toml beside it.
-    """
+    """Return a pyproject.toml for `python_env`: a package that pip has installed has none beside it."""
     try:
         requirements = importlib.metadata.requires("imgnet-cluster") or []
     except importlib.metadata.PackageNotFoundError:

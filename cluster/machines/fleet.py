@@ -1,8 +1,7 @@
 """A job's machines over ssh, as its supervisor sees them: sets them up, copies files, and tracks which agents run.
 
 Small files of the shared folder are mirrored to the local run folder, so commands that only read need no network. Two
-files are copied from here to the shared folder: `launch` and `stop`. A machine that cannot be reached does not count as
-lost.
+files are copied from here to the shared folder: `launch` and `stop`. A machine out of reach does not count as lost.
 """
 
 import contextlib
@@ -29,7 +28,6 @@ from cluster.state.run_folder import AGENT_LOCK, AGENT_OUTPUT, JOB_LOCK, REHEARS
 from cluster.state.spec import JobSpec
 from cluster.state.states import MachineState
 from cluster.state.status import machine_statuses
-from cluster.state.supervisor_records import MachineSetup
 from train.tools import host
 from train.tools.files import locked
 from train.tools.text_files import to_json_bytes
@@ -73,9 +71,8 @@ tmux -L {tmux.SOCKET_NAME} kill-session -t "=$session"
 class Fleet:
     """The machines of one job. Used by the supervisor, and by commands that act on one machine.
 
-    `wait_until_ready` is called with a machine's name before it is set up: a machine that was just rented has to boot
-    first. `while_waiting` is called repeatedly during the set-up. The job's time limit counts from `limit_start` (Unix
-    time in seconds; None: from the launch).
+    `wait_until_ready` is called with a machine's name before it is set up: a rented one has to boot. `while_waiting` is
+    called repeatedly meanwhile. The job's time limit counts from `limit_start` (Unix time; None: from the launch).
     """
 
     def __init__(
@@ -126,13 +123,9 @@ class Fleet:
         return SSHConnector(host, label, self.reconnect_seconds, self.spec.uid, self.folders.launch_id)
 
     def replace_host(self, name: str, host: Host) -> None:
-        """Use another host for a machine from now on, or the same host with other keys.
-
-        Other keys do not end a connection: the machine on it has shown its key already, and a login takes seconds.
-        `write_ssh_config` has to follow.
-        """
+        """Use another host, or the same with other keys, which end no connection. `write_ssh_config` has to follow."""
         old_host, self.hosts[name] = self.hosts[name], host
-        self.setup_progress.update(name, lambda row: replace(row, host=host.host, reason=""))
+        self.setup_progress.update(name, host=host.host, reason="")
         if replace(old_host, host_key=host.host_key, jump_host_key=host.jump_host_key) == host:
             return self.connectors[name].change_keys(host)
         old_connector = self.connectors[name]
@@ -153,11 +146,7 @@ class Fleet:
     # --- setting up -----------------------------------------------------------------------------------------------
 
     def set_up_machines(self) -> None:
-        """Set up all machines for the run folder's launch and start their agents, unless that is done already.
-
-        Raises `SetupFailed`, a line for each reason with its machines, if fewer machines are usable than the job needs.
-        Spares may fail.
-        """
+        """Set all machines up, unless done, and start their agents. Raises `SetupFailed` with reasons if too few."""
         launch_id = self.folders.launch_id
         if self.setup_progress.record.launch == launch_id and self.setup_progress.record.is_ready:
             return
@@ -174,8 +163,8 @@ class Fleet:
         if self.setup_progress.record.is_adopted:
             # The agents of an adopted job are running already, perhaps also on machines that do not answer.
             for name in self.setup_progress.failure_reasons:
-                self.setup_progress.set_failure_reason(name, "")
-            self.setup_progress.update_record(lambda record: replace(record, is_adopted=False))
+                self.setup_progress.update(name, reason="")
+            self.setup_progress.update_record(is_adopted=False)
             return self.setup_progress.mark_ready()
         self._require_enough_machines()
         ssh_config.result()
@@ -183,21 +172,17 @@ class Fleet:
         self._require_enough_machines()
         self.provisioner.check_shared_folder(self._usable_machines())
         self._require_enough_machines()
-        self._write_job_files()
+        while usable := self._usable_machines():  # through the first one that can do it
+            if self.provisioner.run_on_each(
+                usable[:1], lambda name: self.provisioner.write_job_files(name, self.folders.shared)
+            ):
+                break
+            self._require_enough_machines()
         self.provisioner.run_on_each(
             self._usable_machines(), lambda name: self.provisioner.start_agent(name, self.elapsed_seconds)
         )
         self._require_enough_machines()
         self.setup_progress.mark_ready()
-
-    def _write_job_files(self) -> None:
-        """Write the files of the job through the first machine that can do it. Raises `SetupFailed`."""
-        while usable := self._usable_machines():
-            if self.provisioner.run_on_each(
-                usable[:1], lambda name: self.provisioner.write_job_files(name, self.folders.shared)
-            ):
-                return
-            self._require_enough_machines()
 
     def _prepare_machine(self, name: str, code: Callable[[], PackedCode], with_checks: bool) -> CheckedMachine | None:
         self.wait_until_ready(name)
@@ -234,8 +219,7 @@ class Fleet:
     def pull_last_files(self, patience_seconds: float = math.inf) -> bool:
         """Copy what the last agent wrote before it ended, as much as comes within a few seconds.
 
-        Returns whether all is here. After a stop request, or `patience_seconds` after the first call, what is missing
-        stays on the machines. Raises as `pull_files` does.
+        Returns whether all is here, or given up: after a stop request, or `patience_seconds` after the first call.
         """
         now = time.monotonic()
         if self.mirror.pull():
@@ -276,13 +260,12 @@ class Fleet:
             logger.warning("%s", line)
             note = line.removeprefix(f"{self.connectors[name].name}: ")
             with contextlib.suppress(KeyError):  # not set up yet
-                self.setup_progress.update(name, lambda row: replace(row, notes=(*row.notes, note)))
+                self.setup_progress.add_note(name, note)
 
     def push_stop_request(self) -> None:
         """Copy a stop request from the run folder to the machines' shared folder, once.
 
-        Goes over connections of its own, to a few more machines with each call until one has it: an answer that is
-        under way does not delay it. Raises `ClusterError` when all of them refuse it.
+        On connections of its own, to more machines each call until one has it. Raises `ClusterError` if all refuse.
         """
         stop_path = self.folders.stop_path
         if self.stop_request_sent or not stop_path.exists():
@@ -312,10 +295,7 @@ class Fleet:
     # --- liveness -------------------------------------------------------------------------------------------------
 
     def agents_alive(self) -> bool:
-        """Whether any agent runs or may run: False only when every machine has reported that none runs.
-
-        Once the job is over, machines that cannot be reached are not waited for.
-        """
+        """Whether any agent may run. Once the job is over, machines that cannot be reached are not waited for."""
         self._update_liveness()
         running = [name for name in self._usable_machines() if self.agent_running.get(name, True)]
         if self.is_over():  # the other machines have reported everything; these will learn it by themselves
@@ -326,21 +306,15 @@ class Fleet:
         return are_alive
 
     def is_over(self) -> bool:
-        """Whether the job's outcome is decided.
-
-        That is so with a result, with an end that the agents agreed on, and `STOP_GRACE_SECONDS` after a stop that was
-        requested, or that a machine began when its time limit had passed.
-        """
+        """Whether the outcome is decided: a result, an agreed end, or `STOP_GRACE_SECONDS` since a stop or limit."""
         long_ago, launch_id = time.monotonic() - STOP_GRACE_SECONDS, self.folders.launch_id
         if self.folders.stop_path.exists():
             self.stop_seen_at = min(self.stop_seen_at, time.monotonic())
-        old_statuses = [
-            parse_status(text) for text, changed_at in self.mirror.last_status.values() if changed_at < long_ago
-        ]
         has_stopped_by_itself = any(
-            status.ended and status.state == MachineState.STOPPED and status.launch == launch_id
-            for status in old_statuses
-            if status
+            changed_at < long_ago
+            and (status := parse_status(text))
+            and (status.ended, status.state, status.launch) == (True, MachineState.STOPPED, launch_id)
+            for text, changed_at in self.mirror.last_status.values()
         )
         return self.stop_seen_at < long_ago or has_stopped_by_itself or self.folders.attempts.is_finished(launch_id)
 
@@ -401,7 +375,7 @@ class Fleet:
         return max(0.0, host.unix_time() - (self.limit_start or self.folders.launch_path.stat().st_mtime))
 
     def _restart(self, name: str) -> None:
-        self.setup_progress.update(name, lambda row: replace(row, seconds={}, restarted=time.time()))
+        self.setup_progress.update(name, seconds={}, restarted=time.time())
         self._prepare_machine(name, self.pack_code, with_checks=False)
         self.provisioner.start_agent(name, self.elapsed_seconds)
 
@@ -413,12 +387,11 @@ class Fleet:
                 self.restarting[name] = self.pool.submit(self._join, name)
 
     def _join(self, name: str) -> None:
-        row = MachineSetup(host=self.hosts[name].host, restarted=time.time())
-        self.setup_progress.update_record(lambda old: replace(old, machines={**old.machines, name: row}))
+        self.setup_progress.begin_row(name, self.hosts[name].host)
         try:
             self.provisioner.run_on_each([name], self._take_in)
         except SetupFailed as error:  # the job is to stop
-            self.setup_progress.set_failure_reason(name, str(error))
+            self.setup_progress.update(name, reason=str(error))
         self.folders.join_marker(name).unlink(missing_ok=True)
         outcome = self.setup_progress.rows[name].reason or "was set up and joins the job"
         logger.info("%s: %s", self.connectors[name].name, outcome)

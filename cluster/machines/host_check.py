@@ -1,8 +1,7 @@
 """Checks machines at the same time, as a launch would, and leaves nothing on them.
 
 The check is the set-up of a job (`cluster.machines.provision`) with three differences: files that a set-up keeps on a
-machine are in a scratch folder that is removed at the end; an environment is looked for, but not made; no tmux session
-and no agent is started.
+machine are in a scratch folder that is removed at the end; no environment is made, no tmux session and agent started.
 """
 
 import contextlib
@@ -43,8 +42,7 @@ printf '%s' "$made" | while read -r folder; do rmdir "$folder" 2>/dev/null; done
 class HostReport:
     """The result of the check of one machine. An error prevents a launch on it, a warning hampers it.
 
-    `facts` is None when the machine did not answer. `torch` is the version that a trainer would import, "" when a
-    launch has to install it.
+    `facts` is None when the machine did not answer. `torch` is the version that is there, "" if it must be installed.
     """
 
     machine: str
@@ -149,7 +147,7 @@ class HostCheck(Provisioner):
                 except ClusterError as error:
                     remedy = f"remove it: rm -rf {connector.host.folder}"
                     note = f"{connector.host.folder} stays there ({error}); {remedy}"
-                    self.setup_progress.update(name, lambda row: replace(row, notes=(*row.notes, note)))
+                    self.setup_progress.add_note(name, note)
 
         with ThreadPoolExecutor(max_workers=max(1, len(self.missing_folders))) as pool:
             for future in [pool.submit(remove, name) for name in self.missing_folders]:

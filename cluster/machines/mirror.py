@@ -1,8 +1,7 @@
 """Copies the small files of a job's shared folder to the run folder, through whichever machine answers.
 
 One question at most is under way to each machine, and its answer is used whenever it comes: a slow link carries each
-byte once. A machine is passed over when it is silent, not when its answer takes long, unless it takes so long that
-somebody seems to hold this computer up.
+byte once. A machine is passed over when it is silent, or so slow that somebody seems to hold this computer up.
 
 Before the agents run, `SetupLogCopy` brings the log of a machine's set-up.
 """
@@ -44,8 +43,7 @@ LAST_LOOK_SECONDS = 5.0  # for the last look, which a set-up waits for
 class SetupLogCopy:
     """Copies the log of a machine's set-up over ssh into the run folder, also while a command of the set-up writes it.
 
-    The log lies in the machine's own work folder. It has `remote_size` bytes now, those of earlier launches. Errors are
-    ignored: the log is for people, and the set-up reports what is wrong by itself.
+    It has `remote_size` bytes of earlier launches. Errors are ignored: the set-up itself reports what is wrong.
     """
 
     def __init__(self, connector: SSHConnector, remote_path: str, remote_size: int, run_path: Path, name: str) -> None:
@@ -87,10 +85,7 @@ class SetupLogCopy:
 
 @dataclass
 class Question:
-    """A question that is under way to a machine. The answer continues files at `known_sizes`.
-
-    Times are of a monotonic clock.
-    """
+    """A question under way to a machine. The answer continues files at `known_sizes`. Times are monotonic."""
 
     name: str
     known_sizes: Mapping[str, int]
@@ -107,10 +102,7 @@ class AnswerUnderWay(Exception):
 
 
 def read_newer_launch(connector: SSHConnector, job_folder: str, own_id: str) -> tuple[str, str]:
-    """Return the ID of a launch other than the own one in a job's folder on a machine, and which computer made it.
-
-    Returns "" as ID when there is none. Raises `ClusterError`.
-    """
+    """Return the ID of another launch in a job's folder ("": none), and its computer. Raises `ClusterError`."""
     launch_id = connector.read_from(f"{job_folder}/launch", 0).decode(errors="replace")
     leader = untrusted.one_line(connector.read_from(f"{job_folder}/leader", 0)) or "another computer"
     is_newer = launch_id != own_id and LAUNCH_ID_PATTERN.fullmatch(launch_id)
@@ -145,8 +137,7 @@ class Mirror:
     def pull(self) -> bool:
         """Copy what is new, as much as comes within a few seconds. Returns whether that is all there was at the call.
 
-        Raises `Unreachable` when no machine answers, `OSError` when the local disk is full or a link is in the way. An
-        answer that breaks a rule is dropped and reported.
+        Raises `Unreachable` when no machine answers, `OSError` for a full disk or a link. Bad answers are reported.
         """
         start = time.monotonic()
         while True:
@@ -166,10 +157,7 @@ class Mirror:
                 return False
 
     def newer_launch(self, is_over: bool) -> tuple[str, str]:
-        """Return what `read_newer_launch` does. Raises `ClusterError`.
-
-        Nothing is asked unless agents write statuses of another launch, or this one `is_over`.
-        """
+        """Return what `read_newer_launch` does. Asks only if statuses are of another launch, or this one `is_over`."""
         own_id, long_ago = self.folders.launch_id, time.monotonic() - FOREIGN_STATUS_SECONDS
         statuses = [parse_status(text) for text, changed_at in self.last_status.values() if changed_at > long_ago]
         name = self.last_responder
@@ -198,8 +186,7 @@ class Mirror:
     def _next_answer(self) -> tuple[Question, NewBytes, bytes] | None:
         """Return the next answer of any machine; None when those that answered broke a rule.
 
-        Asks one machine after the other, the next one when the one before is silent or slow. Raises `AnswerUnderWay` if
-        some are only slow, and else the last `ClusterError` if none answers.
+        Asks one after the other. Raises `AnswerUnderWay` if some are only slow, else the last error if none answers.
         """
         last_error: ClusterError | None = None
         was_answer_bad = is_under_way = False
@@ -238,7 +225,6 @@ class Mirror:
         raise last_error or Unreachable("this job has no machines")
 
     def _ask(self, name: str) -> None:
-        """Ask a machine for what is new, unless a question to it is under way."""
         if name in self.questions:
             return
         if self.local_sizes is None:

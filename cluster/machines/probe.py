@@ -2,8 +2,7 @@
 
 Runs on the machine and prints one JSON object. The caller runs it twice on every machine: the first time each machine
 leaves a marker file in the shared folder, the second time (--expect) each looks for the markers of all the others.
-`cluster.machines.checks` judges the facts. Whatever may hang (a GPU driver, a file server) is queried in a separate
-process with a deadline. 1 GB is 1e9 bytes.
+`cluster.machines.checks` judges the facts. What may hang (a driver, a file server) has a process and a deadline.
 
 Needs the standard library only: `check --ssh` asks machines on which nothing is installed yet.
 """
@@ -63,9 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(seen), flush=True)
         return 0
     data_error = query_data_folder(Path(args.data).expanduser(), args.val_fraction) if args.data else ""
-    facts = dataclasses.replace(
-        gather_facts(args.shared, args.work, marker), data_error=data_error, other_jobs=find_other_jobs(args.token)
-    )
+    own_facts, other_jobs = gather_facts(args.shared, args.work, marker), find_other_jobs(args.token)
+    facts = dataclasses.replace(own_facts, data_error=data_error, other_jobs=other_jobs)
     print(json.dumps(dataclasses.asdict(facts)), flush=True)
     return 0
 
@@ -101,10 +99,7 @@ def gather_facts(shared: Path, work: Path, marker: Path) -> MachineFacts:
 
 
 def find_other_jobs(own_uid: str, proc: Path = Path("/proc")) -> tuple[OtherJob, ...]:
-    """Return the jobs with an agent on this machine, whoever their user is, except for the job `own_uid`.
-
-    Where other users' processes are hidden (hidepid), it is only this user's jobs.
-    """
+    """Return the jobs with an agent here but `own_uid`; with hidepid, only those of this user."""
     jobs: dict[str, OtherJob] = {}
     for folder in proc.glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError):  # the process has ended, or is no agent
@@ -188,11 +183,7 @@ def query_gpus() -> tuple[tuple[str, ...], str]:
 
 
 def call_with_timeout(folder: Path, function: Callable[[], object]) -> Any:  # Any: what JSON can hold
-    """Call a function that looks at a folder, in a forked process, and return its answer.
-
-    In a separate process, because access to a lost file server blocks the caller. Raises `OSError` with the text of the
-    function's exception, or that the folder does not answer.
-    """
+    """Return a function's answer about a folder, from a forked process: a lost file server blocks. Raises `OSError`."""
     reader, writer = os.pipe()
     pid = os.fork()
     if not pid:
@@ -222,10 +213,7 @@ def call_with_timeout(folder: Path, function: Callable[[], object]) -> Any:  # A
 
 
 def folder_facts(shared: Path, marker: Path) -> SharedFolder:
-    """Return mount, write time and hard-link support of the shared folder, and leave the marker there.
-
-    Raises `OSError` when the folder cannot be used.
-    """
+    """Return mount, write time and hard links of the shared folder; leave the marker there. Raises `OSError`."""
     if not shared.is_dir():
         problem = "is not a folder" if shared.exists() else "does not exist on this machine; mount it, or make it"
         return SharedFolder(path=str(shared), error=f"{shared}: {problem}")
@@ -266,10 +254,7 @@ def can_hard_link(path: Path, second_name: Path) -> bool:
 
 
 def find_markers(folder: Path, marker_names: Mapping[str, str]) -> dict[str, bool]:
-    """Return by machine whether its marker is seen, with the right content.
-
-    Looks again for `MARKER_TIMEOUT_SECONDS`, because NFS may remember for a while that a file did not exist.
-    """
+    """Return by machine whether its marker is seen. Looks for some seconds: NFS remembers that a file was missing."""
     seen = dict.fromkeys(marker_names, False)
     deadline = time.monotonic() + MARKER_TIMEOUT_SECONDS
     while True:

@@ -13,8 +13,7 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -101,12 +100,11 @@ class Provisioner:
     ) -> CheckedMachine | None:
         """Bring code and environment to a machine and open the job's session there. Raises `ClusterError`.
 
-        `code` is not called before the login. Takes two commands, and a third for a machine that lacks the code.
-        Returns the machine's facts, which `check_machines` judges; None without checks.
+        `code` is called after the login. Returns the facts, which `check_machines` judges; None without checks.
         """
         connector, host, progress = self.connectors[name], self.hosts[name], self.setup_progress
         address = host.address or connector.route.host
-        progress.update(name, lambda row: replace(row, address=address))
+        progress.update(name, address=address)
         with timed_step(progress, name, SetupStep.CONNECTING):
             log = quote_path(f"{self.kept_folder(host.folder)}/jobs/{self.spec.uid}-{name}/{SETUP_LOG}")
             code_folder = quote_path(f"{host.folder}/code")
@@ -120,7 +118,7 @@ class Provisioner:
             home = untrusted.absolute_path(home_line)
         folder = host.folder.replace("~", home, 1) if host.folder.startswith("~") else host.folder
         work = f"{self.kept_folder(folder)}/jobs/{self.spec.uid}-{name}"
-        progress.update(name, lambda row: replace(row, folder=folder, work=work, was_reached=True))
+        progress.update(name, folder=folder, work=work, was_reached=True)
         run_path = progress.path.parent
         size = untrusted.file_size(log_size)
         self.log_copies[name] = SetupLogCopy(connector, f"{work}/{SETUP_LOG}", size, run_path, name)
@@ -129,7 +127,7 @@ class Provisioner:
             code_path = code_archive.code_folder(folder, code_hash)
             if code_hash.encode() not in known_hashes:
                 code_path = code_archive.upload_code(connector, self.kept_folder(folder), archive_bytes, code_hash)
-            progress.update(name, lambda row: replace(row, code=code_path))
+            progress.update(name, code=code_path)
         python = host.python.replace("~", home, 1) if host.python.startswith("~/") else host.python
         return self._make_environment(name, python, with_checks)
 
@@ -153,8 +151,7 @@ class Provisioner:
             received_at, seconds = time.time(), time.monotonic() - start
         code, text = _exit_code_and_output(result)
         environment, probe_output = python_env.parse_output(text, connector.name)
-        found_python = untrusted.absolute_path(environment.python.encode())
-        progress.update(name, lambda row: replace(row, python=found_python))
+        progress.update(name, python=untrusted.absolute_path(environment.python.encode()))
         # The machine says how long the environment took. The checks took the rest.
         environment_seconds = min(max(0.0, environment.seconds), seconds) if with_checks else seconds
         progress.set_step(name, SetupStep.ENVIRONMENT, environment_seconds)
@@ -166,7 +163,6 @@ class Provisioner:
         return CheckedMachine(facts, skew, untrusted.one_line(environment.torch), environment.missing)
 
     def _probe_argv(self, name: str) -> list[str]:
-        """Return module and first arguments of the probe on a machine."""
         row = self.setup_progress.rows[name]
         where = ["--shared", self.shared_folder(name), "--work", row.folder]
         data: list[str] = []
@@ -186,10 +182,7 @@ class Provisioner:
         return f'{{ {shlex.join(words)} 2>&1; echo "exit code $?"; }} | tee -a {log}'
 
     def open_session(self, name: str, shell_line: str, timeout_seconds: float = FILES_TIMEOUT_SECONDS) -> CommandResult:
-        """Make the job's tmux session on a machine unless it exists, and run a line of sh afterwards.
-
-        Both go in one command, since each takes three round trips. Raises `SetupFailed`.
-        """
+        """Make the job's tmux session unless it exists, and run a line of sh, in one trip. Raises `SetupFailed`."""
         connector, session = self.connectors[name], self.spec.tmux_session
         log = f"{self.setup_progress.rows[name].work}/{SETUP_LOG}"
         new_session = tmux.new_session_argv(session, "setup", tmux.tail_argv(log))
@@ -215,21 +208,20 @@ class Provisioner:
             findings += checks.check_clock(*machine.clock_skew)
             if packages := ", ".join(machine.missing_packages):
                 remedy = f"a launch installs them in {self.setup_progress.rows[name].folder}/venv, once"
-                findings.append(checks.Finding("warning", f"its Python lacks {packages}; {remedy}"))
+                findings.append(checks.warning(f"its Python lacks {packages}; {remedy}"))
             if not required_gpus:
-                findings.append(checks.Finding("warning", "no GPU: trains on the CPU"))
+                findings.append(checks.warning("no GPU: trains on the CPU"))
             errors, warnings = (
                 [untrusted.one_line(finding.what) for finding in findings if finding.level == level]
                 for level in ("error", "warning")
             )
-            judge = partial(
-                replace,
+            self.setup_progress.update(
+                name,
                 notes=tuple(warnings),
                 gpus=tuple(untrusted.one_line(gpu) for gpu in machine.facts.gpus),
                 is_broken=checks.is_broken(machine.facts, required_gpus),
                 reason="; ".join(errors),
             )
-            self.setup_progress.update(name, judge)
 
     def shared_folder(self, name: str) -> str:
         """Return the path of the folder that all machines mount; for a single machine, a folder of its own."""
@@ -257,7 +249,7 @@ class Provisioner:
                 if not self.setup_progress.is_abandoned:
                     # The name of the machine is shown before the reason anyway.
                     text = (str(error) or type(error).__name__).removeprefix(f"{self.connectors[name].name}: ")
-                    self.setup_progress.set_failure_reason(name, untrusted.one_line(text))
+                    self.setup_progress.update(name, reason=untrusted.one_line(text))
 
         threads = [threading.Thread(target=run_one, args=(name,), daemon=True) for name in names]
         for thread in threads:
@@ -293,7 +285,7 @@ class Provisioner:
                 reason = (
                     f"machines {first} and {second} do not see the same {shared}; mount one file system there on both"
                 )
-                self.setup_progress.set_failure_reason(second, reason)
+                self.setup_progress.update(second, reason=reason)
         # One machine removes all markers at the end. If each removed its own, another might still be looking for it.
         threading.Thread(target=self.remove_markers, args=(names[0],), daemon=True).start()
 
@@ -304,10 +296,7 @@ class Provisioner:
             self.connectors[name].run(["sh", "-c", 'rm -f "$1"-*', "sh", marker_prefix], timeout=FILES_TIMEOUT_SECONDS)
 
     def write_job_files(self, name: str, local_shared: Path) -> None:
-        """Write the job's spec, its recipe and the ID of this launch into the shared folder, through one machine.
-
-        The ID of the launch comes last, because it makes agents that still run begin the launch.
-        """
+        """Write the job's spec, recipe and, last, the launch's ID, by which agents begin it, through one machine."""
         names = [file_name for file_name in JOB_FILES if (local_shared / file_name).exists()]  # a command has no recipe
         contents = {file_name: (local_shared / file_name).read_bytes() for file_name in names}
         words = [word for file_name, content in contents.items() for word in (file_name, str(len(content)))]
@@ -315,22 +304,17 @@ class Provisioner:
         argv = ["sh", "-c", JOB_FILES_SCRIPT, "sh", self.job_folder(name), outdated, *words]
         self.connectors[name].run(argv, timeout=FILES_TIMEOUT_SECONDS, input=b"".join(contents.values()))
 
-    def _send_secrets(self, name: str) -> None:
-        """Send the values of a command's secret variables to the work folder of a machine. Raises `ClusterError`."""
-        if names := self.spec.own_command and self.spec.own_command.secrets:
-            values = secret_values.require(names, secret_values.kept_values(self.spec.uid), self.spec.name)
-            argv = ["sh", "-c", secret_values.SEND_SCRIPT, "sh", self.setup_progress.rows[name].work]
-            content = secret_values.sent_bytes(values)
-            self.connectors[name].run(argv, timeout=FILES_TIMEOUT_SECONDS, input=content)
-
     def start_agent(self, name: str, elapsed_seconds: float) -> None:
-        """Start a machine's agent in the job's session. If an agent runs there already, the second one ends itself.
-
-        `elapsed_seconds` is how much of the job's time limit has passed.
-        """
+        """Start an agent in the session, with the seconds of the limit that have passed. A second one ends itself."""
         with timed_step(self.setup_progress, name, SetupStep.AGENT):
             row, session = self.setup_progress.rows[name], self.spec.tmux_session
-            self._send_secrets(name)
+            if names := self.spec.own_command and self.spec.own_command.secrets:
+                values = secret_values.require(names, secret_values.kept_values(self.spec.uid), self.spec.name)
+                argv, content = (
+                    ["sh", "-c", secret_values.SEND_SCRIPT, "sh", row.work],
+                    secret_values.sent_bytes(values),
+                )
+                self.connectors[name].run(argv, timeout=FILES_TIMEOUT_SECONDS, input=content)
             argv = ["env", f"PYTHONPATH={row.code}", "PYTHONSAFEPATH=1", row.python, "-m", "cluster.agent"]
             argv += [self.job_folder(name), row.work, name, "--address", row.address]
             argv += ["--elapsed", f"{elapsed_seconds:.0f}"]

@@ -74,8 +74,7 @@ ERROR_EXPLANATIONS = (
 class Environment:
     """A Python environment: path of its Python ("": none), and the version of its torch.
 
-    `missing` are the packages that it lacks, with --find. `why` says why this environment was chosen, or why there is
-    none. `seconds` is the time that the search took.
+    `missing`: what it lacks (--find). `why` it was chosen, or there is none. `seconds` is the time of the search.
     """
 
     python: str = ""
@@ -115,10 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse_output(text: str, machine_name: str) -> tuple[Environment, str]:
-    """Return the environment in the output of `main`, and the output of the module of --then.
-
-    Raises `ClusterError` when no environment was printed, found or made.
-    """
+    """Return the environment that `main` printed, and the output of --then. Raises `ClusterError` without one."""
     lines = text.strip().splitlines()
     for number, line in enumerate(lines, 1):
         if line.startswith('{"python": '):
@@ -135,10 +131,7 @@ def parse_output(text: str, machine_name: str) -> tuple[Environment, str]:
 
 
 def project_requirements(pyproject: Path = PYPROJECT) -> list[str]:
-    """Return the packages that a machine needs to run the project, from pyproject.toml.
-
-    Raises `ClusterError` when the file is missing or has no dependencies.
-    """
+    """Return the packages that a machine needs, from pyproject.toml. Raises `ClusterError` when it lists none."""
     try:
         dependencies = tomllib.loads(pyproject.read_text())["project"]["dependencies"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -150,8 +143,7 @@ def project_requirements(pyproject: Path = PYPROJECT) -> list[str]:
 def ensure_environment(folder: Path, required_packages: Sequence[str], find_only: bool = False) -> Environment:
     """Return an environment that has all required packages, and make it if needed.
 
-    With `find_only` no environment is made: when there is none, this Python is returned, with the packages that it
-    lacks. Raises `ClusterError` or `OSError` when an environment cannot be made.
+    With `find_only` none is made: this Python is returned, with what it lacks. Raises `ClusterError`, `OSError`.
     """
     missing = [requirement for requirement in required_packages if not is_installed(requirement)]
     if not missing:
@@ -182,10 +174,7 @@ def ensure_environment(folder: Path, required_packages: Sequence[str], find_only
 
 
 def is_complete(venv: Path) -> bool:
-    """Whether a venv is complete and its Python runs: the Python from which it was made may be gone.
-
-    Raises other `OSError`s: a venv is not removed because this user may start no more processes now.
-    """
+    """Whether a venv is complete and its Python, whose origin may be gone, runs. Raises other `OSError`s."""
     with contextlib.suppress(FileNotFoundError):
         argv = [venv_python(venv), "-c", ""]
         return (venv / COMPLETE_MARKER).exists() and subprocess.run(argv, capture_output=True).returncode == 0
@@ -195,8 +184,7 @@ def is_complete(venv: Path) -> bool:
 def is_installed(requirement: str) -> bool:
     """Whether this Python has the package and version of a requirement such as "torch>=2.13,<2.14".
 
-    A requirement whose marker excludes this system counts as installed. Without `packaging`, of which pip has a copy,
-    nothing does: such a Python lacks required packages anyway, and gets a complete venv.
+    Excluded by its marker, it counts. Without `packaging`, of which pip has a copy, nothing does: more is missing.
     """
     for module in ("packaging.requirements", "pip._vendor.packaging.requirements"):
         with contextlib.suppress(ImportError):
@@ -226,10 +214,7 @@ def installed_version(name: str) -> str | None:
 
 
 def venv_key(required_packages: Sequence[str], torch: str) -> str:
-    """Return the folder name of the venv for these packages and this Python.
-
-    `torch` is the machine's own torch that the venv uses, such as "torch==2.13.0", or "".
-    """
+    """Return the folder name of the venv for these packages, this Python, and the own torch of the machine or ""."""
     parts = [*sorted(required_packages), platform.python_version(), sys.prefix, torch]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
@@ -287,10 +272,7 @@ def _has_pip_for_others() -> bool:
 
 
 def _show_packages_of_this_python(venv: Path, pinned_names: Iterable[str]) -> None:
-    """Make this Python's packages visible in a venv, after its own packages.
-
-    The pinned ones count as installed also for uv, which does not follow .pth files.
-    """
+    """Show this Python's packages in a venv, after its own; the pinned ones also to uv, which follows no .pth."""
     folders = [path for path in sys.path if path.endswith("-packages")]
     lines = [f"import site; site.addsitedir({folder!r})\n" for folder in folders]
     distributions = [found for name in pinned_names for found in importlib.metadata.distributions(name=name)]
@@ -331,24 +313,20 @@ def _run_command(argv: Sequence[str], temp: Path) -> None:
     if process.returncode:
         if shutil.disk_usage(temp).free < MIN_FREE_BYTES:  # ensurepip does not print this reason
             lines.append("No space left on device")
-        explanation = _explain_error(lines) or _first_error_line(lines, process.returncode)
+        # The output from its first error on, in one line. uv marks an error with a multiplication sign.
+        errors = (number for number, line in enumerate(lines) if re.match(r"error|\u00d7", line, re.IGNORECASE))
+        quote = " ".join(" ".join(lines[next(errors, -1) :]).split())[:400]
+        explanation = _explain_error(lines) or f"ended with code {process.returncode}: {quote}"
         raise ClusterError(f"{' '.join(argv[:3])}: {explanation}")
 
 
 def _explain_error(lines: Sequence[str]) -> str:
-    """Return our explanation of another program's error output, "" if it is not a known error."""
     text = "\n".join(lines)
     package = f"python{sys.version_info[0]}.{sys.version_info[1]}-venv"
     for pattern, explanation in ERROR_EXPLANATIONS:
         if re.search(pattern, text, re.IGNORECASE):
             return explanation.format(package=package, python=sys.executable)
     return ""
-
-
-def _first_error_line(lines: Sequence[str], exit_code: int) -> str:
-    """Return a program's output from its first error on, as one line. uv marks an error with a multiplication sign."""
-    first = next((index for index, line in enumerate(lines) if re.match(r"error|\u00d7", line, re.IGNORECASE)), -1)
-    return f"ended with code {exit_code}: {' '.join(' '.join(lines[first:]).split())[:400]}"
 
 
 def venv_python(venv: Path) -> str:

@@ -4,7 +4,7 @@ Checked before a launch. Only the trainer imports the modules; here they are loc
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
@@ -50,26 +50,21 @@ def require_functions(recipe: Recipe, project: UserProject | None) -> None:
         if not spec and find_module(package, folders):
             raise BadInput(f"{field}: there is no module {module} in {package} of {folders[0]}; correct the recipe")
         file = Path(spec.origin) if spec and spec.origin else Path()
-        if file.suffix == ".py" and not _may_define(file, name):
+        if file.suffix != ".py" or not bound_names(file).isdisjoint({name, "*", "__getattr__"}):
+            continue
+        if not any(text in file.read_bytes() for text in DYNAMIC_CODE):
             raise BadInput(f"{field}: {module} has no function {name}; correct the recipe, or {file}")
 
 
-def find_module(module: str, folders: Sequence[str]) -> ModuleSpec | None:
+def find_module(module: str, folders: Iterable[str | Path]) -> ModuleSpec | None:
     """Return the specification of a module below folders, None when there is none. Imports nothing."""
-    search: Sequence[str] | None = folders
+    search: Iterable[str] | None = map(str, folders)
     spec = None
     for name in module.split("."):
         # By its own name only: with the whole name, Python asks for the imported parent of a package without a file.
         spec = PathFinder.find_spec(name, list(search)) if search else None
         search = spec.submodule_search_locations if spec else None
     return spec
-
-
-def _may_define(file: Path, name: str) -> bool:
-    """Whether a file defines, assigns or imports a name, or may define it dynamically."""
-    names = bound_names(file)
-    code = file.read_bytes()
-    return not names.isdisjoint({name, "*", "__getattr__"}) or any(text in code for text in DYNAMIC_CODE)
 
 
 def missing_requirements(recipe: Recipe, project: UserProject | None = None) -> list[str]:
@@ -94,7 +89,6 @@ def missing_requirements(recipe: Recipe, project: UserProject | None = None) -> 
 
 
 def _download_hint(model_name: str, path: Path) -> str:
-    """Return how to create a file of pretrained weights, "" for a network that torchvision does not have."""
     if model_name not in TORCHVISION_MODELS:
         return ""
     save = f"torch.save(torchvision.models.{model_name}(weights='DEFAULT').state_dict(), '{path.name}')"
@@ -105,10 +99,7 @@ def _download_hint(model_name: str, path: Path) -> str:
 
 
 def requirements_not_sent(recipe: Recipe, project: UserProject | None) -> list[str]:
-    """Return one line for each requirement that the user has to bring to the machines.
-
-    The launch sends the user's project and nothing else.
-    """
+    """Return a line for each requirement that the user has to bring: a launch sends only the user's project."""
     lines = [
         f"{field}: {module} is neither beside the recipe nor in its git repository, so it is not sent; "
         "put it there, or install it on each machine"

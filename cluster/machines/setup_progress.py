@@ -3,9 +3,10 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from cluster.errors import SetupFailed
 from cluster.state.states import SetupStep
@@ -18,22 +19,18 @@ MAX_NAMED_MACHINES = 8  # in a line about several machines
 
 
 def fold_by_machine(lines: Iterable[tuple[str, str]], hosts: Mapping[str, str]) -> list[str]:
-    """Return each different line once, after the names of all machines that it is about.
-
-    `lines` are (machine, line); `hosts` are the host names by machine.
-    """
+    """Return each line of (machine, line) once, after the names of its machines. `hosts` are by machine."""
     machines_by_line: dict[str, list[str]] = {}
     for machine, line in lines:
         machines_by_line.setdefault(line, []).append(machine)
-    return [f"{_name_machines(machines, hosts)}: {line}" for line, machines in machines_by_line.items()]
-
-
-def _name_machines(machines: Sequence[str], hosts: Mapping[str, str]) -> str:
-    if len(machines) == 1:
-        host = hosts[machines[0]]
-        return f"machine {machines[0]} ({host})" if host else f"machine {machines[0]}"
-    more = f" and {len(machines) - MAX_NAMED_MACHINES} more" if len(machines) > MAX_NAMED_MACHINES else ""
-    return f"machines {', '.join(machines[:MAX_NAMED_MACHINES])}{more}"
+    folded = []
+    for line, machines in machines_by_line.items():
+        host, more = hosts[machines[0]], len(machines) - MAX_NAMED_MACHINES
+        title = f"machine {machines[0]} ({host})" if host else f"machine {machines[0]}"
+        if len(machines) > 1:
+            title = f"machines {', '.join(machines[:MAX_NAMED_MACHINES])}" + (f" and {more} more" if more > 0 else "")
+        folded.append(f"{title}: {line}")
+    return folded
 
 
 class SetupProgress:
@@ -55,8 +52,7 @@ class SetupProgress:
     def start_launch(self, launch_id: str, hosts: Mapping[str, str]) -> None:
         """Start all rows anew for a launch. `hosts` are host names by machine.
 
-        The other computer of an adopted job has reached all its machines. A resume sets up again what agents have run
-        on.
+        The other computer of an adopted job has reached all its machines. A resume sets up again where agents ran.
         """
         with self.lock:
             self.is_abandoned = False
@@ -74,24 +70,25 @@ class SetupProgress:
         self._write()
 
     def set_step(self, name: str, step: SetupStep, seconds: float | None = None) -> None:
-        """Record that a machine is at a step, or, with `seconds`, how long the step took.
-
-        Raises `SetupFailed` when the set-up was abandoned, so that its threads do not go on to another step.
-        """
+        """Note a machine's step, or its `seconds`. Raises `SetupFailed` when abandoned: threads do no other step."""
         if self.is_abandoned:
             raise SetupFailed("the set-up was given up")
 
-        def change(row: MachineSetup) -> MachineSetup:
+        def change(_: str, row: MachineSetup) -> MachineSetup:
             if seconds is None:
                 return replace(row, step=step)
             step_seconds = round(row.seconds.get(step, 0.0) + seconds, 3)
             return replace(row, step=step, seconds={**row.seconds, step: step_seconds})
 
-        self.update(name, change)
+        self._update_rows([name], change)
 
-    def update(self, name: str, change: Callable[[MachineSetup], MachineSetup]) -> None:
-        """Replace a machine's row by what `change` makes of it."""
-        self._update_rows([name], lambda _, row: change(row))
+    def update(self, name: str, **fields: Any) -> None:  # Any: as `MachineSetup` has them
+        """Replace fields of a machine's row. An empty `reason` says that it can be used again."""
+        self._update_rows([name], lambda _, row: replace(row, **fields))
+
+    def add_note(self, name: str, note: str) -> None:
+        """Add a note to a machine's row."""
+        self._update_rows([name], lambda _, row: replace(row, notes=(*row.notes, note)))
 
     def _update_rows(self, names: Iterable[str], change: Callable[[str, MachineSetup], MachineSetup]) -> None:
         with self.lock:
@@ -100,14 +97,16 @@ class SetupProgress:
         with contextlib.suppress(OSError):  # the disk is full: `mark_ready` will raise that
             self._write()
 
-    def set_failure_reason(self, name: str, reason: str) -> None:
-        """Record why a machine cannot be used; "" if it can be used again."""
-        self.update(name, lambda row: replace(row, reason=reason))
-
-    def update_record(self, change: Callable[[SetupRecord], SetupRecord]) -> None:
-        """Replace the record by what `change` makes of it, without writing it yet."""
+    def update_record(self, **fields: Any) -> None:  # Any: as `SetupRecord` has them
+        """Replace fields of the record, without writing it yet."""
         with self.lock:
-            self.record = change(self.record)
+            self.record = replace(self.record, **fields)
+
+    def begin_row(self, name: str, host: str) -> None:
+        """Begin the row of a machine anew: it joins the running job."""
+        with self.lock:
+            row = MachineSetup(host=host, restarted=time.time())
+            self.record = replace(self.record, machines={**self.rows, name: row})
 
     def note_reach(self, unreachable: Collection[str]) -> None:
         """Record since when this computer cannot reach these machines, and that it reaches the others."""
@@ -119,12 +118,12 @@ class SetupProgress:
     def follow_launch(self, launch_id: str, leader: str) -> None:
         """Record that another computer has launched the job again and leads it. Raises `OSError`."""
         text = f"{leader} leads the job since {time.strftime('%H:%M %Z')}; this computer follows"
-        self.update_record(lambda record: replace(record, launch=launch_id, leader=text))
+        self.update_record(launch=launch_id, leader=text)
         self.mark_ready()
 
     def mark_ready(self) -> None:
         """Record that all usable machines are set up and their agents started. Raises `OSError` if the disk is full."""
-        self.update_record(lambda record: replace(record, is_ready=True, finished=time.time()))
+        self.update_record(is_ready=True, finished=time.time())
         self._write()
 
     @property

@@ -54,8 +54,7 @@ def newest_local_checkpoint(shared: Path) -> Path | None:
 def has_final_files(spec: JobSpec, folder: RunFolder) -> bool:
     """Whether the machines have what the job has made in the end: a network, or the last checkpoints of a command.
 
-    Without a result, a run has perhaps begun anew to train on; its network is then that of before. A command that was
-    stopped goes on with `resume`; its checkpoints stay on the machines.
+    Without a result a run trains on: its network is that of before. A stopped command's stay there for `resume`.
     """
     if spec.own_command is None:
         return (folder.shared / RESULT_FILE).exists()
@@ -68,8 +67,7 @@ def download_checkpoint(
 ) -> Path | None:
     """Copy the newest intact checkpoint of a machine's shared folder to the local one; None if there is none.
 
-    `progress` is called with the bytes received so far and the size of the file. Raises `ClusterError` when the machine
-    does not answer or names an impossible size, `OSError` when the local disk is full.
+    `progress` gets bytes and size. Raises `ClusterError` for no answer or a bad size, `OSError` for a full disk.
     """
     sizes = machine.list_files(f"{remote_shared}/{CHECKPOINTS_FOLDER}")
     ages = {name: age for name in sizes if (age := checkpoint_age(name))}
@@ -148,9 +146,8 @@ def _add_to_progress(progress: Progress, offset: int, total: int, done: int, _: 
 def download_network(machine: SSHConnector, remote_shared: str, run_folder: Path, progress: Progress) -> None:
     """Copy the files of a finished run's network from a machine's shared folder to the run folder.
 
-    Intact files that are here already stay. Only the known names are asked for. `progress` is called as by
-    `download_checkpoint`. Raises `ClusterError` when the machine does not answer, or what it sends is too large or
-    damaged, and `OSError` when the local disk is full.
+    Intact files that are here stay. Only the known names are asked for. `progress` is as in `download_checkpoint`.
+    Raises `ClusterError` for no answer, and one too large or damaged, `OSError` when the local disk is full.
     """
     sizes = machine.list_files(f"{remote_shared}/{NETWORK_FOLDER}")
     arrivals = ArrivalFolder(run_folder)
@@ -180,10 +177,7 @@ def download_final_files(
 
 
 def run_in_time(download: Callable[[], object], limit_seconds: float) -> None:
-    """Run a download in a thread, and wait for it at most `limit_seconds`, even when the machine sends bit by bit.
-
-    Raises the error of the download, or `ClusterError` when it is not complete in time.
-    """
+    """Run a download in a thread for `limit_seconds`. Raises its error, or `ClusterError` when it is too slow."""
     outcome: Future[None] = Future()
 
     def run() -> None:

@@ -12,7 +12,6 @@ import shutil
 import stat
 import subprocess
 from collections.abc import Iterable, Mapping
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from cluster.errors import BadInput, ClusterError
@@ -54,9 +53,9 @@ def find_project(recipe: Recipe, recipe_file: str) -> UserProject | None:
     packages = {module.partition(".")[0] for module in modules}
     folder = _repository(recipe_folder) or _plain_folder(recipe_folder, packages)
     folders = dict.fromkeys(path for path in (recipe_folder, Path.cwd(), folder) if path.is_relative_to(folder))
-    if not any(_find_module(package, *folders) for package in packages):
+    if not any(find_module(package, folders) for package in packages):
         return None
-    specs = [_find_module(module, *folders) for module in sorted(packages | modules)]
+    specs = [find_module(module, folders) for module in sorted(packages | modules)]
     origins = [Path(spec.origin) for spec in specs if spec and spec.origin]
     if folder in _home_and_above():
         raise BadInput(
@@ -97,7 +96,6 @@ def find_command_project(command: Command, folder: Path) -> UserProject:
 
 
 def _check_script(script: str, is_program: bool, folder: Path, top: Path, names: Mapping[str, int]) -> None:
-    """Raise `BadInput` when the script of a command cannot be run in the copy of the project."""
     if is_program and "/" not in script:
         return  # a program of the machines, which is searched in their PATH
     if not is_program and (folder / script).is_dir():
@@ -213,16 +211,11 @@ def _repository(folder: Path) -> Path | None:
 
 
 def _plain_folder(recipe_folder: Path, modules: Iterable[str]) -> Path:
-    """Return the folder that has the modules of a recipe outside git."""
     launch_folder = Path.cwd()
     if not recipe_folder.is_relative_to(launch_folder) or launch_folder in _home_and_above():
         return recipe_folder
-    is_needed = any(_find_module(name, launch_folder) and not _find_module(name, recipe_folder) for name in modules)
+    is_needed = any(find_module(name, [launch_folder]) and not find_module(name, [recipe_folder]) for name in modules)
     return launch_folder if is_needed else recipe_folder
-
-
-def _find_module(name: str, *folders: Path) -> ModuleSpec | None:
-    return find_module(name, [str(folder) for folder in folders])
 
 
 def _home_and_above() -> list[Path]:
@@ -233,8 +226,7 @@ def _home_and_above() -> list[Path]:
 def _git(folder: Path, *arguments: str) -> bytes:
     """Return what a git command prints; nothing outside a repository, and without git.
 
-    Raises `BadInput` when git refuses the repository, for example as that of another user. Taken for a plain folder, it
-    would be copied with the files that git is to ignore.
+    Raises `BadInput` when git refuses it, as another user's: as a plain folder, ignored files would be copied.
     """
     try:
         completed = subprocess.run(
@@ -255,10 +247,7 @@ def _git(folder: Path, *arguments: str) -> bytes:
 
 
 def _names_known_to_git(folder: Path) -> list[str]:
-    """Return the files below a folder that git tracks or would track, including those of repositories inside it.
-
-    Of a submodule, and of a clone inside the repository, git lists only the folder.
-    """
+    """Return the files that git tracks or would track, with those of repositories inside, which git only names."""
     output = _git(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     names: list[str] = []
     for name in (os.fsdecode(name).rstrip("/") for name in output.split(b"\0") if name):
@@ -281,10 +270,7 @@ def _copied_size(folder: Path, name: str) -> int | None:
 
 
 def _target_in_project(folder: Path, name: str) -> str | None:
-    """Return the place in the project to which a link leads, relative to the link, so that the link can be copied.
-
-    None for a link that leads elsewhere, and for what is not a link.
-    """
+    """Return where a link leads to in the project, relative to the link; None for other links, and for no link."""
     if not (folder / name).is_symlink():
         return None
     top, target = (Path(os.path.realpath(path)) for path in (folder, folder / name))
@@ -292,10 +278,7 @@ def _target_in_project(folder: Path, name: str) -> str | None:
 
 
 def _sizes_in_plain_folder(folder: Path) -> dict[str, int]:
-    """Return the sizes in bytes of the files outside git that are likely to be code, by relative path.
-
-    Raises `BadInput` for too many files.
-    """
+    """Return the bytes of the files outside git that may be code, by relative path. Raises `BadInput` for too many."""
     sizes = {}
     for parent, folder_names, file_names in os.walk(folder):
         folder_names[:] = sorted(name for name in folder_names if not _is_ignored_folder(Path(parent, name)))

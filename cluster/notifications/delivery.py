@@ -72,7 +72,6 @@ class Delivery:
         return error
 
     def _try(self, notification: Notification) -> Generator[None, None, str]:
-        """Run the process that delivers. Returns why it failed, "" when it did not."""
         if is_webhook(self.target):
             argv, variables = module_command("cluster.notifications.webhook"), {URL_VARIABLE: self.target}
         else:
@@ -112,10 +111,7 @@ def event_variables(notification: Notification) -> dict[str, str]:
 
 
 def send_tests(targets: Sequence[str]) -> Iterator[str]:
-    """Send a notification of the kind "test" to each target, and yield how the target is shown when it took it.
-
-    Raises `BadInput` for wrong targets, `ClusterError` with those that did not take it, after one try.
-    """
+    """Send a test to each target, and yield the label of each that took it. Raises `BadInput`, `ClusterError`."""
     try:
         chosen = chosen_targets([parse_target(target) for target in targets])
     except ValueError as error:

@@ -9,6 +9,7 @@ from itertools import pairwise
 from cluster.connectors.untrusted import one_line
 from cluster.state import status, timeline
 from cluster.state.attempts import Attempt
+from cluster.state.heartbeats import machine_name
 from cluster.state.run_folder import Run, stop_reason
 from cluster.state.states import JobState
 from cluster.state.status import JobResult
@@ -41,10 +42,7 @@ REPEATED_KINDS = (EventKind.MACHINE_LOST, EventKind.MACHINE_BACK, EventKind.LIMI
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that users are told once. Each of its `keys` names a part of it that never happens again.
-
-    `text` says what happened, `machines` are the names of those that it happened to.
-    """
+    """Something that users are told once: `text`, and its `machines`. Its `keys` name parts that never happen again."""
 
     kind: EventKind
     keys: tuple[str, ...]
@@ -154,22 +152,22 @@ def _machine_events(run: Run, view: SupervisorView, launch_id: str, told: Set[st
     lost_ids: list[str] = []
     joined_ids: list[str] = []
     known = set(run.spec.machine_names)  # a machine that lies may invent others
-    members = [[member for member in attempt.members if _name(member) in known] for attempt in attempts]
+    members = [[member for member in attempt.members if machine_name(member) in known] for attempt in attempts]
     for before, after in pairwise(members):
         lost_ids += [member for member in before if member not in after]
         joined_ids += [member for member in after if member not in before]
     newest = attempts[-1] if attempts else None
     if newest:
-        lost_ids += [member for member in newest.members if _name(member) in view.dead_machines]
+        lost_ids += [member for member in newest.members if machine_name(member) in view.dead_machines]
     if lost := [member for member in lost_ids if f"lost {member}" not in told]:
         yield Event(
             kind=EventKind.MACHINE_LOST,
             keys=tuple(f"lost {member}" for member in dict.fromkeys(lost)),
             text=_describe_loss(run, lost, newest),
-            machines=tuple(dict.fromkeys(map(_name, lost))),
+            machines=tuple(dict.fromkeys(map(machine_name, lost))),
         )
     if newest and (joined := [member for member in joined_ids if f"back {member}" not in told]):
-        names = tuple(dict.fromkeys(map(_name, joined)))
+        names = tuple(dict.fromkeys(map(machine_name, joined)))
         count = f"{len(newest.members)} of {run.spec.machines} machines"
         training = f"{count} train from step {newest.first_step}"
         if run.spec.own_command:  # of whose steps nothing certain is known
@@ -183,7 +181,7 @@ def _machine_events(run: Run, view: SupervisorView, launch_id: str, told: Set[st
 
 
 def _describe_loss(run: Run, lost_ids: Sequence[str], newest: Attempt | None) -> str:
-    names = list(dict.fromkeys(map(_name, lost_ids)))
+    names = list(dict.fromkeys(map(machine_name, lost_ids)))
     reasons = {
         own.leave_reason or own.reason
         for own in status.machine_statuses(run).values()
@@ -193,11 +191,6 @@ def _describe_loss(run: Run, lost_ids: Sequence[str], newest: Attempt | None) ->
     remaining = [member for member in newest.members if member not in lost_ids] if newest else []
     consequence = f"{len(remaining)} of {run.spec.machines} machines are left" if remaining else "no machine is left"
     return f"{describe_members(names)} {'were' if len(names) > 1 else 'was'} lost{reason}; {consequence}"
-
-
-def _name(member: str) -> str:
-    """Return the machine's name in the id of an agent."""
-    return member.partition(".")[0]
 
 
 # --- limits --------------------------------------------------------------------------------------------------------

@@ -1,8 +1,7 @@
 """Tells users what happens to a job: finds events in its files, and sends each one once to every target.
 
 The process that holds the lock is the one that sends; normally it is the job's supervisor. An event is written to the
-journal before it is sent. When the process is killed between the sending and the outcome, the next one sends again,
-with the same "id".
+journal before it is sent. When the process is killed before the outcome, the next one sends again, with the same "id".
 """
 
 import contextlib
@@ -20,7 +19,7 @@ from train.tools.records import DamagedRecord, decode_line, encode, read_record
 from train.tools.text_files import read_lines
 
 from .delivery import Delivery
-from .events import REPEATED_KINDS, Event, Notification, SupervisorView, describe, end_key, find_events
+from .events import REPEATED_KINDS, Notification, SupervisorView, describe, end_key, find_events
 
 logger = logging.getLogger(__name__)
 
@@ -126,18 +125,12 @@ class Notifier:
                     f"there were {MAX_HOURLY_EVENTS} notifications within an hour; others wait, but for the job's end"
                 )
                 continue
-            self._record_event(event, result.dollars if result else view.dollars)
-
-    def _record_event(self, event: Event, dollars: float) -> None:
-        now = time.time()
-        known_dollars = dollars if self.run.spec.cloud else None
-        notification = describe(event, self.run, uuid4().hex[:12], now, known_dollars)
-        targets = tuple(self.targets)
-        self._append(
-            JournalRow(id=notification.id, keys=event.keys, targets=targets, notification=notification, time=now)
-        )
-        for delivery in self.targets.values():
-            delivery.waiting.append(notification)
+            dollars = (result.dollars if result else view.dollars) if self.run.spec.cloud else None
+            sent = describe(event, self.run, uuid4().hex[:12], time.time(), dollars)
+            targets = tuple(self.targets)
+            self._append(JournalRow(id=sent.id, keys=event.keys, targets=targets, notification=sent, time=sent.time))
+            for delivery in self.targets.values():
+                delivery.waiting.append(sent)
 
     def _record_outcome(self, delivery: Delivery, notification: Notification, error: str) -> None:
         self._append(

@@ -40,11 +40,7 @@ def is_webhook(target: str) -> bool:
 
 
 def describe_target(target: object) -> str:
-    """Return a target as it is shown to people, and written to files that leave this computer.
-
-    Of a URL only the host, because whoever knows the rest can post; of a command only the program, because its
-    arguments may be such a URL or a password.
-    """
+    """Return a target for people: of a URL the host, of a command the program; whoever knows the rest can post."""
     text = str(target)
     if not is_webhook(text):
         program, space, _ = text.partition(" ")
@@ -57,10 +53,7 @@ def describe_target(target: object) -> str:
 
 
 def chosen_targets(targets: Sequence[str]) -> tuple[str, ...]:
-    """Return the targets without repetitions; none when one of them is "none".
-
-    Raises `BadInput` for a command that cannot be run from another folder of this computer.
-    """
+    """Return the targets once each, () with "none" among them. Raises `BadInput` for a command that is not found."""
     if NO_TARGET in targets:
         return ()
     chosen = tuple(dict.fromkeys(targets))

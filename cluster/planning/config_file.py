@@ -22,10 +22,7 @@ FILE_NAME = Path("imgnet-cluster/config.toml")
 
 @dataclass(frozen=True)
 class ConfigKey:
-    """A line that the file may have: a flag of `launch` without its dashes.
-
-    `switch_value` is the value that a switch of the option stands for.
-    """
+    """A line that the file may have: a flag of `launch` without dashes, and the value that a switch stands for."""
 
     option: Option
     switch_value: str | None = None

@@ -1,14 +1,13 @@
 """Data sets that a job's machines fetch to their own disks before they train: what, from where and to where.
 
 Used by the planner and on the machines, so both derive the same paths. Resized copies of a set are beside it, in a
-folder whose name ends in -sz, at the source as well as at the target. Of images that no phase reads, only the index is
-fetched: it has the file names and classes.
+folder whose name ends in -sz, at source and target. Of images that no phase reads, only the index is fetched.
 """
 
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -59,8 +58,7 @@ def set_to_fetch(source: str, target: Path, short_side: int | None, copies_root:
 def sets_of_job(spec: JobSpec, say: Callable[[str], None]) -> list[SetToFetch]:
     """Return the sets that a machine of a job fetches: resized copies, the smallest first, then the full-size images.
 
-    These replace copies that the source does not have, and `say` gets a line about that. Where no phase reads them,
-    only their index is fetched, and it comes first.
+    Those replace missing copies, of which `say` gets a line. Where no phase reads them, only their index, first.
     """
     target = Path(spec.train.data).expanduser().absolute()
     sets, missing_sizes = list[SetToFetch](), list[int]()
@@ -190,12 +188,9 @@ class SetCounts:
 
 
 def count_set(root: Path, val_fraction: float) -> SetCounts:
-    """Count the images of a data folder from its listings and manifests, without opening an image.
-
-    `val_fraction` of train/ is held out for validation where there is no val/. A file of a class folder counts as an
-    image unless it is hidden.
-    """
+    """Count the images of a data folder by listings and manifests; `val_fraction` is held out without val/."""
     train_folder, val_folder = root / "train", root / "val"
+    val_counts = (_count_names if (val_folder / MANIFEST_FILE).exists() else _count_files)(val_folder)
     try:
         manifest = Manifest.parse((train_folder / MANIFEST_FILE).read_bytes())
         train_counts = dict.fromkeys(manifest.classes, 1)  # a manifest has only their sum
@@ -206,12 +201,6 @@ def count_set(root: Path, val_fraction: float) -> SetCounts:
         if val_fraction and not val_folder.is_dir():
             val_counts = {name: held_out_count(count, val_fraction) for name, count in train_counts.items()}
             train -= sum(val_counts.values())
-            return _make_counts(train, train_counts, val_counts)
-    is_packed = (val_folder / MANIFEST_FILE).exists()
-    return _make_counts(train, train_counts, _count_names(val_folder) if is_packed else _count_files(val_folder))
-
-
-def _make_counts(train: int, train_counts: Mapping[str, int], val_counts: Mapping[str, int]) -> SetCounts:
     val = sum(val_counts.values())
     untrained = tuple(name for name, count in train_counts.items() if not count)
     unvalidated = tuple(name for name in train_counts if not val_counts.get(name)) if val else ()

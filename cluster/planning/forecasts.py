@@ -104,10 +104,7 @@ def measured_constants(job_name: str, result: JobResult | None) -> Constants:
 
 
 def constants_so_far(run: Run, schedule: Schedule) -> Constants | None:
-    """Return the forecast constants measured by an unfinished job, in its epochs or else its steps; None before them.
-
-    Those of boot, set-up and start are the presets: a resume may find other images on its machines than the launch.
-    """
+    """Return the constants that an unfinished job measured, None before; boot, set-up and start are the presets."""
     measured_run = MeasuredRun(
         processes=run.spec.procs * run.spec.machines,
         machines=run.spec.machines,
@@ -139,11 +136,7 @@ def with_preset_boot(constants: Constants) -> Constants:
 
 
 def job_machine_type(spec: JobSpec, result: JobResult | None, rented_type: str = "") -> MachineType:
-    """Return the machine type that a job ran on.
-
-    For rented machines this is `rented_type`. Other machines are described by what the job reports: CPUs, or GPUs of
-    unknown model ("").
-    """
+    """Return the machine type that a job ran on: the rented one, or as the job reports CPUs, or unknown GPUs ("")."""
     machine_type = find_machine_type(rented_type) if rented_type else None
     return machine_type or MachineType(
         name=f"machine of {spec.name}",
@@ -158,8 +151,7 @@ def job_machine_type(spec: JobSpec, result: JobResult | None, rented_type: str =
 def constants_for_type(constants: Constants, job_type: MachineType, machine_type: MachineType) -> tuple[Constants, str]:
     """Adapt the constants of a job that ran on `job_type` to `machine_type`.
 
-    Step times hold for the job's GPU model only: another one has the presets. Returns the constants, and a note on
-    what was replaced or assumed ("" if nothing).
+    Step times hold for one GPU model; another has the presets. Returns also what was replaced or assumed.
     """
     if job_type == machine_type:
         return constants, ""

@@ -16,10 +16,7 @@ from train.tools.option_fields import OptionError, OptionSet, option_field
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions(OptionSet):
-    """The options of a launch. None stands for the default.
-
-    `backend` is a name in the catalog, or `UNKNOWN_MACHINES`. `backend_options` are the options that only it has.
-    """
+    """The options of a launch, None for the default. `backend_options` are those that only this backend has."""
 
     backend: str = "local"
     machines: int | None = option_field(
@@ -121,8 +118,7 @@ def make_launch_options(backend: str | None = None, **keywords: object) -> Launc
     """Return the options that keyword arguments give, without nesting: `max_steps=7, spares=1, types=["p4d.24xlarge"]`.
 
     None stands for the default. Without `backend`, an option that chooses a backend does so (`hosts="hosts.toml"`), and
-    else the job runs on this computer. Raises `BadInput` for an option that does not exist, that belongs to another
-    backend, or whose value the command line would refuse.
+    else the job runs on this computer. Raises `BadInput` for an option that is unknown, of another backend, or wrong.
     """
     values = {name: value for name, value in keywords.items() if value is not None}
     backend = backend or choose_backend(values, "local")
@@ -138,10 +134,7 @@ def make_launch_options(backend: str | None = None, **keywords: object) -> Launc
 
 
 def choose_backend(keywords: dict[str, object], default: str) -> str:
-    """Return the backend that keyword arguments choose, and remove the switches from them.
-
-    Raises `BadInput` when several are chosen.
-    """
+    """Return the backend that the keywords choose, and remove the switches from them. Raises `BadInput` for several."""
     chosen = []
     for name, options_class in catalog.usable_options().items():
         choice = options_class.choice(name)
@@ -159,10 +152,7 @@ def choose_backend(keywords: dict[str, object], default: str) -> str:
 def add_configured(
     typed: dict[str, object], configured: dict[str, object], default: str
 ) -> tuple[str, dict[str, object]]:
-    """Return the backend and the keyword arguments of a launch. Typed options take precedence over configured ones.
-
-    Configured options of other backends are ignored: they are meant for other launches. Raises `BadInput`.
-    """
+    """Return backend and keywords: typed before configured ones, without those of other backends. Raises `BadInput`."""
     backend = choose_backend(typed, "") or choose_backend(configured, default)
     options_classes = (LaunchOptions, catalog.options_class(backend))
     names = {option.name for options_class in options_classes for option in options_class.launch_options()}

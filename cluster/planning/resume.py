@@ -80,7 +80,12 @@ def plan_resume(
     schedule = spec.schedule
     machine_plan = planner.complete(spec, schedule)
     spec = replace(machine_plan.spec, forecast=job_spec.forecast)  # which is about the whole job
-    _check_price_limit(spec, spent_dollars)
+    max_dollars = spec.rental_facts.max_dollars
+    if max_dollars is not None and spent_dollars >= max_dollars:
+        raise BadInput(
+            f"--max-price-total {max_dollars:g}: {spec.name} has cost ${spent_dollars:,.2f} already; "
+            f"to continue: imgnet-cluster resume {spec.name} --max-price-total DOLLARS"
+        )
     notes = []
     changes = [*_describe_changes(job_options, options)]
     if schedule and schedule.recipe.epochs > run.spec.recipe.epochs:
@@ -119,13 +124,11 @@ def options_of(spec: JobSpec) -> LaunchOptions:
 
 
 def _all_options(backend: str) -> dict[str, Option]:
-    """Return the options of a launch on a backend, by name."""
     options_class = catalog.options_class(backend)
     return {option.name: option for option in (*LaunchOptions.launch_options(), *options_class.launch_options())}
 
 
 def _check_names(values: dict[str, object], backend: str) -> None:
-    """Raise `BadInput` for options that a resume cannot change."""
     options = _all_options(backend) | {option.name: option for option in MoreEpochs.launch_options()}
     for name in values:
         if name not in options:
@@ -135,18 +138,7 @@ def _check_names(values: dict[str, object], backend: str) -> None:
             raise BadInput(f"{flags}: a resume cannot change it; start a new job: imgnet-cluster launch")
 
 
-def _check_price_limit(spec: JobSpec, spent_dollars: float) -> None:
-    """Raise `BadInput` when the job has reached its limit in dollars."""
-    max_dollars = spec.rental_facts.max_dollars
-    if max_dollars is not None and spent_dollars >= max_dollars:
-        raise BadInput(
-            f"--max-price-total {max_dollars:g}: {spec.name} has cost ${spent_dollars:,.2f} already; "
-            f"to continue: imgnet-cluster resume {spec.name} --max-price-total DOLLARS"
-        )
-
-
 def _describe_changes(before: LaunchOptions, after: LaunchOptions) -> Iterator[str]:
-    """Yield a line for each option whose values differ."""
     values, changed_values = before.launch_values(), after.launch_values()
     for name, option in _all_options(after.backend).items():
         old, new = values[name], changed_values[name]
@@ -167,10 +159,7 @@ def _value_text(value: object, option: Option) -> str:
 
 
 def _with_added_epochs(run: Run, options: MoreEpochs) -> JobSpec:
-    """Return a job's specification, with the epochs that `resume --epochs +N` adds to it, if any.
-
-    Raises `BadInput` when the job cannot get them.
-    """
+    """Return a job's specification with the epochs that `resume --epochs` adds. Raises `BadInput` when it cannot."""
     spec, epochs, lr = run.spec, options.epochs, options.lr
     if not epochs:
         if lr is not None:
@@ -212,7 +201,6 @@ def _with_added_epochs(run: Run, options: MoreEpochs) -> JobSpec:
 
 
 def _note_on_added_epochs(schedule: Schedule, planned: int, options: MoreEpochs) -> str:
-    """Return a note for the plan: which epochs follow the `planned` ones, and their learning rate."""
     origin = "that of the last step before; for another one: --lr" if options.lr is None else "by --lr"
     lr, _ = schedule.scheduled_phases[-1].scaled_lr_endpoints
     return (

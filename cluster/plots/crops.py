@@ -26,10 +26,7 @@ CAPTION = (
 
 
 def draw_crops(path: Path, evaluation: Evaluation) -> None:
-    """Write the plot of an evaluation's example images: one row for each image, one column for each crop.
-
-    Raises `OSError`.
-    """
+    """Write the plot of an evaluation's examples: a row for each image, a column for each crop. Raises `OSError`."""
     from PIL import Image
 
     examples, answers = evaluation.examples, evaluation.examples[0].answers
@@ -54,7 +51,6 @@ def draw_crops(path: Path, evaluation: Evaluation) -> None:
 
 
 def _show_boxes(axes: "Axes", image: "Image", boxes: tuple[Box, ...]) -> None:
-    """Show an image, dimmed outside the boxes, with a frame around each box."""
     from matplotlib.patches import Rectangle
 
     axes.set(xticks=[], yticks=[])
@@ -68,7 +64,6 @@ def _show_boxes(axes: "Axes", image: "Image", boxes: tuple[Box, ...]) -> None:
 
 
 def _show_answer(axes: "Axes", answer: CropAnswer, true_class: str) -> None:
-    """Write the predicted class and its probability below an image, and the true class where the answer is wrong."""
     is_right = answer.predicted == true_class
     text = f"{_shorten(answer.predicted)} {answer.percent:.0f} %" + ("" if is_right else f"\nis {_shorten(true_class)}")
     axes.set_xlabel(text, color=CORRECT_COLOR if is_right else WRONG_COLOR, fontsize=font_points(15))

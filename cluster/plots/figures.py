@@ -163,21 +163,12 @@ def _adapt_attribute(name: str, value: str, id_prefix: str) -> str:
     if name in ("href", "clip-path"):
         return value.replace("#", f"#{id_prefix}")
     if name == "style":
-        return _use_css_colors(value)
-    return _shorten_path(value) if name in ("d", "x", "y") else value
-
-
-def _shorten_path(path: str) -> str:
-    """Round the numbers of a path, or a single number, to a tenth of a unit, and drop needless spaces."""
-    path = re.sub(r"-?\d+\.\d+", lambda match: f"{float(match[0]):.1f}".removesuffix(".0"), path)
-    path = re.sub(r"\s*([A-Za-z])\s*", r"\1", path.strip())
-    return re.sub(r"M(\S+) (\S+?)L(\S+?) \2L\3 (\S+?)L\1 \4z", r"M\1 \2H\3V\4H\1z", path)  # a rectangle
-
-
-def _use_css_colors(css: str) -> str:
-    """Replace our colors by CSS variables of the page, and drop fonts, which the page sets."""
-    css = re.sub(r"font:\s*([\d.]+px)[^;]*", r"font-size: \1", css)
-    css = re.sub(r"font-family:[^;]*;?\s*", "", css)
-    for color, variable in CSS_VARIABLE_BY_COLOR.items():
-        css = css.replace(color, f"var(--{variable})")
-    return css
+        value = re.sub(r"font:\s*([\d.]+px)[^;]*", r"font-size: \1", value)
+        value = re.sub(r"font-family:[^;]*;?\s*", "", value)  # the page sets fonts
+        for color, variable in CSS_VARIABLE_BY_COLOR.items():
+            value = value.replace(color, f"var(--{variable})")
+    elif name in ("d", "x", "y"):  # a path, or a single number: rounded to a tenth of a unit, without needless spaces
+        value = re.sub(r"-?\d+\.\d+", lambda match: f"{float(match[0]):.1f}".removesuffix(".0"), value)
+        value = re.sub(r"\s*([A-Za-z])\s*", r"\1", value.strip())
+        value = re.sub(r"M(\S+) (\S+?)L(\S+?) \2L\3 (\S+?)L\1 \4z", r"M\1 \2H\3V\4H\1z", value)  # a rectangle
+    return value

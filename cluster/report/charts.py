@@ -215,10 +215,7 @@ def time_breakdown_chart(facts: JobFacts) -> Chart | None:
 
 
 def forecast_chart(facts: JobFacts) -> Chart | None:
-    """Return the forecast and the actual time of each term as bars; while the job runs, only the forecast.
-
-    Of a forecast that has no terms, the chart is a note without a drawing.
-    """
+    """Return forecast and actual time of each term as bars, as far as known; without terms only a note."""
     compared = [row for row in facts.forecast_comparison if row.term != "all"]
     terms = {row.term: row.forecast for row in compared}
     if not compared and facts.forecast:

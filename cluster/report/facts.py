@@ -91,8 +91,7 @@ class JobFacts:
     Moments of epochs, steps, attempts (`timeline`), `activity` and `losses` (machine, moment) are in seconds at work.
     `schedule`, `forecast` and `forecast_comparison` are those of the result or, before it, of the plan. `settings` are
     those worth comparing with other jobs. `dollars_over_time` has points (seconds since the first launch of a machine,
-    dollars until then). `confusion` is that of the last validation, None before the job is done. `provenance` is what
-    is needed to reproduce the numbers.
+    dollars until then). `confusion` is that of the last validation, `provenance` what reproduces the numbers.
     """
 
     status: JobStatus
@@ -134,10 +133,7 @@ def drawn_state(state: MachineState) -> MachineState:
 
 
 def machine_activity(run: Run, attempts: Sequence[AttemptRow]) -> SpansByMachine:
-    """Return the activity of each machine. Seconds are of the wall clock.
-
-    A machine is LOST from when it was gone until it came back, or until the job's end if it is not in the last attempt.
-    """
+    """Return each machine's activity, by the wall clock; LOST until it came back, or the job's end if it did not."""
     spans_by_machine = {
         name: [(drawn_state(state), begin, end) for state, begin, end in timeline.state_spans(run.folder, name)]
         for name in run.spec.machine_names
@@ -155,10 +151,7 @@ class WorkClock:
     """Clock of the time in which a job was at work: the time between a stop and a resume is left out."""
 
     def __init__(self, spans_by_machine: SpansByMachine, start_time: float = 0.0) -> None:
-        """Count the time in which at least one machine has an activity other than LOST.
-
-        Without any activity, the clock runs from `start_time` until now.
-        """
+        """Count the time in which a machine has an activity but LOST; without any, from `start_time` until now."""
         active_spans = sorted(
             (begin, end)
             for spans in spans_by_machine.values()
@@ -191,8 +184,7 @@ class WorkClock:
 def machine_losses(run_folder: RunFolder, spans_by_machine: SpansByMachine) -> list[tuple[str, float]]:
     """Return (machine, moment) of each loss: of an agent without which the next attempt of the launch goes on.
 
-    A new agent may have the place of the lost one already. The moment is when the machine was last alive, or else when
-    the next attempt was agreed on.
+    A new agent may have its place already. The moment is when it was last alive, or else when the next began.
     """
     moved = timeline.moved_launches(run_folder)
     attempts = [attempt for attempt in run_folder.attempts.all() if attempt.members]
@@ -334,10 +326,7 @@ def _format_utc(timestamp: float) -> str:
 
 
 def step_points(rows: Iterable[StepRow], clock: WorkClock, max_points: int = MAX_CURVE_POINTS) -> list[StepPoint]:
-    """Return at most `max_points` points.
-
-    Several rows become one point, with their mean loss and median speed; its other values are those of the last row.
-    """
+    """Return at most `max_points` points; of several rows the mean loss, the median speed, else the last values."""
     cells = ((row.time, row.images, row.attempt, *map(row.scalars.get, SCALARS.values())) for row in rows)
     columns = np.fromiter(cells, COLUMN_TYPES)  # None becomes NaN
     point_count = min(len(columns), max_points)
@@ -364,18 +353,14 @@ def _known(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def sample_images(run_folder: Path, schedule: Sequence[PhaseRow]) -> list[SampleImage]:
     """Return the thumbnails of a run, with the crops that the last phase of `schedule` validates."""
-    return [_sample_image(thumbnail, schedule[-1]) for thumbnail in read_thumbnails(run_folder)] if schedule else []
-
-
-def _sample_image(thumbnail: Thumbnail, phase: PhaseRow) -> SampleImage:
-    square_shape = (phase.size, phase.size)
-    height, width = rect_crop_shape(*thumbnail.size, phase.size) if phase.rect_val else square_shape
-    return SampleImage(
-        thumbnail=thumbnail,
-        seen=center_crop_box(thumbnail.size, (height, width)),
-        pixels=(width, height),
-        square=center_crop_box(thumbnail.size, square_shape) if phase.rect_val else None,
-    )
+    images = []
+    for thumbnail in read_thumbnails(run_folder) if schedule else ():
+        side, is_rectangle = schedule[-1].size, schedule[-1].rect_val
+        height, width = rect_crop_shape(*thumbnail.size, side) if is_rectangle else (side, side)
+        seen = center_crop_box(thumbnail.size, (height, width))
+        square = center_crop_box(thumbnail.size, (side, side)) if is_rectangle else None
+        images.append(SampleImage(thumbnail=thumbnail, seen=seen, pixels=(width, height), square=square))
+    return images
 
 
 def center_crop_box(image_size: tuple[int, int], crop_shape: tuple[int, int]) -> RelativeBox:

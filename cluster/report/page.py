@@ -32,10 +32,7 @@ CONTENT_SECURITY_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-
 
 
 def render_report(jobs: Sequence[Job]) -> str:
-    """Return the HTML page about one job, or about several side by side.
-
-    Raises `ClusterError` when a run folder is damaged.
-    """
+    """Return the HTML page about one job, or several side by side. Raises `ClusterError` for a damaged run folder."""
     all_facts = []
     for job in jobs:
         with job.report_damaged_files():
@@ -45,10 +42,7 @@ def render_report(jobs: Sequence[Job]) -> str:
 
 
 def write_report(jobs: Sequence[Job], path: Path) -> Path:
-    """Write the page and return its path. A reader sees the old page or the new one, never a part of it.
-
-    Raises `ClusterError`, `OSError`.
-    """
+    """Write the page, which replaces an old one at once, and return its path. Raises `ClusterError`, `OSError`."""
     write_atomic(path, render_report(jobs).encode("utf-8", "replace"), durable=False)
     return path
 

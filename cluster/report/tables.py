@@ -52,10 +52,7 @@ def make_table(rows: Iterable[Mapping[str, Cell]], caption: str = "") -> Table:
 
 
 def format_cell(value: object) -> str:
-    """Return a value as text: "" for None, a float with four significant digits, one of 1,000 or more without decimals.
-
-    Characters that HTML does not allow are left out.
-    """
+    """Return a value as text: "" for None, floats with four digits; without the characters that HTML forbids."""
     if value is None:
         return ""
     if isinstance(value, float):
@@ -64,10 +61,7 @@ def format_cell(value: object) -> str:
 
 
 def format_error(row: TermComparison) -> str:
-    """Return the relative error of a forecast in percent.
-
-    It is empty where nothing is known, and for terms below a second, where a relative error is meaningless.
-    """
+    """Return a forecast's error in percent; "" where it is unknown, and below a second, where it means nothing."""
     return "" if row.error is None or row.actual < 1 else f"{100 * row.error:+.0f} %"
 
 
@@ -123,10 +117,7 @@ def cost_table(cost: JobCost) -> Table:
 
 
 def schedule_table(rows: Sequence[PhaseRow], missing_copies: Sequence[int] = ()) -> Table:
-    """Return a schedule in the columns of a paper's table, a row for each phase.
-
-    A phase whose resized copies are missing reads the full-size images.
-    """
+    """Return a row for each phase, as in papers. A phase whose copies are missing reads the full-size images."""
     return make_table(
         {
             "epochs": f"{row.start}-{row.end}",

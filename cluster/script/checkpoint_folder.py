@@ -5,8 +5,7 @@
 One thread does all that takes long, so that the agent goes on with its heartbeats. A copy is taken when nothing in the
 folder has changed for `REST_SECONDS`. A folder that is not at rest for so long is copied every `RESTLESS_SECONDS` at
 a moment when no process of this user has a file of it open for writing: each file is whole then, but files that are
-saved one after the other may be of different steps. A file that is open for longer than `LOG_SECONDS` is a log, for
-which no copy waits.
+saved one after the other may be of different steps. For a file open longer than `LOG_SECONDS`, a log, no copy waits.
 """
 
 import contextlib
@@ -14,7 +13,6 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
-from enum import Enum, auto
 from pathlib import Path
 
 from train.tools.errors import one_line_error
@@ -31,22 +29,13 @@ SCAN_SHARE = 0.1  # of the time may go into scans of a folder with many files
 FINAL_TRIES = 5  # of the copy after the end of an attempt
 
 
-class FolderPhase(Enum):
-    """What the thread of a checkpoint folder does."""
-
-    RESTORING = auto()
-    FOLLOWING = auto()
-    FINISHING = auto()
-    ENDED = auto()
-
-
 class CheckpointFolder:
     """The folder `IMGNET_CHECKPOINTS` of one machine in one attempt. Its thread starts with it; no method waits.
 
     `resume` is the version to begin with, relative to the shared folder; "": none. `is_writer` says that this machine's
     folder is the one that is copied. `previous` is the object of the attempt before, which ends first. `problem` is one
-    line about the last thing that failed, "" when nothing did. `copied` counts the published versions. `clock` is
-    monotonic, in seconds.
+    line about the last thing that failed, "" when nothing did. `copied` counts the published versions. It `has_ended`
+    when the last copy is there, or the folder is not restored (`is_restored`). `clock` is monotonic, in seconds.
     """
 
     def __init__(
@@ -67,7 +56,7 @@ class CheckpointFolder:
         self.problem = ""
         self.copied = 0
         self.is_restored = False
-        self.phase = FolderPhase.RESTORING
+        self.has_ended = False
         self._ended = threading.Event()
         self.decided = threading.Event()  # whether the folder is restored, or cannot be
         self._was_graceful = False
@@ -80,19 +69,10 @@ class CheckpointFolder:
         self._thread = threading.Thread(target=self._run, args=(version, previous), daemon=True)
         self._thread.start()
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether nothing is under way any more: after `finish` the last copy is there, or the folder is not restored.
-
-        `is_restored` tells which.
-        """
-        return self.phase == FolderPhase.ENDED
-
     def finish(self, was_graceful: bool) -> None:
         """Take a last copy, now that the processes of the attempt have ended, unless the newest one has it all.
 
-        After a crash or a kill (not `was_graceful`) a file may be half written: the copy is taken only of a folder that
-        was at rest. Only the first call has an effect.
+        After a crash (not `was_graceful`) only a folder at rest is copied. Only the first call has an effect.
         """
         if not self._ended.is_set():
             self._was_graceful = was_graceful
@@ -118,16 +98,14 @@ class CheckpointFolder:
                 return
             self._changed_at = self._copied_at = self.clock()
             self.is_restored = True
-            self.phase = FolderPhase.FOLLOWING
             self.decided.set()
             if self.is_writer:
                 self._follow()
-                self.phase = FolderPhase.FINISHING
                 self._copy_at_end()
             else:
                 self._ended.wait()
         finally:
-            self.phase = FolderPhase.ENDED
+            self.has_ended = True
             self.decided.set()
 
     def _follow(self) -> None:

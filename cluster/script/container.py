@@ -2,8 +2,7 @@
 
 The container has the folders of the job at the same paths as the machine, the machine's network and shared memory, and
 the same variables. Their values are in the environment of `docker`, which the option `-e NAME` passes on, so no command
-line has them. A container has a name that follows from the job, machine and rank, and `--rm`: what a killed agent
-leaves behind is removed before the next attempt and at the end.
+line has them. A container is named after job, machine and rank; what a killed agent leaves behind is removed later.
 """
 
 import contextlib
@@ -64,7 +63,6 @@ def _run_docker(*arguments: str, seconds: float | None = ANSWER_SECONDS) -> str:
 
 
 def _reason(stderr: str, code: int) -> str:
-    """Return the error of docker as one line."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     text = next((line for line in lines if "denied" in line or "error" in line.lower()), lines[-1] if lines else "")
     if "permission denied" in text.lower() and "socket" in text.lower():
@@ -78,11 +76,7 @@ def find_error(log: str) -> str:
 
 
 def prepare(image: str) -> bool:
-    """Make an image present on this machine, and return whether docker has the NVIDIA runtime.
-
-    An image that is here already is not pulled again. May take long: call it in a process of its own. Raises
-    `ContainerError`.
-    """
+    """Pull an image, which takes long, unless it is here; return whether docker has NVIDIA's runtime."""
     check_image(image)
     if not shutil.which(DOCKER):
         raise ContainerError("docker is missing on this machine; install Docker there, or leave out --image")
@@ -105,10 +99,7 @@ def container_name(job_uid: str, machine: str, rank: int) -> str:
 
 
 def main() -> int:
-    """Make the image of the first argument present; write to the file of the second whether NVIDIA's runtime is here.
-
-    Returns 1 after one line when that fails.
-    """
+    """Make image argv[1] present; write to file argv[2] whether NVIDIA's runtime is here. Returns 1 on failure."""
     image, result = sys.argv[1:]
     try:
         Path(result).write_text("nvidia" if prepare(image) else "")
@@ -131,10 +122,7 @@ def run_argv(
     given_variables: Collection[str],
     has_nvidia: bool,
 ) -> list[str]:
-    """Return the command line of `docker run` for one process. It has the names of the variables, and no value.
-
-    `given_variables` are those of the user, which mean the image, not the machine.
-    """
+    """Return the command line of `docker run` for a process, without values; `given_variables` mean the image."""
     words = [DOCKER, "run", "--rm", "--init", "--name", name, "--label", f"{LABEL}={machine_label}"]
     words += ["--network", "host", "--ipc", "host"]
     words += ["--user", f"{os.getuid()}:{os.getgid()}", "--workdir", str(workdir), "--stop-timeout", "30"]

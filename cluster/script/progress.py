@@ -13,7 +13,7 @@ import signal
 import struct
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +73,7 @@ def compile_pattern(text: str) -> re.Pattern[str]:
 def time_limit(seconds: float) -> Iterator[None]:
     """Raise `_OutOfTime` when the `with` block has used this many seconds of CPU time, even during a search by `re`.
 
-    CPU time, not elapsed time: the ranks may keep the processors busy. Signals reach the main thread only; in any
-    other thread there is no limit.
+    CPU time: the ranks may keep the processors busy. Signals reach the main thread: in others there is no limit.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -90,15 +89,6 @@ def time_limit(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, previous)
-
-
-def read_numbers(match: re.Match[str]) -> ScriptNumbers:
-    """Return the numbers of a line that matches. A group that is no number is not known."""
-    numbers: dict[str, Any] = {  # Any: of the type of the field
-        name: parse_integer(text) if name in INTEGER_GROUPS else _parse_number(text)
-        for name, text in match.groupdict("").items()
-    }
-    return ScriptNumbers(**numbers)
 
 
 def parse_integer(text: str) -> int | None:
@@ -118,8 +108,7 @@ def _parse_number(text: str) -> float | None:
 class ScriptProgress:
     """Follows one attempt of a script. `problem` is one line about the pattern when its search took too long.
 
-    `log` is the output of rank 0, `touched` the file `IMGNET_PROGRESS`. With `counts_output` each output is a sign of
-    life, which it is when nothing better is known.
+    `log` is of rank 0, `touched` is `IMGNET_PROGRESS`. With `counts_output` each output is a sign of life.
     """
 
     def __init__(
@@ -179,12 +168,15 @@ class ScriptProgress:
             self._note(numbers)
 
     def _search(self, pattern: re.Pattern[str], lines: list[str]) -> ScriptNumbers | None:
-        """Return the numbers of the last line that matches, None when none does."""
         try:
             with time_limit(MATCH_SECONDS):
                 for line in reversed(lines):
                     if match := pattern.search(line[:MAX_LINE_CHARACTERS]):
-                        return read_numbers(match)
+                        numbers: dict[str, Any] = {  # Any: of the type of the field; None for what is no number
+                            name: parse_integer(text) if name in INTEGER_GROUPS else _parse_number(text)
+                            for name, text in match.groupdict("").items()
+                        }
+                        return ScriptNumbers(**numbers)
         except _OutOfTime:
             self.pattern = None
             self.counts_output = True
@@ -195,6 +187,7 @@ class ScriptProgress:
         return None
 
 
+@dataclass
 class EventSteps:
     """The newest step of all TensorBoard event files below a folder, while they grow. Each byte is looked at once.
 
@@ -202,11 +195,10 @@ class EventSteps:
     checksum (4). Of the message only field 2 is read, which is the step.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.offsets: dict[Path, int] = {}
-        self.step: int | None = None
-        self.record_count = 0  # of all files
+    folder: Path
+    offsets: dict[Path, int] = field(default_factory=dict)
+    step: int | None = None
+    record_count: int = 0  # of all files
 
     def poll(self) -> None:
         """Read what is new. Files that cannot be read, and damaged ones, are left out from there on."""

@@ -43,10 +43,7 @@ class KeptSecrets:
 
 
 def collect(arguments: Sequence[str], files: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the values of all variables that --env and --env-file name. --env counts more than a file.
-
-    `environment` is that of the caller, which has the value of an `--env NAME`. Raises `BadInput`.
-    """
+    """Return the values that --env, from `environment` too, and --env-file name; --env first. Raises `BadInput`."""
     values: dict[str, str] = {}
     for name in files:
         path = Path(name).expanduser()
@@ -72,8 +69,7 @@ def collect(arguments: Sequence[str], files: Sequence[str], environment: Mapping
 def parse_env_file(text: str, source: str) -> dict[str, str]:
     """Return the variables of a file with lines such as NAME=value, as dotenv has them.
 
-    Empty lines and comments are left out, `export` before a name too. A value may be in quotes; in double ones a
-    backslash escapes. Nothing is expanded. Raises `BadInput`, which never shows a value.
+    Comments and `export` are left out; quotes and, in double ones, escapes count. `BadInput` never shows a value.
     """
     values: dict[str, str] = {}
     for number, raw_line in enumerate(text.splitlines(), 1):
@@ -163,10 +159,7 @@ def kept_values(uid: str) -> dict[str, str]:
 
 
 def new_values(arguments: Sequence[str], names: Sequence[str], uid: str, job: str) -> dict[str, str]:
-    """Return the values of a job's secret variables for its next launch, those of `resume --env` before kept ones.
-
-    Raises `BadInput` for another variable than the job's, and `ClusterError` when a value is not known.
-    """
+    """Return a job's secret values, `resume --env` before kept ones. Raises `BadInput` for others, `ClusterError`."""
     given = collect(arguments, [], os.environ)
     if unknown := sorted(given.keys() - set(names)):
         known = ", ".join(names) or "none"
@@ -195,10 +188,7 @@ def sent_bytes(values: Mapping[str, str]) -> bytes:
 
 
 def receive(names: Sequence[str], work: Path, uid: str, job: str) -> dict[str, str]:
-    """Return the values for an agent: those that were sent to its work folder, or that this computer keeps.
-
-    What was sent is removed. Raises `ClusterError` when a value is not known.
-    """
+    """Return an agent's values: those sent to its work folder, removed now, or kept here. Raises `ClusterError`."""
     if not names:
         return {}
     sent = work / SENT_FILE

@@ -67,10 +67,7 @@ Tree = dict[str, Entry]  # by path relative to the folder; a folder comes before
 
 
 def scan(folder: Path) -> Tree:
-    """Return what a folder has and can be copied. A missing folder is empty. Raises other `OSError`s.
-
-    Also raised for a link to a folder: what it leads to is not ours, and need not be there on another machine.
-    """
+    """Return what a folder has and can be copied; nothing if it is missing. Raises `OSError`, also for a link."""
     if folder.is_symlink():
         raise OSError(errno.ELOOP, "the script has put a link in its place, which is not followed", str(folder))
     entries: dict[str, Entry] = {}
@@ -121,10 +118,7 @@ def has_files(tree: Tree) -> bool:
 
 
 def versions(shared: Path, attempt: int, with_resumed: bool = True) -> list[Path]:
-    """Return the complete versions in the folder of an attempt, the newest first.
-
-    What an attempt saved is newer than the version that it resumed from.
-    """
+    """Return the complete versions of an attempt, the newest first: what it saved, then what it resumed from."""
     folder = checkpoint_folder(shared, attempt)
     patterns = (VERSION_PATTERN, RESUMED_PATTERN) if with_resumed else (VERSION_PATTERN,)
     found = [path for pattern in patterns for path in reversed(checkpoint_files(folder, pattern))]
@@ -138,18 +132,13 @@ def publish(source: Path, shared: Path, attempt: int, tree: Tree, is_restless: b
     since the scan, and `OSError`, for example when the disk is full; nothing of the copy stays then. Of a folder that
     `is_restless`, only each file for itself must not change while it is copied.
     """
-    folder = checkpoint_folder(shared, attempt)
-    make_folder_below(shared, folder.relative_to(shared).as_posix())
     existing = versions(shared, attempt)
     number = max((checkpoint_step(path) for path in existing), default=0) + 1
-    target = folder / VERSION_PATTERN.replace("*", f"{number:08d}")
-    with _new_folder(folder) as unfinished:
+    target = checkpoint_folder(shared, attempt) / VERSION_PATTERN.replace("*", f"{number:08d}")
+    with _new_version(shared, target) as unfinished:
         copy_tree(source, unfinished, tree, existing[0] if existing else None, is_restless)
         if not is_restless and scan(source) != tree:
             raise FolderChanged
-        _sync_tree(unfinished, scan(unfinished))
-        unfinished.rename(target)
-        sync(folder, os.O_NOFOLLOW)
     for old in versions(shared, attempt, with_resumed=False)[1:]:
         remove_version(old)
     return target
@@ -158,28 +147,23 @@ def publish(source: Path, shared: Path, attempt: int, tree: Tree, is_restless: b
 def link_newest(shared: Path, attempt: int) -> Path | None:
     """Give the newest version of the attempt before a name in the folder of an attempt that is to resume from it.
 
-    Called by the proposer of the attempt. Returns the link, None when nothing was saved. Raises `FileNotFoundError`
-    when the version was replaced meanwhile: call again.
+    For the proposer. Returns the link, None without one. Raises `FileNotFoundError` when replaced: call again.
     """
     existing = versions(shared, attempt - 1)
     if not existing:
         return None
     newest = existing[0]
-    folder = checkpoint_folder(shared, attempt)
-    make_folder_below(shared, folder.relative_to(shared).as_posix())
     name = RESUMED_PATTERN.replace("*", f"{checkpoint_step(newest):08d}-{uuid4().hex[:8]}")
+    target = checkpoint_folder(shared, attempt) / name
     tree = scan(newest)
-    with _new_folder(folder) as unfinished:
+    with _new_version(shared, target) as unfinished:
         try:
             copy_tree(newest, unfinished, tree, links_from=newest)
         except FolderChanged:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(newest)) from None
         if not newest.is_dir() or scan(newest).keys() != tree.keys():
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(newest))
-        _sync_tree(unfinished, tree)
-        unfinished.rename(folder / name)
-        sync(folder, os.O_NOFOLLOW)
-    return folder / name
+    return target
 
 
 def newest_version(shared: Path) -> Path | None:
@@ -220,10 +204,7 @@ def remove_version(version: Path) -> None:
 
 
 def restore(version: Path | None, folder: Path) -> int:
-    """Make a script's folder equal to a version, or empty for None. Returns the number of bytes that were copied.
-
-    Files that are equal already stay as they are. Raises `OSError`.
-    """
+    """Make a folder equal to a version (None: empty); equal files stay. Returns the copied bytes. Raises `OSError`."""
     if folder.is_symlink() or not folder.is_dir():  # never remove files where a link of the script leads to
         folder.unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
@@ -348,12 +329,16 @@ def _copy_bytes(source: int, target: int, target_name: str) -> None:
 
 
 @contextlib.contextmanager
-def _new_folder(parent: Path) -> Iterator[Path]:
-    """Yield a new folder for a copy that is not complete. It is removed unless it was renamed."""
-    folder = parent / f"{UNFINISHED_PREFIX}{uuid4().hex}"
+def _new_version(shared: Path, target: Path) -> Iterator[Path]:
+    """Yield a new folder. At the end it is on disk, and gets the name `target`; after an error it is removed."""
+    make_folder_below(shared, target.parent.relative_to(shared).as_posix())
+    folder = target.with_name(f"{UNFINISHED_PREFIX}{uuid4().hex}")
     folder.mkdir()
     try:
         yield folder
+        _sync_tree(folder, scan(folder))
+        folder.rename(target)
+        sync(target.parent, os.O_NOFOLLOW)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

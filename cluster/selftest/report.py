@@ -68,14 +68,9 @@ class SelftestReport:
     steps: tuple[StepResult, ...]
 
     @property
-    def has_passed(self) -> bool:
-        """Whether every step passed."""
-        return all(step.state is StepState.PASSED for step in self.steps)
-
-    @property
-    def is_interrupted(self) -> bool:
-        """Whether the user ended the self-test early."""
-        return any(step.state is StepState.INTERRUPTED for step in self.steps)
+    def states(self) -> set[StepState]:
+        """How the steps ended."""
+        return {step.state for step in self.steps}
 
 
 def remove_private(text: str, names: Sequence[str] = ()) -> str:

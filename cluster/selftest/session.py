@@ -1,7 +1,6 @@
 """The session of a self-test: launches its jobs within a limit in dollars, waits for them, and removes everything.
 
-The run folders are in the folder of the self-test, and a file there says whether the stack is the self-test's own. So a
-second session can remove what a killed one has left.
+By the run folders there, and a file that says whether the stack is its own, a second one can remove what a killed left.
 """
 
 import subprocess
@@ -177,10 +176,7 @@ class SelftestSession:
     # --- what is left -------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Remove what an earlier session has left, and remember whether there is a stack already.
-
-        Raises `ClusterError`, `OSError`.
-        """
+        """Remove an earlier session's leftovers; note whether there is a stack. Raises `ClusterError`, `OSError`."""
         if leftovers := self.remove_everything():
             raise ClusterError(
                 f"an earlier self-test has left something: {'; '.join(leftovers)}; type the command again"
@@ -191,10 +187,7 @@ class SelftestSession:
         write_atomic(self.folder / STATE_FILE, to_json_bytes(encode(state)))
 
     def remove_everything(self) -> list[str]:
-        """Terminate all jobs of the folder, and remove the stack if it is the self-test's own. Idempotent.
-
-        Returns a line for each resource that is left. Raises `DamagedRecord`, `OSError`.
-        """
+        """Terminate the folder's jobs; remove an own stack. Returns what is left. Raises `DamagedRecord`, `OSError`."""
         state = read_record(self.folder / STATE_FILE, SelftestState)
         if state is None:
             return []
@@ -212,11 +205,6 @@ class SelftestSession:
         if not leftovers:
             (self.folder / STATE_FILE).unlink()
         return leftovers
-
-    @property
-    def has_leftovers(self) -> bool:
-        """Whether something is left that no session has removed."""
-        return (self.folder / STATE_FILE).exists()
 
     def describe_leftovers(self) -> list[str]:
         """Return a line for each resource in the region that no live job needs. Raises `ClusterError`."""

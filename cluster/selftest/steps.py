@@ -168,7 +168,6 @@ def use_several_network_cards(session: SelftestSession) -> Iterator[Observation]
 
 
 def _start(job: Job) -> str:
-    """Return how long each step of the start took, of the slowest machine."""
     rows = job.machine_details().values()
     slowest = max((row.seconds for row in rows), key=lambda seconds: sum(seconds.values()), default={})
     steps = [f"{step} {seconds:.0f} s" for step, seconds in slowest.items() if seconds >= 1]
@@ -176,7 +175,6 @@ def _start(job: Job) -> str:
 
 
 def _stop(session: SelftestSession, job: Job) -> Observation:
-    """Stop a job, and return what is left of it."""
     job.stop()
     live_count = len(session.machines(job))
     has_ended = job.state == JobState.STOPPED and not live_count
@@ -213,8 +211,7 @@ LAST_STEP = Step(title="nothing is left", parts=(remove_everything,), needs_stac
 def run_selftest(session: SelftestSession, tell: Callable[[str], object]) -> SelftestReport:
     """Run all steps and return their report. `tell` is called with a line for the user before each step.
 
-    Ctrl-C ends the present step, and what was rented is removed. Raises `ClusterError`, `OSError` when the session
-    cannot begin.
+    Ctrl-C ends the present step, and what was rented is removed. Raises as `SelftestSession.begin` does.
     """
     started = time.time()
     session.begin()
@@ -268,7 +265,6 @@ def _run_step(session: SelftestSession, step: Step) -> StepResult:
 
 
 def _observe(session: SelftestSession, part: Part) -> Iterator[Observation]:
-    """Yield what a part of a step sees, and end its jobs. An error becomes an observation."""
     for action in (part, end_jobs):
         try:
             yield from action(session)

@@ -41,6 +41,7 @@ from train.tools.records import DamagedRecord, History, encode, read_record, req
 from train.tools.sealed_files import is_intact
 from train.tools.text_files import to_json_bytes
 
+from .heartbeats import machine_name
 from .states import MachineState
 
 PROPOSE_TRIES = 10
@@ -96,8 +97,8 @@ class Attempt:
 
     @property
     def machine_names(self) -> tuple[str, ...]:
-        """The members' machine names: their ids without the random part that is new at each start of an agent."""
-        return tuple(sys.intern(member.partition(".")[0]) for member in self.members)
+        """The members' machine names."""
+        return tuple(sys.intern(machine_name(member)) for member in self.members)
 
     @property
     def first_step(self) -> int:
@@ -275,8 +276,7 @@ def _with_checkpoint(shared: Path, attempt: Attempt) -> Attempt:
     It is linked into the attempt's own folder, with the one before it, and with the best weights. When none of the
     checkpoints can be read, the job ends as failed: to train again from the beginning costs as much as before, so the
     user decides. The damaged files are linked too, so that a resume meets them again. Trainers that go on in place read
-    no checkpoint, so the newest one is taken as it is: the attempt that reads it checks it. Raises `FileNotFoundError`
-    when a checkpoint vanishes meanwhile.
+    no checkpoint, so the newest one is not checked. Raises `FileNotFoundError` when a checkpoint vanishes meanwhile.
     """
     if attempt.number == 1:
         return attempt

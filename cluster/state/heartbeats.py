@@ -2,8 +2,7 @@
 
     <shared>/status/2.json      the `MachineStatus` of machine 2
 
-The age of a status is measured by the reader's own clock, from the moment when the reader last saw it change. Clocks of
-two machines are never compared.
+The age of a status is measured by the reader's clock since it last saw it change. No two machines' clocks are compared.
 """
 
 import contextlib
@@ -24,6 +23,11 @@ from .states import AgentPhase, MachineState
 
 SLOWEST_BUSY_MARGIN = 0.10  # share of the time by which the slowest rank must be busier than the others
 MAX_STATUS_BYTES = 1_000_000
+
+
+def machine_name(agent_id: str) -> str:
+    """Return the name of an agent's machine: its id without the random part that is new at each start."""
+    return agent_id.partition(".")[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +62,7 @@ class MachineStatus(TrainingNumbers):
     the last step that the current attempt has made, -1 before its first. `kept_step` is the step whose state its
     trainers keep while they wait for the next attempt; None: they keep none, as `not_in_place` says. `leave_reason` is
     why the machine has to leave, "" when it does not; `risk_reason` is why it may have to soon. `fault` says whose
-    fault a failure was, which rank it was (None: not known), and when that was seen. With `asks_exit` the processes of
-    the attempt were asked to save and exit.
+    fault a failure was, which rank (None: not known), and when it was seen. With `asks_exit` they are to save and exit.
 
     The other fields are for people and for the supervisor. `launch` is the ID of the launch, `time` the moment of
     writing by the machine's own steady clock (seconds since 1970); `boot_id` is the ID of its last boot, `clock_offset`
@@ -107,8 +110,8 @@ class MachineStatus(TrainingNumbers):
 
     @property
     def machine_name(self) -> str:
-        """The machine's name: the id without its random part."""
-        return self.id.partition(".")[0]
+        """The machine's name."""
+        return machine_name(self.id)
 
     @property
     def finished_step(self) -> int:
@@ -142,8 +145,7 @@ class SlowestRank:
 def find_slowest_rank(statuses: Mapping[str, MachineStatus]) -> SlowestRank | None:
     """Return the rank that waits least for others, None if none is clearly busier than the median of the others.
 
-    Training is synchronous: all ranks have the same step time, and all but the slowest one wait for it. `statuses` are
-    by machine. Those of an older attempt and of machines that do not train are left out: their ranks wait for nobody.
+    All ranks have one step time, and all but the slowest wait. Older attempts' and idle machines' do not count.
     """
     newest_attempt = max((status.attempt for status in statuses.values()), default=0)
     ranks = sorted(
@@ -193,10 +195,7 @@ def parse_status(text: bytes) -> MachineStatus | None:
 
 
 def read_status(path: Path) -> MachineStatus | None:
-    """Return the status in a file; None when there is none, or only a torn one: it is rewritten in place.
-
-    Raises `DamagedRecord` for a file that cannot be read, and for complete JSON that is no status.
-    """
+    """Return a file's status, None without one or a whole one. Raises `DamagedRecord` for unreadable or other JSON."""
     try:
         text = read_file(path, MAX_STATUS_BYTES)
     except FileNotFoundError:
@@ -267,7 +266,7 @@ class PeerStatuses:
             self.dead_ids.remove(status.id)
             self.locked_ids.discard(status.id)
         # An agent that was started again has a new id: the machine with the old id is lost.
-        for replaced_id in [old for old in self.statuses if old.partition(".")[0] == name and old != status.id]:
+        for replaced_id in [old for old in self.statuses if machine_name(old) == name and old != status.id]:
             del self.statuses[replaced_id], self.changed_at[replaced_id]
         self.statuses[status.id] = status
         self.changed_at[status.id] = now

@@ -14,7 +14,7 @@ from enum import StrEnum
 from train.tools.agent_protocol import Fault
 
 from .attempts import Attempt
-from .heartbeats import MachineStatus
+from .heartbeats import MachineStatus, machine_name
 from .states import AgentPhase, AttemptReason, MachineState
 
 FINAL_FAULTS = (Fault.FINAL, Fault.INPUT)
@@ -145,16 +145,12 @@ def ready_spares(view: ClusterView, rules: MembershipRules) -> list[str]:
         and is_responsive(view, rules, machine_id)
     ]
     fault_counts = view.attempt.fault_counts if view.attempt else {}
-    reliable_ids = [spare for spare in spare_ids if fault_counts.get(_machine_name(spare), 0) < MAX_CRASHES]
+    reliable_ids = [spare for spare in spare_ids if fault_counts.get(machine_name(spare), 0) < MAX_CRASHES]
     return sorted(reliable_ids, key=lambda spare: (bool(view.statuses[spare].risk_reason), _sort_key(spare)))
 
 
-def _machine_name(machine_id: str) -> str:
-    return machine_id.partition(".")[0]
-
-
 def _sort_key(machine_id: str) -> tuple[int, str]:
-    return int(_machine_name(machine_id)), machine_id
+    return int(machine_name(machine_id)), machine_id
 
 
 def _decide_first_attempt(view: ClusterView, rules: MembershipRules) -> Action:
@@ -241,8 +237,8 @@ def _find_peer_failure(view: ClusterView, rules: MembershipRules, attempt: Attem
         keeps_state = rules.goes_on_in_place and view.can_keep_state
         return Action(kind=ActionKind.FAIL, reason=reason, dump_stacks=is_standing_still and not keeps_state)
     missing_ids = [member for member in attempt.members if member != view.own_id and member not in view.statuses]
-    present_names = {_machine_name(machine_id) for machine_id in view.statuses}
-    if any(_machine_name(missing) in present_names for missing in missing_ids):
+    present_names = {machine_name(machine_id) for machine_id in view.statuses}
+    if any(machine_name(missing) in present_names for missing in missing_ids):
         return Action(kind=ActionKind.FAIL, reason=f"{_describe_machines(missing_ids)} restarted")
     if AgentPhase.SAVED in phases.values() and is_standing_still:
         return Action(kind=ActionKind.FAIL, reason="the other machines have saved and ended")
@@ -280,10 +276,7 @@ def _find_silence(view: ClusterView, rules: MembershipRules, attempt: Attempt) -
 
 
 def _members_that_exit(view: ClusterView, attempt: Attempt) -> list[str]:
-    """Return the other members whose processes were asked to save and exit, or have done so.
-
-    Nothing but their agents tells the processes of a command about each other.
-    """
+    """Return the other members whose processes save and exit: only agents tell those of a command of it."""
     return [
         member
         for member, status in _statuses_in(view, attempt).items()
@@ -292,7 +285,6 @@ def _members_that_exit(view: ClusterView, attempt: Attempt) -> list[str]:
 
 
 def _finished_members(view: ClusterView, attempt: Attempt) -> list[str]:
-    """Return the members whose part of a command is done, as far as their last statuses say."""
     statuses = _statuses_in(view, attempt)
     return [member for member, status in statuses.items() if status.phase == AgentPhase.FINISHED]
 
@@ -357,7 +349,7 @@ def next_attempt(
     for status in own_failures if rules.has_progress else ():
         fault_counts[status.machine_name] = fault_counts.get(status.machine_name, 0) + 1
     left_out_ids = _machines_to_leave_out(view, rules, attempt, statuses, fault_counts)
-    for name in map(_machine_name, left_out_ids):
+    for name in map(machine_name, left_out_ids):
         if rules.is_rented:  # another machine will get the name
             del fault_counts[name]
         else:
@@ -493,6 +485,5 @@ def _describe_failures(failed: Iterable[MachineStatus], rules: MembershipRules) 
 
 
 def _describe_machines(machine_ids: list[str]) -> str:
-    """Return "machine 2" or "machines 1, 2"."""
-    names = [_machine_name(machine_id) for machine_id in sorted(machine_ids, key=_sort_key)]
+    names = [machine_name(machine_id) for machine_id in sorted(machine_ids, key=_sort_key)]
     return f"machine{'s' * (len(names) > 1)} {', '.join(names)}"

@@ -48,11 +48,7 @@ class CostMeter(Protocol):
 
 
 def first_launch_time(run: Run) -> float:
-    """Return when the job was first launched, in seconds since 1970.
-
-    A job that waited in a queue was launched when its machines were first recorded: in the journal of the backend, or
-    as a state of an agent.
-    """
+    """Return when the job, or of a queued one its first machine, was launched, in seconds since 1970."""
     if not run.spec.queue:
         return run.spec.created
     first_signs = [float(row["time"]) for row in read_json_lines(run.folder.journal_path, "time")][:1]
@@ -125,10 +121,7 @@ def write_result(
 
 
 def _limited_json(result: JobResult) -> bytes:
-    """Return a result as JSON that every command can read: the oldest epochs and attempts are left out of a long one.
-
-    Machines wrote the rest too: if that is still too long, only the outcome is left.
-    """
+    """Return a result as JSON of limited size: without the oldest epochs and attempts, or only the outcome."""
     content = to_json_bytes(encode(result))
     if len(content) > MAX_RESULT_BYTES:
         logger.warning(LEFT_OUT)
@@ -145,7 +138,6 @@ def _limited_json(result: JobResult) -> bytes:
 
 
 def _measurements_so_far(run: Run) -> TrainResult:
-    """Return what is known of a run whose trainers have not written their result."""
     epochs = run.folder.epochs()
     last_validated = next((epoch for epoch in reversed(epochs) if epoch.top1 is not None), None)
     where = None
@@ -172,8 +164,7 @@ def _job_goodput(run: Run, measured: TrainResult, history: timeline.Timeline) ->
 def target_outcome(run: Run, cost: CostMeter, epochs: Sequence[EpochResult]) -> target.TargetOutcome | None:
     """Return whether and when the accuracy target of the job (or of its recipe) was reached; None without a target.
 
-    When it was reached, `seconds_all` counts the seconds since the job's first launch, and `dollars` is the cost until
-    then.
+    When it was reached, `seconds_all` counts from the job's first launch, and `dollars` is the cost until then.
     """
     if run.spec.own_command:
         return None
@@ -199,10 +190,7 @@ def check_image_usage(run_folder: RunFolder, epochs: Sequence[EpochResult]) -> l
 
 
 def with_forecast(result: JobResult, forecast: Forecast | None) -> JobResult:
-    """Return a result with the machine constants that the run measured, and the comparison with its forecast.
-
-    Nothing is added for a job that is not done or measured too little.
-    """
+    """Add the constants that a run measured, and the comparison with its forecast, unless it measured too little."""
     if result.state != JobState.DONE or result.schedule is None or result.schedule_gpus is None:
         return result
     run = MeasuredRun(

@@ -41,10 +41,7 @@ REHEARSED_NOTICE = "rehearsed spot notice (imgnet-cluster rehearse-loss)"  # the
 
 
 def lock_holder(path: Path) -> int | None:
-    """Return the ID of the process of this computer that holds a lock file, None when none holds it.
-
-    None also in the moment in which the holder has not written its ID yet.
-    """
+    """Return the process of this computer that holds a lock file; None without one, and until it has written its ID."""
     with contextlib.suppress(OSError, ValueError):
         return int(path.read_text()) if is_locked(path) else None
     return None
@@ -56,10 +53,7 @@ def runs_folder() -> Path:
 
 
 def run_folders(runs_folder: Path) -> "list[RunFolder]":
-    """Return the run folders of the jobs in a runs folder, oldest first.
-
-    A folder without job.json belongs to a launch that was killed, and is left out.
-    """
+    """Return the run folders with a job.json, oldest first. Those without one are of launches that were killed."""
     paths = [spec_path.parent for spec_path in runs_folder.glob("job-*/job.json")]
     return sorted((RunFolder(path) for path in paths if JOB_NAME.fullmatch(path.name)), key=lambda each: each.number)
 
@@ -163,8 +157,7 @@ class RunFolder:
     def write_spec(self, spec: JobSpec) -> None:
         """Write the specification, its recipe, and the targets of notifications, which only this user may read.
 
-        The run folder's job.json comes last: a job whose writing was interrupted has none. The copy for the machines
-        leaves out the queue, of which they need not know.
+        job.json comes last: an interrupted job has none. The machines' copy lacks the queue, which is not theirs.
         """
         if spec.notify or self.notify_path.exists():
             write_atomic(self.notify_path, to_json_bytes(spec.notify), mode=0o600)
@@ -174,10 +167,7 @@ class RunFolder:
         write_atomic(self.spec_path, to_json_bytes(spec.to_json()))
 
     def read_limits(self) -> RequestedLimits | None:
-        """Return the limits in the specification, which `extend` may have changed since this process read it.
-
-        None without a specification. Raises `DamagedRecord`.
-        """
+        """Return the limits of job.json, which `extend` may have changed, if there is one. Raises `DamagedRecord`."""
         return read_record(self.spec_path, RequestedLimits)
 
     @property
@@ -233,10 +223,7 @@ class RunFolder:
         return {}
 
     def epochs(self) -> list[EpochRow]:
-        """Return the finished epochs, only the newest if there are ten thousand. Repeated epochs appear once.
-
-        Each line is read once.
-        """
+        """Return the finished epochs, of ten thousand only the newest; repeated ones once. Each line is read once."""
         parse = partial(parse_row, row_type=EpochRow)
         kept_bytes = 0
         rows_by_attempt: list[list[EpochRow]] = []
@@ -281,10 +268,7 @@ class Run:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read the run in a run folder.
-
-        Raises `OSError` without a job.json, and `DamagedRecord` for a damaged one.
-        """
+        """Read the run in a run folder. Raises `OSError` without a job.json, `DamagedRecord` for a damaged one."""
         folder = RunFolder(path)
         spec = JobSpec.parse(read_file(folder.spec_path), folder.spec_path)
         notify = read_record(folder.notify_path, tuple[str, ...])

@@ -39,10 +39,7 @@ def work_title(kinds: Iterable[WorkKind]) -> str:
 
 
 class AgentPhase(StrEnum):
-    """What an agent does, as far as its peers have to know. They agree by it on the members of the next attempt.
-
-    In a later phase of this list an agent knows more about the job.
-    """
+    """What an agent does, by which its peers agree on the next attempt. In a later phase it knows more of the job."""
 
     ENDED = "ended"  # it has announced its end
     WARMING = "warming"  # getting ready

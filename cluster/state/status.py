@@ -52,9 +52,8 @@ class JobStatus:
     `recipe` is the name of the recipe or, by `work`, of the command; `command` the command as it is typed in a shell,
     "" for a recipe.
     `doing` says what the job does in its state, `progress` how far that is. `attempt` is the last one that has members,
-    0 before the first. `slowest` describes the rank that the others wait for, `risk` the machines that may be taken
-    away soon. `target` is the accuracy to reach or, in the end, what became of it. `run` is the run folder. `created`
-    is in seconds since 1970, `seconds` the time at work.
+    0 before the first. `slowest` describes the rank that others wait for, `risk` the machines that may go soon.
+    `target` is to be reached or what became of it. `created` is in seconds since 1970, `seconds` the time at work.
     """
 
     job: str
@@ -96,8 +95,7 @@ class JobResult(TrainResult):
 
     `procs` is the number of processes of each machine. `setup` has the seconds of each step of each machine up to its
     first training step. `did_not_answer` are the machines that did not answer at the end. `ids_wrong` are the errors in
-    the log of used images, None when there is no such log. `is_input_wrong`: the job failed and would fail again
-    unless the recipe, the options or the images are changed.
+    the log of used images, None without one. `is_input_wrong`: it would fail again with the same input and options.
 
     `constants` are the machine constants that the run measured. When a forecast was made at the launch, `forecast`
     holds it and `against` compares it with the run. They are None for a job that is not done or measured too little.
@@ -160,10 +158,7 @@ def read_agent_status(run_folder: RunFolder, machine: str = "0") -> MachineStatu
 
 
 def read_final_status(run_folder: RunFolder, machine: str, address: str) -> MachineStatus | None:
-    """Return the last status of the agent of a machine with this address, None unless the agent has ended.
-
-    None also when the status is that of the machine which had the name before. Raises `DamagedRecord`.
-    """
+    """Return the last status of the ended agent at this address, None without one. Raises `DamagedRecord`."""
     status = read_agent_status(run_folder, machine)
     return status if status and status.ended and status.address == address else None
 
@@ -189,10 +184,7 @@ def machine_statuses(run: Run) -> dict[str, MachineStatus]:
 
 
 def best_informed_status(run: Run) -> MachineStatus | None:
-    """Return the status of the machine that knows most about the job, None before the first status.
-
-    A machine that is done comes first, then the machines of the newest attempt, then those in the latest `AgentPhase`.
-    """
+    """Return the status that knows most: of a done machine, else of the newest attempt, in the latest phase."""
 
     def knowledge(status: MachineStatus) -> tuple[bool, int, int]:
         return status.state == MachineState.DONE, status.attempt, list(AgentPhase).index(status.phase)
@@ -245,7 +237,6 @@ def job_status(run: Run, result: JobResult | None) -> JobStatus:
 
 
 def _ended_job_status(status: JobStatus, result: JobResult) -> JobStatus:
-    """Return a job's status with what its result says."""
     if result.state == JobState.DONE and result.steps:
         # The number of the last epoch, as in the epochs' lines: with --max-steps, whole epochs are left out.
         last_epoch = result.epochs[-1].epoch if result.epochs else 0
@@ -286,7 +277,6 @@ def _starting_job_status(run: Run, status: JobStatus) -> JobStatus:
 def _running_job_status(
     run_folder: RunFolder, status: JobStatus, agent_status: MachineStatus, newest: Attempt | None
 ) -> JobStatus:
-    """Return the status of a job whose agents have written statuses, with its state and reason."""
     state = JOB_STATE_OF_INACTIVE.get(agent_status.state, JobState.RUNNING)
     if agent_status.phase == AgentPhase.FAILED:
         state = JobState.RUNNING
@@ -304,8 +294,7 @@ def _running_job_status(
 def machine_rows(run: Run) -> dict[str, MachineRow]:
     """Return a row for each machine.
 
-    The supervisor measures the steps of setting up, the agent those from its start to the first training step. Both
-    count from the machine's last set-up: a replacement has none of the seconds of the machine that was lost.
+    The seconds of the set-up are the supervisor's, those up to training the agent's; both since the last set-up.
     """
     statuses = machine_statuses(run)
     setup_rows = read_setup_record(run.folder).machines
@@ -345,8 +334,7 @@ def machine_rows(run: Run) -> dict[str, MachineRow]:
 def seconds_by_state(run: Run) -> dict[str, float]:
     """Return the seconds of each state over all launches, and "total", without the time between launches.
 
-    At each moment the job is in the state of the machine that is furthest (`MachineState`): a machine that waits or has
-    gone does not count while another trains. The time of an agent that was killed counts until its last heartbeat.
+    At each moment the furthest machine's state counts (`MachineState`); a killed agent's until its last heartbeat.
     """
     spans = [span for name in run.spec.machine_names for span in timeline.state_spans(run.folder, name)]
     seconds: dict[str, float] = {}
@@ -377,8 +365,7 @@ def add_job_times(run: Run, table: TimeTable, total_seconds: float | None = None
     `pauses` are the seconds that changes of attempt cost. `start` holds the seconds of each step before the first
     training step, on the slowest machine; one that was set up again later does not count, unless all were, as by a
     resume. An agent sees the first step a moment late: when `total_seconds` of an ended job are given, that moment is
-    subtracted, so that all parts add up to the total. With pauses that moment is not known, because no agent may have
-    lived in a part of them.
+    subtracted, so that all parts add up to the total. With pauses that moment is not known.
     """
     pauses = timeline.read_timeline(run.folder).lost_seconds
     setup_rows = read_setup_record(run.folder).machines

@@ -27,8 +27,7 @@ class MachineSetup:
     time of each step. `was_reached`: the job has logged in there, in this launch or an earlier one, so something of it
     may run there. `restarted` is when the set-up last began again during the job, on this machine or on a replacement,
     or by a resume, in seconds since 1970; 0: never. Since `unreachable_since` this computer cannot reach the machine;
-    0: it can. `folder`, `work`, `code` and `python` are paths on the machine, "" while they are not known. `gpus` are
-    the names of its GPUs.
+    0: it can. `folder`, `work`, `code` and `python` are paths there, "" while not known, `gpus` the names of its GPUs.
     """
 
     host: str = ""

@@ -159,10 +159,7 @@ def describe_members(names: Sequence[str]) -> str:
 
 
 def moved_launches(run_folder: RunFolder) -> dict[str, str]:
-    """Return the IDs of launches that no user asked for, each with the ID of the user's launch that it continues.
-
-    All rented machines were lost, and new ones took over.
-    """
+    """Return launches that no user asked for, after the loss of all rented machines, with those they continue."""
     user_launch_ids: dict[str, str] = {}
     user_launch_id = ""
     for row in read_json_lines(run_folder.journal_path, "what", "launch_id"):
@@ -176,8 +173,7 @@ def moved_launches(run_folder: RunFolder) -> dict[str, str]:
 def state_changes(run_folder: RunFolder, machine: str) -> list[tuple[MachineState, float]]:
     """Return the states of a machine's agents, and when each began.
 
-    When the last state is not final, it is followed by LOST at the agent's last heartbeat: the agent was killed and not
-    yet replaced, or it lives and its last heartbeat is recent.
+    A last state that is not final is followed by LOST at the last heartbeat, which is recent if the agent lives.
     """
     changes = [(change.state, change.time) for change in run_folder.state_log(machine)]
     if changes and changes[-1][0] not in (*FINAL_AGENT_STATES, MachineState.FAILED):
@@ -189,8 +185,7 @@ def state_changes(run_folder: RunFolder, machine: str) -> list[tuple[MachineStat
 def state_spans(run_folder: RunFolder, machine: str) -> Iterator[tuple[MachineState, float, float]]:
     """Yield the states of a machine's agents, each with its begin and end; LOST while the machine was gone.
 
-    A state that the start of a new agent follows counts as LOST too: the old agent died without a word, and nobody
-    knows when. The time after an agent that has done its work is left out.
+    A state before a new agent's start is LOST too: the old one died silently. The time after an end is left out.
     """
     for (state, begin), (next_state, end) in pairwise(state_changes(run_folder, machine)):
         if state in (MachineState.DONE, MachineState.STOPPED) or end <= begin:
@@ -200,10 +195,7 @@ def state_spans(run_folder: RunFolder, machine: str) -> Iterator[tuple[MachineSt
 
 
 def startup_seconds(run_folder: RunFolder, machine: str, since: float = 0.0) -> dict[str, float]:
-    """Return the seconds that a machine's first agent took for each step of its start, up to its first training step.
-
-    It is the first agent after `since` (seconds since 1970). Returns {} until training has begun.
-    """
+    """Return the seconds of each step of the start of the first agent after `since`; {} until it trains."""
     seconds: dict[str, float] = {}
     previous: StateChange | None = None
     for change in run_folder.state_log(machine):

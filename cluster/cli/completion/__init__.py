@@ -1,8 +1,7 @@
 """Tab completion of commands, options and values, for bash, zsh and fish.
 
 The name of a value in `--help` decides how it is completed: JOB, RECIPE, DIR, FILE, TYPE, REGION, ZONE. Completions
-come from files of this computer, without a request. At each press of Tab a shell calls the program with `VARIABLE` set,
-and shows the output of the program; so errors print nothing.
+come from files of this computer. At each Tab a shell shows what the program, with `VARIABLE` set, prints: never errors.
 """
 
 import contextlib
@@ -22,12 +21,10 @@ from click.shell_completion import (
     _resolve_context,
     _resolve_incomplete,
     add_completion_class,
-    get_completion_class,
 )
 
 PROGRAM = "imgnet-cluster"
 VARIABLE = "_IMGNET_CLUSTER_COMPLETE"  # click derives this name from that of the program
-SHELLS = ("bash", "zsh", "fish")
 FOLDER_NAMES = {"DIR", "FOLDER", "SOURCE", "TARGET"}
 FILE_NAMES = {"CHECKPOINT", "FILE", "PNG", "RECIPE"}
 
@@ -49,26 +46,15 @@ class _ValueCompletion(ShellComplete):
             return []
 
 
-@add_completion_class
-class _Bash(_ValueCompletion, BashComplete):
-    pass
-
-
-@add_completion_class
-class _Zsh(_ValueCompletion, ZshComplete):
-    pass
-
-
-@add_completion_class
-class _Fish(_ValueCompletion, FishComplete):
-    pass
+SHELLS: dict[str, type[ShellComplete]] = {
+    shell_class.name: add_completion_class(type(shell_class.__name__, (_ValueCompletion, shell_class), {}))
+    for shell_class in (BashComplete, ZshComplete, FishComplete)
+}
 
 
 def completion_script(command: click.Command, shell: str) -> str:
     """Return the script that makes a shell complete the command line."""
-    completion_class = get_completion_class(shell)
-    assert completion_class is not None
-    return completion_class(command, {}, PROGRAM, VARIABLE).source()
+    return SHELLS[shell](command, {}, PROGRAM, VARIABLE).source()
 
 
 def _complete_value(param: click.Parameter, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
@@ -76,8 +62,10 @@ def _complete_value(param: click.Parameter, args: list[str], incomplete: str) ->
     shown_name = param.human_readable_name if isinstance(param, click.Argument) else str(param.metavar)
     kinds = set(re.findall("[A-Z]+", shown_name))
     values: list[str] = []
-    if param.name == "machine":
-        values = _machine_numbers(args)
+    if param.name == "machine":  # of the job in the command line, by default of the newest
+        jobs = _job_ids()
+        spec = _read_spec(jobs[next(name for name in (*args, *jobs) if name in jobs)])
+        values = [str(number) for number in range(spec["machines"] + spec["recovery"]["spares"])]
     elif "JOB" in kinds:
         values = list(_job_ids(incomplete))
     elif "RECIPE" in kinds:
@@ -95,10 +83,7 @@ def _complete_value(param: click.Parameter, args: list[str], incomplete: str) ->
 
 
 def _job_ids(incomplete: str = "") -> dict[str, str]:
-    """Return the ID of each job of this folder by its ID, the newest first, then by the name that its user gave it.
-
-    For the names each job.json is read, unless an ID is typed.
-    """
+    """Return each job's ID by ID, the newest first, then by its user's name, for which each job.json is read."""
     from cluster.state.run_folder import runs_folder
 
     numbers = [path.parent.name.removeprefix("job-") for path in runs_folder().glob("job-*/job.json")]
@@ -113,13 +98,6 @@ def _read_spec(job: str) -> dict[str, Any]:  # Any: JSON of any shape
     with contextlib.suppress(OSError, ValueError):
         return dict(json.loads((runs_folder() / job / "job.json").read_text()))
     return {}
-
-
-def _machine_numbers(args: list[str]) -> list[str]:
-    """Return the machine numbers of the job in a command line, by default of the newest job."""
-    jobs = _job_ids()
-    spec = _read_spec(jobs[next(name for name in (*args, *jobs) if name in jobs)])
-    return [str(number) for number in range(spec["machines"] + spec["recovery"]["spares"])]
 
 
 def _recipe_names(incomplete: str) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from cluster.backends.rentals import OfferRow, RentedJob
-from cluster.display import cloud, forecast, plan, status, tables
+from cluster.display import cloud, plan, status, tables
 from infra.costs import JobCost
 from train.forecast import TermComparison
 from train.recipe.recipe_files import read_recipes
@@ -43,7 +43,7 @@ PRINTERS: dict[str, Callable[[], object]] = {
     "machines": lambda: status.show_machines(MACHINES),
     "attempts": lambda: status.show_timeline(ATTEMPTS),
     "schedule": lambda: plan.show_schedule(SCHEDULE.table()),
-    "forecast": lambda: forecast.show_forecast_vs_actual(
+    "forecast": lambda: plan.show_forecast_vs_actual(
         [TermComparison(term="all-reduce", forecast=123_456.7, actual=54_321.0, error=1.27)]
     ),
     "cost": lambda: cloud.show_cost(COST),

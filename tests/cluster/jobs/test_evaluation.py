@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from cluster.errors import ClusterError
-from cluster.jobs import evaluation
+from cluster.jobs import checkpoints
 
 
 def test_run_module_yields_messages_and_raises_errors(sandbox: Any) -> None:
     def run(program: str) -> Any:
-        return evaluation.run_module([sys.executable, "-c", program])
+        return checkpoints.run_module([sys.executable, "-c", program])
 
     messages = run('print(\'{"kind": "row", "n": 1}\', flush=True); import time; time.sleep(60)')
     assert next(messages) == {"kind": "row", "n": 1}

@@ -327,9 +327,9 @@ def test_machine_joins_if_it_fits_also_when_the_supervisor_was_killed(make_job: 
     edited.touch()
     assert "imgnet-cluster has changed here since the start of the job" in join()
     edited.unlink()
-    fleet.setup_progress.update("0", lambda row: replace(row, gpus=("H100",)))
+    fleet.setup_progress.update("0", gpus=("H100",))
     assert "no GPU: nvidia-smi is missing" in join()
-    fleet.setup_progress.update("0", lambda row: replace(row, gpus=()))
+    fleet.setup_progress.update("0", gpus=())
     assert Run.read(folders.path).spec == spec and not job.agents("2")
 
     assert join() == ""

@@ -270,8 +270,8 @@ def test_setup_progress_concurrent_changes_are_all_kept(tmp_path: Path) -> None:
     def set_up(name: str) -> None:
         for _ in range(30):
             progress.set_step(name, SetupStep.CHECKS, 1.0)
-            progress.update(name, lambda row: replace(row, notes=(*row.notes, str(len(row.notes)))))
-        progress.set_failure_reason(name, f"reason {name}")
+            progress.add_note(name, str(len(progress.rows[name].notes)))
+        progress.update(name, reason=f"reason {name}")
 
     with ThreadPoolExecutor(len(names)) as pool:
         list(pool.map(set_up, names))
@@ -283,7 +283,7 @@ def test_setup_progress_concurrent_changes_are_all_kept(tmp_path: Path) -> None:
 
 
 def test_start_launch_keeps_which_machines_the_job_has_reached(progress: SetupProgress) -> None:
-    progress.update("1", lambda row: replace(row, was_reached=True, reason="no GPU"))
+    progress.update("1", was_reached=True, reason="no GPU")
     progress.start_launch("second", {"0": "gpu1", "1": "gpu2"})
     assert progress.rows == {"0": MachineSetup(host="gpu1"), "1": MachineSetup(host="gpu2", was_reached=True)}
     assert not progress.rows["0"].restarted, "no agent had run there"
@@ -291,7 +291,7 @@ def test_start_launch_keeps_which_machines_the_job_has_reached(progress: SetupPr
     for launch in ("resumed", "resumed", "resumed again"):  # and a supervisor was killed meanwhile
         progress.start_launch(launch, {"0": "gpu1", "1": "gpu2"})
         assert progress.rows["0"].restarted > 0
-    progress.update_record(lambda record: replace(record, is_adopted=True))
+    progress.update_record(is_adopted=True)
     progress.start_launch("third", {"0": "gpu1"})
     assert progress.rows["0"].was_reached, "by the computer that launched the job"
 

@@ -10,7 +10,7 @@ from support.packed_sets import content as contents
 from support.waiting import wait_for
 
 from cluster.script import checkpoint_folder, snapshot
-from cluster.script.checkpoint_folder import LOG_SECONDS, REST_SECONDS, RESTLESS_SECONDS, CheckpointFolder, FolderPhase
+from cluster.script.checkpoint_folder import LOG_SECONDS, REST_SECONDS, RESTLESS_SECONDS, CheckpointFolder
 
 
 @pytest.fixture
@@ -214,7 +214,7 @@ class Bed:
         previous = self.objects[-1] if self.objects else None
         begun = CheckpointFolder(self.folder, self.shared, attempt, resume, is_writer, previous, lambda: self.now)
         self.objects.append(begun)
-        wait_for(lambda: begun.phase == FolderPhase.FOLLOWING)
+        wait_for(lambda: begun.is_restored)
         return begun
 
     def write(self, content: str) -> None:

@@ -1,5 +1,7 @@
-"""The commands that use a trained network: `eval` measures it, `export`, `predict` and `pull` take it out."""
+"""The commands about what jobs have trained: eval, export, predict, pull; the HTML report, and benchmark records."""
 
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -7,11 +9,14 @@ import click
 
 from cluster.display.tables import ProgressBar
 from cluster.errors import BadInput, ClusterError
+from train.tools.records import MALFORMED_DATA_ERRORS
 
 from .inspect import refresh
 from .options import (
+    OUTPUT_FORMATS,
     GroupedCommand,
     NumberList,
+    flag,
     grouped_option,
     launch_options,
     output_option,
@@ -19,7 +24,6 @@ from .options import (
     print_json,
     warn,
 )
-from .record import OutputFile
 
 if TYPE_CHECKING:
     from cluster.jobs.job import Job
@@ -28,10 +32,9 @@ if TYPE_CHECKING:
 
 MIN_SIZE_PIXELS, MAX_SIZE_PIXELS = 16, 4096
 WEIGHTS_SUFFIXES = (".pt", ".safetensors")
+RECORD_SUFFIXES = (".tsv", ".json", ".log")  # of DAWNBench's table and entry, and of MLPerf's log
 
-best_option = grouped_option(
-    "Data", "--best", is_flag=True, help="Take the network of the best validation instead of the last one."
-)
+best_option = flag("Data", "--best", help="Take the network of the best validation instead of the last one.")
 model_option = grouped_option(
     "Data",
     "--model",
@@ -40,12 +43,21 @@ model_option = grouped_option(
 )
 
 
+class OutputFile(click.Path):
+    """A file that a command writes. The formats that `-o` of other commands takes are refused: nobody means a file."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # Any: as click
+        """Return the path. Fails as click's types do."""
+        if str(value) in OUTPUT_FORMATS:
+            self.fail(f"of this command -o names the file to write; a file of this name is ./{value}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 class TrainedSource(NamedTuple):
     """A file of weights or a checkpoint, and what is known of its network.
 
-    `model` is the name that the network must have, None for any network of this project and of libraries. `title` names
-    the job or the file. `module_folders` has the user's modules that the network needs, `job_options` what its run was
-    started with: both are known for a job only.
+    `model` is the name that the network must have, None for any of this project and of libraries. `title` names the job
+    or the file. Of a job, `module_folders` has the user's modules, and `job_options` what its run was started with.
     """
 
     path: Path
@@ -57,7 +69,7 @@ class TrainedSource(NamedTuple):
 
 def open_source(job_or_file: str | None, is_best: bool, model: str | None) -> TrainedSource:
     """Find the job or the file that the user named; without a name, the newest job. Raises `ClusterError`."""
-    from cluster.jobs import checkpoints, evaluation, store
+    from cluster.jobs import checkpoints, store
 
     path = Path(job_or_file or "")
     if job_or_file is None or (store.is_job(job_or_file) and not path.is_file()):
@@ -69,7 +81,7 @@ def open_source(job_or_file: str | None, is_best: bool, model: str | None) -> Tr
         name = job.spec.recipe.model.name
         if job_or_file is None:
             click.echo(f"network of {job.spec.title}: {path}", err=True)
-        return TrainedSource(path, name, job.run.handle, evaluation.module_folders(job), job.spec.train)
+        return TrainedSource(path, name, job.run.handle, checkpoints.module_folders(job), job.spec.train)
     if path.suffix in WEIGHTS_SUFFIXES and not path.exists():
         raise BadInput(f"{job_or_file}: there is no such file")
     if not path.is_file():
@@ -147,7 +159,7 @@ def evaluate(
     five    the four corners and the middle, the mean of their softmax
     tta     these five and their mirror images (Krizhevsky et al. 2012)
     """
-    from cluster.jobs import evaluation
+    from cluster.jobs import checkpoints
     from train.engine.options import TrainOptions
     from train.inference.protocol import EvalOptions, Evaluation
     from train.tools.records import decode, encode
@@ -172,7 +184,7 @@ def evaluate(
         **options,
     )
     with ProgressBar("images, over all crops and sizes") as bar:
-        for message in evaluation.run_task("evaluate", eval_options, source.module_folders):
+        for message in checkpoints.run_task("evaluate", eval_options, source.module_folders):
             if message["kind"] == "progress":
                 bar(message["done"], message["total"])
     result = decode(Evaluation, message["evaluation"])
@@ -277,7 +289,7 @@ def export(job_or_file: str | None, file_format: str, output: Path | None, best:
     imgnet-cluster export job-3 --format onnx
     imgnet-cluster export job-3 --best --format torch -o birds.pt
     """
-    from cluster.jobs import evaluation
+    from cluster.jobs import checkpoints
     from train.inference.protocol import FORMAT_SUFFIXES, ExportOptions, FileFormat
 
     chosen_format = FileFormat(file_format)
@@ -288,7 +300,7 @@ def export(job_or_file: str | None, file_format: str, output: Path | None, best:
     if file.exists():
         raise BadInput(f"{file}: exists already; remove it, or name another file: -o FILE")
     options = ExportOptions(source=str(source.path), file=str(file), format=chosen_format, model=source.model)
-    (exported,) = evaluation.run_task("export", options, source.module_folders)
+    (exported,) = checkpoints.run_task("export", options, source.module_folders)
     number = exported["parameters"]
     values = f"{number / 1e6:.1f} million values" if number >= 1_000_000 else pluralize(number, "value")
     accuracy = "" if exported["top1"] is None else f", top-1 {exported['top1']:.2f} %"
@@ -312,7 +324,7 @@ def predict(job_or_file_and_images: tuple[str, ...], best: bool, model: str | No
     Without JOB, the newest job is taken. Prints the five most likely classes of each image. FILE is a checkpoint or a
     file of weights. An image is resized and cropped as in validation.
     """
-    from cluster.jobs import evaluation, store
+    from cluster.jobs import checkpoints, store
     from train.inference.protocol import PredictOptions
 
     first, path = job_or_file_and_images[0], Path(job_or_file_and_images[0])
@@ -327,7 +339,7 @@ def predict(job_or_file_and_images: tuple[str, ...], best: bool, model: str | No
     source = open_source(job_or_file, best, model)
     predictions = []
     options = PredictOptions(source=str(source.path), images=images, model=source.model)
-    for prediction in evaluation.run_task("predict", options, source.module_folders):
+    for prediction in checkpoints.run_task("predict", options, source.module_folders):
         predictions.append(prediction)
         if output == "json":
             continue
@@ -367,4 +379,92 @@ def pull(job: str | None) -> None:
         click.echo(f"{path}  {format_bytes(sum(file.stat().st_size for file in files))}")
 
 
-COMMANDS = (evaluate, export, predict, pull)
+@click.command()
+@click.argument("job", nargs=-1)
+@click.option(
+    "-o",
+    "--output",
+    type=OutputFile(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="File to write.  [default: report.html in the run folder; for several jobs, in the folder of all runs]",
+)
+@flag("Options", "--open", "open_browser", help="Open the report in the browser.")
+def report(job: tuple[str, ...], output: Path | None, open_browser: bool) -> None:
+    """Write an HTML report about JOB (default: the newest job).
+
+    Several jobs are shown side by side. The report is one file and needs no network. Jobs that are running, failed or
+    were stopped have one too, of the data that exists so far.
+    """
+    from cluster.jobs import store
+    from cluster.report import page
+
+    named_jobs = [store.find(name) for name in job] or [store.find()]
+    jobs = list({found_job.name: found_job for found_job in named_jobs}.values())
+    for found_job in jobs:
+        refresh(found_job)
+    folder = jobs[0].path if len(jobs) == 1 else store.runs_folder()
+    path = page.write_report(jobs, output or folder / page.REPORT_FILENAME)
+    click.echo(path)
+    # Without a display, xdg-open tries all it knows, and fails with noise.
+    has_display = sys.platform == "darwin" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")))
+    if open_browser and not (has_display and click.launch(str(path)) == 0):
+        warn(f"no browser could be started here; copy the file to a computer with one: {path}")
+
+
+@click.command()
+@click.argument("job", required=False)
+@click.option(
+    "-o",
+    "--output",
+    "output_path",
+    type=OutputFile(path_type=Path),
+    metavar="FILE",
+    help="File to write: x.tsv, x.json or x.log. A name without these endings writes all three.  [default: the first, "
+    "to stdout]",
+)
+@click.option(
+    "--author", metavar="NAME", help="Author of the record, written into the JSON record and into MLPerf's log."
+)
+def record(job: str | None, output_path: Path | None, author: str | None) -> None:
+    """Write a benchmark record of JOB (default: the newest job).
+
+    It contains hours, accuracies, hardware, price, the recipe, and what each epoch did. Hours count from the start of
+    loading the images. Unknown values are null. Only the run folder is read, so it works after the machines are gone.
+    """
+    from cluster import records
+    from cluster.jobs import store
+    from train.tools.files import write_atomic
+    from train.tools.text_files import to_json_bytes
+
+    paths = _output_files(output_path) if output_path else []
+    recorded_job = store.find(job)
+    refresh(recorded_job)
+    try:
+        with recorded_job.report_damaged_files():
+            run = records.collect_run_data(recorded_job)
+        entry = records.dawnbench_entry(run, author, paths[-1].name if len(paths) > 1 else None)
+        texts = (records.render_tsv(run), to_json_bytes(entry).decode(), records.render_mlperf_log(run, org=author))
+    except MALFORMED_DATA_ERRORS as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise ClusterError(f"{recorded_job.name}: a file of its run folder is damaged ({problem})") from error
+    if not paths:
+        click.echo(texts[0], nl=False)
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, texts[RECORD_SUFFIXES.index(path.suffix)].encode())
+        click.echo(f"written: {path}")
+
+
+def _output_files(output_path: Path) -> list[Path]:
+    """Return the files to write. Raises `BadInput` when `output_path` is not the name of a file."""
+    if output_path.name in ("", ".."):
+        raise BadInput(f"-o {output_path}: is not a file name; give one, such as {output_path / 'mine'}")
+    paths = [output_path.with_name(output_path.name + suffix) for suffix in RECORD_SUFFIXES]
+    paths = [output_path] if output_path.suffix in RECORD_SUFFIXES else paths
+    for path in paths:
+        if path.is_dir():
+            raise BadInput(f"-o {output_path}: {path} is a folder; name a file, such as {path / 'mine'}")
+    return paths
+
+
+COMMANDS = (evaluate, export, predict, pull, record, report)
