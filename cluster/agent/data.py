@@ -24,8 +24,7 @@ class DataPreparationError(Exception):
 def prepare_data(spec: JobSpec, shared: Path, log_path: Path, on_progress: Callable[[str, str], None]) -> None:
     """Generate or fetch the images, where the job wants it.
 
-    `on_progress` is called all the time with the activity and its progress; an exception that it raises ends the
-    preparation. Raises `DataPreparationError`.
+    `on_progress` gets the activity and its progress; its exception ends the preparation. Raises `DataPreparationError`.
     """
     if spec.generate_data:
         _generate_sample_set(spec, log_path, on_progress)

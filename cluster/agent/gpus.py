@@ -1,8 +1,7 @@
 """The GPUs of this machine as nvidia-smi shows them: their load, and whether they still answer. No caller waits for it.
 
-A GPU may fall off the bus, and its driver may hang; nothing but a restart of the machine, or another machine, helps
-then (NVIDIA, "Xid Errors": 79, GPU has fallen off the bus). Processes that use the GPU fail or hang in either case, as
-they do for many other reasons.
+A GPU may fall off the bus, and its driver may hang; only a restart of the machine, or another machine, helps then
+(NVIDIA, "Xid Errors": 79). Processes that use the GPU fail or hang in either case, as they do for many other reasons.
 """
 
 import contextlib
@@ -68,10 +67,7 @@ class Gpus:
         self._start()
 
     def poll_check(self) -> str | None:
-        """Return what is wrong with the GPUs, "" when nothing is known to be wrong; None while the check is under way.
-
-        The problem of a finished check is returned once.
-        """
+        """Return what is wrong with the GPUs, once, "" for nothing; None while the check is under way."""
         if not self.is_checking:
             return ""
         expected = self.expected
@@ -88,10 +84,7 @@ class Gpus:
         return f"{self.count} of {expected} GPUs answer{quote}"
 
     def newest_xid(self, since: float) -> str:
-        """Return what NVIDIA's driver has told the kernel's log last about a fault of a GPU; "" when it told nothing.
-
-        `since` is in seconds of `time.monotonic`. Where only root may read the log, nothing is known.
-        """
+        """Return the last fault of a GPU in the kernel's log `since` a `time.monotonic`, if it may be read, else ""."""
         log = ""
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             argv = ["dmesg", "--facility", "kern", "--color=never"]

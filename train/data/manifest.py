@@ -70,8 +70,7 @@ class PackingInfo:
 class Manifest:
     """The manifest of a packed split.
 
-    `short_side` is the images' short side in pixels, None for full size. `fetched` is "index" in a copy whose images
-    were left at their source, else None.
+    `short_side` is in pixels, None for full size. `fetched` is "index" where the images stayed at their source.
     """
 
     split: str
@@ -98,7 +97,7 @@ class Manifest:
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise ManifestError("no manifest of a packed set")
         if data.get("version") != VERSION:
-            raise OtherVersion(str(data.get("version")))
+            raise OtherVersion(f"format version {data.get('version')}, this program reads {VERSION}")
         try:
             manifest = decode(cls, data)
         except DamagedRecord as error:

@@ -50,11 +50,7 @@ class DDP(DistributedDataParallel):
     """DistributedDataParallel that names an unused parameter in a one-line error."""
 
     def forward(self, *inputs: object, **named: object) -> object:
-        """Run the module.
-
-        Raises `TrainingError` when some parameter got no gradient in the step before, so that the gradients of its
-        bucket were never summed.
-        """
+        """Run the module. Raises `TrainingError` when a parameter got no gradient in the step before."""
         try:
             return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
@@ -137,10 +133,7 @@ def on_gradients_ready(net: nn.Module, callback: Callable[[], object]) -> Callab
 def select_hook(
     comm: Comm, exact: bool, device: torch.device, dtype: torch.dtype, exact_steps: int
 ) -> tuple[object, comm_hooks.Hook | None]:
-    """Return the state and the communication hook of a recipe; hook None for DDP's own all-reduce.
-
-    Raises `TrainingError` when the hook cannot be used with --exact or on this device.
-    """
+    """Return a recipe's hook with its state, None for DDP's own. Raises `TrainingError` where it cannot be used."""
     if exact:
         if comm.hook not in ("auto", "none"):
             raise TrainingError(f"comm, hook: --exact does not work with {comm.hook}, which rounds; set comm='none'")
@@ -165,10 +158,7 @@ def select_hook(
 
 @cache
 def machine_groups(world_group: dist.ProcessGroup | None, device: torch.device) -> comm_hooks.MachineGroups | None:
-    """Return the process groups for sums by machine, created once for each `world_group`.
-
-    None when there is only one machine, or only one process on each machine.
-    """
+    """Return the groups for sums by machine, one for each `world_group`; None if machines or processes are single."""
     rank = dist.get_rank()
     first_rank_here = torch.tensor([rank - int(os.environ.get("LOCAL_RANK", 0))], device=device)
     first_ranks = [torch.empty_like(first_rank_here) for _ in range(dist.get_world_size())]
@@ -180,8 +170,6 @@ def machine_groups(world_group: dist.ProcessGroup | None, device: torch.device) 
         return None
     return comm_hooks.MachineGroups(list(ranks_by_machine.values()), process_group.FIRST_STEP_TIMEOUT)
 
-
-# --- the loss scale --------------------------------------------------------------------------------------------------
 
 # Each step whose gradients are infinite or not a number is left out and halves the scale, which starts at 1024 or more.
 MIN_LOSS_SCALE = 2.0**-10

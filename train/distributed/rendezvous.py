@@ -2,8 +2,7 @@
 
 By itself torch listens on all interfaces of rank 0's machine and answers every client. Here rank 0 listens on the
 address that the ranks use, and the kernel admits only the machines of the run (`peer_filter`). Every key begins with a
-token that only the ranks know. The token is in the file of the attempt, differs between attempts, and separates runs
-on the same machines.
+token that only the ranks know, from the file of the attempt. It separates attempts, and runs on the same machines.
 """
 
 import contextlib
@@ -53,10 +52,7 @@ def open_store(
 
 
 def wait_for_listener(address: str, port: int, timeout: datetime.timedelta, is_cancelled: Callable[[], bool]) -> None:
-    """Wait until rank 0 listens. torch's own wait cannot be ended from outside, and asks at ever longer intervals.
-
-    Raises `DistNetworkError` when `is_cancelled` is true, or after the timeout.
-    """
+    """Wait until rank 0 listens; torch's own wait cannot be cancelled. Raises `DistNetworkError` when it ends."""
     deadline = time.monotonic() + timeout.total_seconds()
     while not is_cancelled():
         try:

@@ -43,10 +43,7 @@ def epoch_line(epoch: EpochResult) -> str:
 
 
 def _format_cell(value: float | None, width: int, form: str) -> str:
-    """Return a number of an epoch as text. One that would touch the column before it loses its decimals.
-
-    If it still would, its column is wider.
-    """
+    """Return a number as text. One that would touch the column before it loses its decimals, or widens its own."""
     if value is None:
         return "-"
     text = format(value, form)
@@ -81,10 +78,7 @@ def hours_text(hours: float) -> str:
 
 
 def format_lr_range(endpoints: Sequence[float], peak_lr: float = 0.0) -> str:
-    """Return the first and last learning rate as "0.1 to 0.2"; one number when they are equal.
-
-    A peak that is higher than both is put between them: "0.1 to 0.4 to 0.0".
-    """
+    """Return learning rates as "0.1 to 0.2", "0.1 to 0.4 to 0.0" with a higher peak; one number for equal ones."""
     lrs = endpoints if max(endpoints) >= peak_lr else (endpoints[0], peak_lr, endpoints[1])
     return " to ".join(dict.fromkeys(f"{lr:.4g}" for lr in lrs))
 

@@ -1,8 +1,7 @@
 """Builds networks that this project does not define: timm's, torchvision's, or those of a function of the user.
 
 They are built without pretrained weights, which come from a file (train/models/pretrained.py). Before training, each is
-tried once: its scores must have the right shape, and it is adapted to other image sizes if possible
-(train/models/input_size.py).
+tried once: its scores must have the right shape, and it is adapted to other image sizes if possible (input_size.py).
 """
 
 import difflib
@@ -104,10 +103,7 @@ def _check_library_has_model(library: str, models: ModuleType, name: str) -> Non
 
 
 def zero_init_residual(net: nn.Module) -> int:
-    """Set gamma to 0 in the last norm of each residual block, and return the number of such blocks.
-
-    A block is recognized by an attribute `last_norm`, as in train/models/resnet.py, or by timm's `zero_init_last`.
-    """
+    """Zero gamma in each block's last norm (`last_norm`, or timm's `zero_init_last`), and return their number."""
     block_count = 0
     for module in net.modules():
         last_norm = getattr(module, "last_norm", None)

@@ -1,8 +1,7 @@
 """LARS and LAMB: optimizers that scale the step of each layer by its own norms.
 
 Weights and gradients are float32 in any precision of a run: in float16 the ratio of a layer would leave the range (Jia
-et al. 2018, section 3.1). No operation makes the host wait for the device, and each goes over all tensors of a group
-at once.
+et al. 2018, section 3.1). No operation makes the host wait, and each goes over all tensors of a group at once.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,6 @@
 """The parts of a recipe that hold for the whole run: `Model`, `Optim`, `Comm` and `Data`.
 
-Every object is frozen, takes keyword arguments only, and is checked when it is built: a `ValueError` names the part,
-the field and the value.
+Every object is frozen, and is checked when it is built: a `ValueError` names the part, the field and the value.
 """
 
 from dataclasses import dataclass

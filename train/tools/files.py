@@ -82,10 +82,7 @@ def write_atomic_with(
 
 
 def create_once(path: Path, content: bytes) -> bool:
-    """Create a file, durably and as a whole, unless it exists. Of several writers the first one wins.
-
-    Returns whether this call created it. When the file exists already, nothing is changed. Raises `OSError`.
-    """
+    """Create a file, durably and as a whole, unless it exists; return whether this call did. Raises `OSError`."""
     try:
         with _temp_file(path, lambda file: file.write(content)) as temp:
             os.link(temp, path)
@@ -141,10 +138,7 @@ def file_version(path: Path) -> FileVersion | None:
 
 
 def is_visible(path: Path) -> bool:
-    """Return whether a path exists; False also while its file server answers with an error.
-
-    `Path.exists` would raise such errors, as ESTALE and EIO of NFS.
-    """
+    """Whether a path exists; False where its file server fails: `Path.exists` would raise ESTALE and EIO of NFS."""
     return os.path.exists(path)  # noqa: PTH110
 
 
@@ -161,9 +155,8 @@ def read_file(path: Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
 def locked(path: Path, timeout_seconds: float = math.inf, permissions: int = 0o600) -> Iterator[None]:
     """Hold an exclusive lock on a file while the `with` block runs. The kernel releases the lock of a dead process.
 
-    While it is held, the file contains the ID of this process. Waits for the present holder, at most `timeout_seconds`;
-    raises `BlockingIOError` when the lock is then still held. Whoever may read the file can hold its lock, so other
-    users may not, unless `permissions` say so.
+    While it is held, the file contains the ID of this process. Waits at most `timeout_seconds` for the present holder,
+    then raises `BlockingIOError`. Whoever may read the file can hold its lock; `permissions` say who.
     """
     deadline = time.monotonic() + timeout_seconds
     with open(path, "a", opener=partial(_open_regular, permissions=permissions)) as lock:
@@ -184,10 +177,7 @@ def locked(path: Path, timeout_seconds: float = math.inf, permissions: int = 0o6
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether a process holds a lock file; one of another computer, where the file system shares locks.
-
-    A missing file is not locked.
-    """
+    """Return whether a process holds a lock file, also one of another computer where the file system shares locks."""
     with contextlib.suppress(FileNotFoundError), open_regular(path) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -186,10 +186,7 @@ class SteadyClock:
         return self.offset + seconds_since_boot()
 
     def go_on_from(self, last_boot_id: str, last_offset: float, last_jump: float, last_time: float) -> None:
-        """Go on from the clock of an earlier process of this computer, of which these were the last values.
-
-        After a boot this clock starts from the wall clock again, but never goes back.
-        """
+        """Go on from the last values of an earlier process's clock; after a boot from the wall clock, never back."""
         if last_boot_id and last_boot_id == boot_id():
             self.offset, self.last_jump = last_offset, last_jump
         else:
@@ -230,9 +227,6 @@ steady_clock = SteadyClock()
 def unix_time() -> float:
     """Return the Unix time by this process's steady clock."""
     return steady_clock.time()
-
-
-# --- provenance of results -----------------------------------------------------------------------------------------
 
 
 def package_versions() -> dict[str, str]:

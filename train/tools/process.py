@@ -96,10 +96,7 @@ def command_line(pid: int) -> str:
 
 
 def free_port() -> int:
-    """Return a TCP port of this machine on which nothing listens now.
-
-    It is below those that systems give to outgoing connections, so that it is still free when somebody binds it.
-    """
+    """Return a TCP port that is free, and not among those given to outgoing connections, so that it stays so."""
     for port in random.SystemRandom().sample(PORTS, 20):
         with socket.socket() as listener, contextlib.suppress(OSError):
             listener.bind(("", port))
@@ -170,8 +167,7 @@ def start_process(
 def kill_process_groups(processes: Sequence[subprocess.Popen[bytes]], timeout_seconds: float | None = None) -> None:
     """Kill processes together with the groups that they lead, and wait until they are gone.
 
-    Raises `subprocess.TimeoutExpired` when a process is still there after `timeout_seconds`: it is stuck in the kernel,
-    for example in a driver.
+    Raises `subprocess.TimeoutExpired` when a process is still there after `timeout_seconds`: stuck in a driver.
     """
     for process in processes:
         with contextlib.suppress(ProcessLookupError):

@@ -57,10 +57,7 @@ class _HashingStream:
 
 
 def write_with_checksum(path: Path, write_payload: Callable[[IO[bytes]], object]) -> None:
-    """Write a sealed file atomically. `write_payload` writes the payload into a stream: memory holds no second copy.
-
-    Raises `OSError`.
-    """
+    """Write a sealed file atomically, without a second copy in memory: into a stream. Raises `OSError`."""
 
     def write(file: BinaryIO) -> None:
         stream = _HashingStream(file)

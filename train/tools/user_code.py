@@ -52,11 +52,7 @@ def import_function(where: str, name: str) -> Callable[..., Any]:  # Any: a func
 
 
 def call_user_code(where: str, name: str, function: Callable[[], T]) -> T:
-    """Call a function that runs a user's code and return its result.
-
-    Any exception becomes a `TrainingError` of one line that says `where` in the recipe the code is named, and its
-    `name`.
-    """
+    """Call a user's code. Any error becomes a `TrainingError` of a line with `where` in the recipe, and its `name`."""
     try:
         return function()
     except TrainingError:

@@ -44,10 +44,7 @@ def network_weights(state: checkpoint_io.State) -> dict[str, torch.Tensor]:
 def write_weights(
     path: Path, weights: Mapping[str, torch.Tensor], description: NetworkDescription, recipe: Recipe
 ) -> bool:
-    """Write a file of weights with its description. Returns False, and says so, when the format cannot hold them.
-
-    Raises `OSError`.
-    """
+    """Write a file of weights with its description; False, and a line, if it cannot hold them. Raises `OSError`."""
     try:
         write_safetensors(path, weights, description.metadata(recipe))
     except ValueError as error:
@@ -85,10 +82,7 @@ def publish_network(
 def find_best_weights(
     out: Path, attempts: Iterable[int], history: Sequence[EpochResult], schedule: Schedule
 ) -> Path | None:
-    """Return the intact file of the weights of the best validation, None when that was the last one, or it is lost.
-
-    They are looked for in the folders of these attempts, in this order.
-    """
+    """Return the best validation's weights in the first of these attempts that has them; None if last, or lost."""
     best = best_epoch(history)
     if best is None or best is history[-1]:
         return None

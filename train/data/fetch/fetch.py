@@ -59,10 +59,7 @@ def fetch_sets(
     progress: Progress = no_progress,
     log: LogFunction = print,
 ) -> FetchResult:
-    """Fetch sets in this order, each completely before the next.
-
-    Raises `FetchError`, and other errors of a source. Complete files stay, and the same call fetches the others.
-    """
+    """Fetch sets in this order. Raises `FetchError`, and errors of a source; a repeated call keeps complete files."""
     start_time = time.monotonic()
     # Before any folder is created.
     manifests = [{split: fetch_manifest(part.source, split) for split in SPLITS} for part in sets]

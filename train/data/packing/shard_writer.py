@@ -75,8 +75,7 @@ class SplitWriter:
     ) -> None:
         """Look at what the folder has. Nothing is changed before `start`.
 
-        Raises `DataError` when it is a finished set that was not made of these sources, unless `overwrite`: that set
-        may be the only copy of its images.
+        Raises `DataError` for a finished set of other sources, unless `overwrite`: it may be the only copy.
         """
         self.folder = folder
         self.source = source

@@ -1,7 +1,6 @@
 """The source of packing: the images of one split in the order of their IDs, from a folder of files or a packed set.
 
-Nothing is decoded here. Names, sizes and modification times show whether an image has changed since a shard was
-written.
+Nothing is decoded here. Names, sizes and modification times show whether an image has changed since it was packed.
 """
 
 from collections.abc import Callable
@@ -57,14 +56,13 @@ class SourceImages:
 
 
 def open_source_splits(root: Path, val_fraction: float = 0.0) -> list[SourceImages]:
-    """Return the images of train and val. Raises `DataError` for a wrong layout, or a split without images.
-
-    `val_fraction` of train/ is held out for validation where the source has no val/.
-    """
+    """Return the images of train and val, or of a part of train. Raises `DataError`, also for no images."""
     check_layout(root, val_fraction)
     classes = class_names(root, "train")
     if not has_held_out_val(root, val_fraction):
-        return [_open_split(root, split, classes) for split in SPLITS]
+        return [
+            (_open_packed if packed.is_packed(root / split) else open_folder)(root, split, classes) for split in SPLITS
+        ]
     all_images = replace(open_folder(root, "train", classes), val_fraction=val_fraction)
     held_out = held_out_names(all_images.names, val_fraction)
     numbers: dict[str, list[int]] = {split: [] for split in SPLITS}
@@ -73,11 +71,6 @@ def open_source_splits(root: Path, val_fraction: float = 0.0) -> list[SourceImag
     if not held_out:
         raise too_few_images(all_images.root / "train", val_fraction)
     return [all_images.take(numbers[split], split) for split in SPLITS]
-
-
-def _open_split(root: Path, split: str, classes: list[str]) -> SourceImages:
-    folder = root / split
-    return _open_packed(root, split, classes) if packed.is_packed(folder) else open_folder(root, split, classes)
 
 
 def _open_packed(root: Path, split: str, classes: list[str]) -> SourceImages:

@@ -9,7 +9,6 @@ from train.data.decode import BadImage, decode_image
 from train.data.index import folder as index_folder
 from train.data.index import packed
 from train.data.index.base import DataError, stems_sha256
-from train.data.index.shards import describe_size_mismatch
 from train.data.manifest import INDEX_FILE, MANIFEST_FILE, NAMES_FILE, SPLITS, Manifest, is_shard, shard_name
 from train.data.threads import map_in_threads
 from train.tools.process_log import Progress, no_progress
@@ -86,10 +85,7 @@ def _summarize_split(folder: Path) -> SplitSummary:
 
 
 def verify_packed_sets(folder: Path, progress: Progress = no_progress) -> VerifyResult:
-    """Verify the sha256 of every file, and the checksum and pixels of every image, of the packed sets in a folder.
-
-    Raises `DataError` when the folder has no packed set.
-    """
+    """Verify the sha256 of all files, and all images, of the packed sets in a folder. Raises `DataError` for none."""
     split_folders = [path for path in find_splits(folder) if packed.is_packed(path) or packed.is_unfinished(path)]
     if not split_folders:
         raise DataError(
@@ -139,7 +135,7 @@ def _verify_files(folder: Path, manifest: Manifest, result: VerifyResult) -> set
         try:
             size = path.stat().st_size
             if size != entry.bytes:
-                return describe_size_mismatch(size, entry.bytes)
+                return packed.describe_size_mismatch(size, entry.bytes)
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             return "" if digest == entry.sha256 else "its bytes have changed (sha256)"
