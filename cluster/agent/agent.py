@@ -471,7 +471,5 @@ class Agent:
 
     def check_end_conditions(self) -> None:
         """Ask the trainers to save and exit when the job has to stop. Raises `JobFinished` when it has ended here."""
-        attempt = self.current.attempt
-        has_steps_to_save = self.current.has_made_steps or (attempt is not None and attempt.live_step is not None)
-        if self.end_conditions.check(self.phase, has_steps_to_save):
+        if self.end_conditions.check(self.phase, self.current.has_made_steps or self.current.is_handover):
             self.trainers.request_save_and_exit()

@@ -37,9 +37,8 @@ def prepare_environment(
 ) -> tuple[str, bool]:
     """Install what a command's project requires, or pull its image.
 
-    Returns the path of the Python to use, "" for the one that is active, and whether docker has the NVIDIA runtime. On
-    the launching computer and on Slurm, nothing is installed unless the command names a file. `on_progress` is called
-    as in `prepare_data`. Raises `DataPreparationError`.
+    Returns the path of the Python to use, "" for the active one, and whether docker has the NVIDIA runtime. On the
+    launching computer and on Slurm, only what the command names is installed. `on_progress`, errors: `prepare_data`.
     """
     command = spec.own_command
     result = work / ENVIRONMENT_RESULT_FILE

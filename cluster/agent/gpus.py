@@ -103,14 +103,8 @@ class Gpus:
         self.start_time, self.count, self.complaint = self.clock(), 0, ""
         if self.is_installed:
             with contextlib.suppress(OSError):
-                self.process = subprocess.Popen(
-                    host.gpu_query_command(("index", "uuid", *LOAD_FIELDS)),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    preexec_fn=process.die_with_parent,
-                )
+                query = host.gpu_query_command(("index", "uuid", *LOAD_FIELDS))
+                self.process = process.start_process(query, None, output=subprocess.PIPE)
 
     def _take_answer(self) -> None:
         """Take the answer of a run that has ended, if there is one."""

@@ -70,8 +70,7 @@ class HostSampler:
     def _read_network_bytes(self) -> dict[str, tuple[int, int]]:
         """Return the bytes received and sent so far, by interface or by folder of a port.
 
-        Interfaces without a device, such as bridges and bonds, would count the bytes of others a second time; but in a
-        container the only link to the outside is such an interface.
+        Interfaces without a device, such as bridges and bonds, would count bytes twice; a container has no other.
         """
         port_counts = {}
         for port in self.root.glob("sys/class/infiniband/*/ports/*"):

@@ -80,11 +80,10 @@ class Trainers(AttemptProcesses):
             self.standby_processes = []
         if not self.spec.recovery.standby or self.failed_standbys >= MAX_FAILED_STANDBYS:
             return True
-        needed_gb = RESERVED_MEMORY_GB + STANDBY_GB_PER_PROCESS * self.spec.procs
-        memory = host.read_memory()
-        if not self.standby_processes and (memory is None or memory.available_gb <= needed_gb):
-            return True
         if not self.standby_processes:
+            memory = host.read_memory()
+            if memory is None or memory.available_gb <= RESERVED_MEMORY_GB + STANDBY_GB_PER_PROCESS * self.spec.procs:
+                return True
             self.standby_processes = [self._start_standby(local_rank) for local_rank in range(self.spec.procs)]
         return self.is_standby_ready
 

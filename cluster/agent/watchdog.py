@@ -42,13 +42,11 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 class Watchdog:
     """Notices that this machine has to leave (`leave_reason`) or that the job has to end (`limit_reason`).
 
-    Both are "" while there is no reason. `risk_reason` says that the machine may have to leave soon, "" while nothing
-    says so: "an elevated risk of interruption", which often comes to nothing (AWS, "EC2 instance rebalance
-    recommendations"). `max_hours` is the job's time limit, of which `elapsed_seconds` have passed. `metadata_address`
-    is the address of an instance metadata service, "" for none: there EC2 announces, two minutes ahead, that it
-    terminates a spot instance (AWS, "Spot Instance interruption notices"). `hard_exit` is called when the main
-    thread hangs after the limit. A rented machine powers itself off `poweroff_grace` seconds after the limit; None for
-    a machine that is not rented. `limit_name` describes the limit when it follows from a price limit.
+    Both are "" while there is no reason. `risk_reason` says that it may have to soon, which often comes to nothing
+    (AWS, "EC2 instance rebalance recommendations"). `max_hours` is the time limit, of which `elapsed_seconds` have
+    passed; `limit_name` describes one that follows from a price. At `metadata_address`, "" for none, EC2 announces that
+    it terminates a spot instance (AWS, "Spot Instance interruption notices"). `hard_exit` is called when the main
+    thread hangs after the limit. A rented machine powers itself off `poweroff_grace` seconds after it; another: None.
     """
 
     def __init__(

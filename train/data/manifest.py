@@ -87,8 +87,7 @@ class Manifest:
     def parse(cls, content: bytes) -> Self:
         """Return the manifest that the bytes of a manifest.json hold.
 
-        Raises `OtherVersion`, and `ManifestError` for other bytes. File names with a slash or a leading dot are
-        refused: such a file could lie outside the split's folder.
+        Raises `OtherVersion`, and `ManifestError`, also for names of files that could lie outside the split's folder.
         """
         try:
             data = parse_json(content)

@@ -79,11 +79,9 @@ def wrap_ddp(
 
     All processes must call it at the same time. Nothing is copied from rank 0: the weights are equal by seed or
     checkpoint, and batch-norm statistics are each rank's own. It may be called again, with the network or its wrapper,
-    when other parameters need gradients; the old gradients are dropped. `dtype` is what the network computes in: with
-    float16 the gradients are multiplied by a loss scale. `exact` selects `exact_sum`, which sums instead
-    of averaging. `exact_steps` is the number of steps before PowerSGD begins to compress; its error memory is as large
-    as the gradients, differs between ranks, is in no checkpoint, and starts empty with each call. Raises
-    `TrainingError` when the hook cannot be used here.
+    when other parameters need gradients; their old ones are dropped. `dtype` is what the network computes in: float16
+    has a loss scale. `exact` selects `exact_sum`. PowerSGD compresses after `exact_steps`; its error memory differs
+    between ranks, is in no checkpoint, and starts empty with each call. Raises `TrainingError` for an unusable hook.
     """
     net = net.module if isinstance(net, DDP) else net
     net.zero_grad(set_to_none=True)
@@ -117,8 +115,7 @@ def without_sums(net: nn.Module, unless: bool) -> contextlib.AbstractContextMana
 def on_gradients_ready(net: nn.Module, callback: Callable[[], object]) -> Callable[[], None]:
     """Call a function at the end of each backward pass: the gradients are computed, and not yet summed over processes.
 
-    The backward pass ends with the parameter that the forward pass uses first; in most networks that is the first one.
-    Returns a function that takes the callback away.
+    It ends with the parameter that is used first, in most networks the first one. Returns what removes the callback.
     """
 
     def hook(_: torch.Tensor) -> None:
@@ -178,8 +175,7 @@ MIN_LOSS_SCALE = 2.0**-10
 class CappedGradScaler(torch.amp.GradScaler):
     """Loss scaler that starts at 1024, as 2018's did, and never grows beyond it.
 
-    torch's own starts at 65,536, where a gradient of 1 does not fit into float16, and doubles again after every 2000
-    good steps.
+    torch's own starts at 65,536, where a gradient of 1 does not fit into float16, and doubles after 2000 good steps.
     """
 
     def __init__(self, device: str) -> None:

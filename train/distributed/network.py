@@ -39,9 +39,8 @@ def detect_transport(backend: str, log: Path | None = None) -> str:
 def interface_variables(address: str) -> dict[str, str]:
     """Return environment variables that bind Gloo and NCCL to the interface that leads to the address of rank 0.
 
-    NCCL takes a name for the beginning of names: "ens5" also for ens50. With "=" it is the whole name.
-
     By default they use the address of the host's own name: on Debian 127.0.1.1. {} when one of them is set already.
+    NCCL takes a name for the beginning of names: "ens5" also for ens50. With "=" it is the whole name.
     """
     if {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} & os.environ.keys():
         return {}

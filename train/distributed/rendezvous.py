@@ -68,8 +68,7 @@ def wait_for_listener(address: str, port: int, timeout: datetime.timedelta, is_c
 def _listen(address: str, port: int) -> socket.socket:
     """Listen on one address of this machine, for the machines of the run. Raises `DistNetworkError`.
 
-    A host's name may stand for 127.0.1.1 on the host itself (Debian), and an address behind NAT is not the machine's
-    own. In both cases the socket listens on all interfaces.
+    For a host's name (127.0.1.1 on Debian), and an address behind NAT, not its own, it listens on all interfaces.
     """
     try:
         listener = _bind(address, port)

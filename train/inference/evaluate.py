@@ -154,8 +154,7 @@ class Evaluator:
     def copy_for(self, size: int) -> int | None:
         """Return the resized copy that images of a size are read from, None for the full-size images.
 
-        It is the copy that the run validated on, if that is on this machine and large enough. Raises `DataError` when
-        the full-size images are needed and only their index is here.
+        It is the copy that the run validated on, if it is here and large enough. Raises `DataError` without either.
         """
         phase = self.recipe.phases[-1]
         copy = phase.copy

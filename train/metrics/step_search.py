@@ -70,7 +70,7 @@ def _find_last_until(path: Path, version: FileVersion, step: int) -> MetricsRow 
             return next((found.step for found in _steps_from(file, offset, _parse_mark)), math.inf)
 
         offsets = range(0, version.size, SEARCH_BYTES)
-        begin = offsets[max(0, bisect.bisect_right(offsets, step, key=step_from) - 1)]
+        begin = offsets[max(0, bisect.bisect_right(offsets, float(step), key=step_from) - 1)]
         for found in takewhile(lambda found: found.step <= step, _steps_from(file, begin, _parse_mark)):
             last = found
     return last

@@ -97,8 +97,7 @@ def check_shapes(net: nn.Module, name: str, shapes: Iterable[tuple[int, int]]) -
 class _SlidingClassifier:
     """Applies a network's first Linear as a sliding window over feature maps that are larger than the native one.
 
-    `feature_module` makes the feature map, `linear` takes it flattened, and the map has `native_height` x
-    `native_width` positions at the network's native size.
+    `feature_module` makes the map, of `native_height` x `native_width` at the native size; `linear` takes it flattened.
     """
 
     def __init__(self, feature_module: nn.Module, linear: nn.Linear, native_height: int, native_width: int) -> None:

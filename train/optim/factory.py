@@ -93,8 +93,7 @@ def keep_fused(optimizer: torch.optim.SGD | torch.optim.AdamW) -> torch.optim.Op
     """Return the optimizer; it stays fused, or not, when it loads the state of one that is the other.
 
     torch would take over from the checkpoint whether it is fused. And in a first step that is left out for its loss
-    scale, its fused SGD would keep uninitialized memory as momentum. So the momentum of all parameters starts as zeros,
-    which makes the same first step.
+    scale, its fused SGD would keep uninitialized memory as momentum: it starts as zeros, for the same first step.
     """
     settings = {name: optimizer.param_groups[0][name] for name in ("fused", "foreach")}
 

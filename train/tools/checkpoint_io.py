@@ -56,8 +56,7 @@ def _begin_copy(value: Any) -> Any:
 def write_checkpoint(folder: Path, step: int, state: State) -> None:
     """Write the checkpoint of a step and delete all others of the folder but the one before it.
 
-    An existing file of the same step is replaced: the end of an epoch is saved before and after its validation, and a
-    damaged file must not stay for ever. Raises `OSError`.
+    One of the same step is replaced: an epoch's end is saved twice, and no damaged file may stay. Raises `OSError`.
     """
     path = folder / checkpoint_file(step)
     sealed_files.write_with_checksum(path, lambda stream: torch.save(state, stream))

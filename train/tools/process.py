@@ -17,6 +17,7 @@ import sys
 import termios
 import time
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -32,10 +33,12 @@ _M_TRIM_THRESHOLD = -1  # of mallopt(3)
 _M_MMAP_MAX = -4
 
 
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent ends. Only Linux can do that."""
+def die_with_parent(parent: int | None = None) -> None:
+    """Ask the kernel, on Linux, to kill this process when its parent ends. If `parent` has ended before, exit."""
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent not in (None, os.getppid()):
+        os._exit(1)
 
 
 def adopt_orphans() -> None:
@@ -47,8 +50,7 @@ def adopt_orphans() -> None:
 def leave_terminal() -> None:
     """Let no program that this process will start ask a question on its terminal: one in tmux that nobody sees.
 
-    Such a program, of AWS's credential_process or of ssh, then fails instead of waiting for ever. macOS does not let
-    the first process of a session leave its terminal.
+    One of AWS's credential_process or of ssh then fails instead. On macOS the first process of a session cannot leave.
     """
     with Path(os.devnull).open() as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -61,8 +63,7 @@ def leave_terminal() -> None:
 def disable_malloc_trim() -> None:
     """Let malloc keep the memory that this process frees instead of returning it to the kernel.
 
-    On a CPU each training step frees and allocates the same gigabyte: steps are 18 % faster (LOG.md). A loader worker
-    does so with the memory of one image after the other.
+    On a CPU each step, and a loader's each image, allocates the same memory anew: steps are 18 % faster (LOG.md).
     """
     if sys.platform == "linux":
         for option, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1)):
@@ -132,33 +133,26 @@ def start_process(
     log: Path | None,
     environment: Mapping[str, str] | None = None,
     stdin: int = subprocess.DEVNULL,
-    output: IO[bytes] | None = None,
+    output: IO[bytes] | int | None = None,
     *,
     folder: Path | None = None,
     without: Collection[str] = (),
 ) -> subprocess.Popen[bytes]:
     """Start a process in its own session that dies with this one. Raises `OSError`.
 
-    Its output is appended to `log`, or goes to the open file `output`, or where the output of this process goes. It
-    runs in `folder`, by default in that of this process. `environment` is added to the environment of this process, of
-    which it does not get the variables in `without`.
+    Its output is appended to `log`, or goes to `output` as for `Popen`, or where the output of this process goes. It
+    runs in `folder`, by default in that of this process. `environment` is added to that of this process, of which it
+    does not get the variables in `without`.
     """
-    parent = os.getpid()
-
-    def prepare() -> None:
-        die_with_parent()
-        if os.getppid() != parent:  # the parent died before the line above
-            os._exit(1)
-
     with contextlib.ExitStack() as files:
         output = files.enter_context(open_regular(log, "ab")) if log else output
         return subprocess.Popen(
             argv,
             stdin=stdin,
             stdout=output,
-            stderr=output,
+            stderr=None if output is None else subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=prepare,
+            preexec_fn=partial(die_with_parent, os.getpid()),
             cwd=folder,
             env={**{name: value for name, value in os.environ.items() if name not in without}, **(environment or {})},
         )

@@ -16,8 +16,7 @@ HASHED_BYTES = 1 << 20  # that are hashed at a time
 def with_checksum(payload: bytes) -> bytes:
     """Return the content of a sealed file: the payload, then a line with its length and SHA-256.
 
-    The line comes last, so that a program that knows nothing of it still finds the payload's own format at the
-    beginning: `torch.load` reads a sealed zip archive as it is.
+    The line comes last, so that other programs find the payload's own format: `torch.load` reads a sealed archive.
     """
     return payload + _checksum_footer(len(payload), hashlib.sha256(payload).hexdigest())
 

@@ -62,8 +62,7 @@ class MlflowRun:
     """The run of a job in MLflow, found by a tag. Its step is the number of images seen, as in TensorBoard.
 
     MLflow keeps all values of a step, so that those that are measured again after a loss are left out here. How far an
-    earlier attempt came is looked up for steps and for validations: it may have logged the last step of an epoch and no
-    validation. The first scalar tells, because all scalars of a row are logged at once.
+    earlier attempt came is looked up for steps and for validations by the first scalar of a row, logged as a whole.
     """
 
     def __init__(self, request: TrackerRequest) -> None:

@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 
@@ -42,12 +42,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, "torch.Tensor"], metadat
     sha256 = hashlib.sha256(blank_header)
     sha256.update(content[data_start:])
     header = blank_header.replace(BLANK_SHA256.encode(), sha256.hexdigest().encode(), 1)
-
-    def write(file: BinaryIO) -> None:
-        file.write(header)
-        file.write(content[data_start:])
-
-    write_atomic_with(path, write)
+    write_atomic_with(path, lambda file: file.writelines((header, content[data_start:])))
 
 
 def header_bytes(entries: Mapping[str, object], metadata: Mapping[str, str]) -> bytes:

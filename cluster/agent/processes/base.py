@@ -32,8 +32,7 @@ class UnkillableProcess(Exception):
 class ProcessesExit:
     """How an attempt's processes ended on this machine.
 
-    `phase` is SAVED, FAILED or FINISHED. `fault` is NONE when another machine was the cause of a failure. `rank` is the
-    one that failed, None when it is not known.
+    `phase` is SAVED, FAILED or FINISHED. `fault` is NONE for one of another machine, `rank` None if it is not known.
     """
 
     phase: AgentPhase

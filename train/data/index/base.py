@@ -92,10 +92,7 @@ class Index(ABC):
 
 def names_crc32(names: Iterable[str]) -> int:
     """Return the checksum of names.txt, that is of each name with its line break."""
-    crc = 0
-    for name in names:
-        crc = zlib.crc32(encode_name_line(name), crc)
-    return crc
+    return functools.reduce(lambda crc, name: zlib.crc32(encode_name_line(name), crc), names, 0)
 
 
 def stems_sha256(names: Iterable[str]) -> str:

@@ -150,9 +150,8 @@ def load_index(
 
     `classes` are the class names by label; val/ gets those of train/. `val_fraction` of train/ is held out where the
     root has no val/. Raises `DataError` for an empty folder, a class that is not in `classes`, a packed set that is
-    damaged or incomplete, and, unless `skip_bad`, for files that are not images: the error counts them and names the
-    first. With `skip_layout_problems`, what `layout_problems` names is left out of a folder of files. `stems_of_copy`
-    is that of `load_folder_index`: the images' own sizes are not needed.
+    damaged or incomplete, and, unless `skip_bad`, for files that are not images. With `skip_layout_problems`, what
+    `layout_problems` names is left out of a folder of files. `stems_of_copy`: see `load_folder_index`.
     """
     is_held_out = has_held_out_val(root, val_fraction)
     folder_name = "train" if is_held_out else split

@@ -77,7 +77,6 @@ def pack_set(
     `val_fraction` of train/ is held out for validation where the source has no val/. Images are never enlarged. A
     finished set of other images, or of sources that have changed since, is replaced only with `overwrite`. Without
     `skip_bad`, the first file that is not an image ends the call; the next one resumes after the finished shards.
-
     Raises `DataError`, and `OSError` when the disk is full.
     """
     source_splits = open_source_splits(source, val_fraction)

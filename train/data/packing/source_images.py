@@ -24,8 +24,7 @@ class SourceImages:
 
     `classes` are the class names of train/. `names` are `class/file name`. `change_marks` [n, 2] are two integers per
     image that change when the image does: size and modification time of a file, length and crc32 in a packed set.
-    `read` returns the bytes of an image by ID, `location` where it is stored. `val_fraction` is the fraction of train/
-    that is held out for validation, 0 where the source has a val/ of its own.
+    `read` returns the bytes of an image by ID, `location` its place. `val_fraction` of train/ is held out, 0 for none.
     """
 
     root: Path

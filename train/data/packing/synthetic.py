@@ -65,10 +65,8 @@ def draw_sample_set(
 
     The layout is root/train/CLASS/CLASS_00000012.JPEG, and the same for val. sample.json is written last and marks a
     complete set. An interrupted call resumes: complete files stay, and its parameters are kept in .sample.json. A
-    second call at the same time waits for the first. There is a process for each core that this process may use.
-    `progress` gets (files present, files in all), in this process, about every 50 images.
-
-    Raises `ValueError` for another sample or other classes in `root`, and `OSError`. No worker outlives the call.
+    second call at the same time waits for the first. There is a process for each core; none outlives the call.
+    `progress` gets (files present, files in all). Raises `ValueError` for another sample in `root`, and `OSError`.
     """
     parameters = {"seed": seed, "train": train, "val": val, "version": SAMPLE_VERSION}
     if _is_complete(root, parameters):
@@ -153,9 +151,7 @@ def _run_in_pool(tasks: list[DrawTask], report: Callable[[int], object]) -> None
 def _init_draw_worker(parent_pid: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    die_with_parent()
-    if os.getppid() != parent_pid:  # the parent died before the call above
-        os._exit(1)
+    die_with_parent(parent_pid)
 
 
 def _write_image(task: DrawTask) -> None:

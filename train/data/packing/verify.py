@@ -59,29 +59,16 @@ def list_sets(folder: Path) -> list[SplitSummary]:
 
 
 def _summarize_split(folder: Path) -> SplitSummary:
+    root, split = folder.parent, folder.name
     if packed.is_packed(folder):
         manifest = packed.read_manifest(folder)
-        return SplitSummary(
-            root=folder.parent,
-            split=folder.name,
-            kind="packed",
-            copy=manifest.short_side,
-            images=manifest.images,
-            bytes=manifest.bytes,
-            classes=len(manifest.classes),
-        )
+        copy, classes = manifest.short_side, len(manifest.classes)
+        return SplitSummary(root, split, "packed", copy, manifest.images, manifest.bytes, classes)
     if packed.is_unfinished(folder):
-        return SplitSummary(folder.parent, folder.name, "unfinished")
-    classes = index_folder.class_folders(folder)
-    paths, sizes_and_mtimes = index_folder.scan_class_folders(folder, classes)
-    return SplitSummary(
-        root=folder.parent,
-        split=folder.name,
-        kind="files",
-        images=len(paths),
-        bytes=int(sizes_and_mtimes[:, 0].sum()),
-        classes=len(classes),
-    )
+        return SplitSummary(root, split, "unfinished")
+    class_names = index_folder.class_folders(folder)
+    paths, sizes_and_mtimes = index_folder.scan_class_folders(folder, class_names)
+    return SplitSummary(root, split, "files", None, len(paths), int(sizes_and_mtimes[:, 0].sum()), len(class_names))
 
 
 def verify_packed_sets(folder: Path, progress: Progress = no_progress) -> VerifyResult:
