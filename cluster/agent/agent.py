@@ -100,9 +100,8 @@ class Agent:
             self.spec.limit_name,
         )
         self.end_conditions = EndConditions(self.spec, shared, self.watchdog)
-        self.status_writer = StatusWriter(
-            shared, machine, self.launch_id, self.spec.heartbeat_seconds, self.traffic_meter
-        )
+        heartbeat_seconds = self.spec.heartbeat_seconds
+        self.status_writer = StatusWriter(shared, machine, self.launch_id, heartbeat_seconds, self.traffic_meter)
         self.gpus = self.status_writer.sampler.gpus
         # EC2 says how many GPUs a rented machine has; of them the job uses one for each trainer.
         self.gpus.expected = self.spec.procs if self.spec.rental_facts.gpus_per_machine else 0
@@ -300,9 +299,8 @@ class Agent:
         if not goes_on_in_place:
             self.trainers.stop()
         self.unexplained_failure = None
-        self.current = AttemptState(
-            attempt=newest, goes_on_in_place=goes_on_in_place, last_progress_time=time.monotonic()
-        )
+        now = time.monotonic()
+        self.current = AttemptState(attempt=newest, goes_on_in_place=goes_on_in_place, last_progress_time=now)
         self.rendezvous_port = process.free_port()  # a trainer that goes on in place may still hold the old one
         if newest.end_state:
             raise JobFinished(newest.end_state, newest.reason)
@@ -386,9 +384,8 @@ class Agent:
     ) -> None:
         """Stop the trainers and enter the phase FAILED or SAVED, in which the machines agree on the next attempt.
 
-        When the GPUs may be the cause of a failure, they are checked first: the other machines wait for this one, and a
-        broken machine is in no further attempt. Raises `JobFinished` when the trainers have saved because the job was
-        asked to stop, or have met an error that only a broken GPU causes.
+        When the GPUs may be the cause of a failure, they are checked first: a broken machine is in no further attempt.
+        Raises `JobFinished` when the trainers have saved for a stop, or met an error that only a broken GPU causes.
         """
         if self.gpus.is_check_needed and (has_stalled or fault in (*MACHINE_FAULTS, Fault.MACHINE)):
             reason = "; ".join(filter(None, (reason, self.gpus.newest_xid(self.phase_since))))

@@ -89,9 +89,7 @@ class StatusWriter:
         self.boot_id = host.boot_id()
         previous = read_previous_status(shared, machine)
         if previous and not previous.ended:  # it was killed: its last heartbeat counts as its end
-            self._append_to_state_log(
-                StateChange(time=previous.time, attempt=previous.attempt, state=MachineState.LOST)
-            )
+            self._log_change(StateChange(time=previous.time, attempt=previous.attempt, state=MachineState.LOST))
 
     def write(self, status: MachineStatus) -> None:
         """Write the status, with load, traffic and time, at a heartbeat or an urgent change; log each new state."""
@@ -123,7 +121,7 @@ class StatusWriter:
             change = StateChange(
                 time=status.time, attempt=status.attempt, state=status.state, reason=status.reason, step=step
             )
-            self._append_to_state_log(change)
+            self._log_change(change)
             print(time.strftime("%H:%M:%S"), status.state, status.reason, flush=True)
 
     def _lock_file(self) -> bool:
@@ -138,7 +136,7 @@ class StatusWriter:
             self.lock, self.holds_lock = stack.pop_all(), True
         return self.holds_lock
 
-    def _append_to_state_log(self, change: StateChange) -> None:
+    def _log_change(self, change: StateChange) -> None:
         entry = {key: value for key, value in encode(change).items() if value not in ("", None)}
         flags = os.O_WRONLY | os.O_APPEND
         with contextlib.suppress(OSError), open_below(self.shared, self.state_log_file, flags) as file:

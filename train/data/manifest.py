@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Self
 
-from train.tools.records import DamagedRecord, decode, encode
+from train.tools.records import decode, encode
 from train.tools.text_files import parse_json, to_json_bytes
 
 SPLITS = ("train", "val")
@@ -91,29 +91,25 @@ class Manifest:
         """
         try:
             data = parse_json(content)
-        except ValueError as error:
-            raise ManifestError(str(error)) from error
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise ManifestError("no manifest of a packed set")
-        if data.get("version") != VERSION:
-            raise OtherVersion(f"format version {data.get('version')}, this program reads {VERSION}")
-        try:
+            if not isinstance(data, dict) or data.get("format") != FORMAT:
+                raise ValueError("no manifest of a packed set")
+            if data.get("version") != VERSION:
+                raise OtherVersion(f"format version {data.get('version')}, this program reads {VERSION}")
             manifest = decode(cls, data)
-        except DamagedRecord as error:
+        except OtherVersion:
+            raise
+        except ValueError as error:
             raise ManifestError(str(error)) from error
         if not manifest._is_sound():
             raise ManifestError("its fields contradict each other")
         return manifest
 
     def _is_sound(self) -> bool:
-        """Return whether the set has images, and its files have safe names and complete entries."""
-        are_files_sound = all(
-            re.fullmatch(r"\w[\w.-]*", name) and entry.bytes >= 0 for name, entry in self.files.items()
-        )
+        are_safe = all(re.fullmatch(r"\w[\w.-]*", name) and entry.bytes >= 0 for name, entry in self.files.items())
         shard_count = sum(map(is_shard, self.files))
         required_names = {INDEX_FILE, NAMES_FILE, *map(shard_name, range(shard_count))}
         has_files = required_names <= self.files.keys() and self.files[INDEX_FILE].crc32 is not None
-        return are_files_sound and has_files and self.images > 0 and bool(self.classes)
+        return are_safe and has_files and self.images > 0 and bool(self.classes)
 
     def to_bytes(self) -> bytes:
         """Return the content of manifest.json."""

@@ -65,8 +65,8 @@ def efa_variables() -> dict[str, str]:
     """Return environment variables for trainers on a machine with EFA, except variables that the user has set.
 
     The loaders fork, for which libfabric's huge pages run out ("Cannot allocate memory"). NCCL can hang when it finds
-    its peers over IPv6. GPUs send their memory past the processor where they can (GPUDirect RDMA); older libfabric asks
-    for `FI_EFA_USE_DEVICE_RDMA`. Sources: AWS's aws-ofi-nccl cheat sheet, AWS ParallelCluster's tests.
+    its peers over IPv6. Older libfabric asks for `FI_EFA_USE_DEVICE_RDMA`, by which GPUs send past the processor.
+    Sources: AWS's aws-ofi-nccl cheat sheet, AWS ParallelCluster's tests.
     """
     if not has_efa():
         return {}
@@ -134,10 +134,9 @@ def source_addresses(reached_at: Collection[str]) -> tuple[str, ...]:
 
     () when the kernel does not list them. Behind NAT others see those of `reached_at`, at which they reach it.
     """
-    try:
+    with contextlib.suppress(OSError):
         return tuple(sorted({*own_addresses(), *reached_at}))
-    except OSError:
-        return ()
+    return ()
 
 
 def own_addresses() -> set[str]:

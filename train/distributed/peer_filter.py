@@ -64,11 +64,8 @@ def admit_only_peers(listener: socket.socket) -> None:
             admit_only(listener, peers)
         except OSError as error:
             port = listener.getsockname()[1]
-            print(
-                f"WARNING: the kernel takes no filter for port {port} ({error.strerror}): strangers can connect to it",
-                file=sys.stderr,
-                flush=True,
-            )
+            warning = f"the kernel takes no filter for port {port} ({error.strerror}): strangers can connect to it"
+            print(f"WARNING: {warning}", file=sys.stderr, flush=True)
 
 
 def guard_ports() -> None:

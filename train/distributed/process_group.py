@@ -133,10 +133,9 @@ def print_transport(group: ProcessGroup, over_sockets: bool = False) -> bool:
     if group.is_first and group.world_size > 1:
         backend = "nccl" if group.device.type == "cuda" else "gloo"
         transport = network.detect_transport(backend, group.nccl_log_path)
-        warning = network.transport_warning(transport, network.has_efa())
-        print(
-            f"{group.world_size} processes, by {transport}" + (f"\nWARNING: {warning}" if warning else ""), flush=True
-        )
+        print(f"{group.world_size} processes, by {transport}", flush=True)
+        if warning := network.transport_warning(transport, network.has_efa()):
+            print(f"WARNING: {warning}", flush=True)
         over_sockets |= transport == "sockets" and group.world_size > group.local_world_size
     return bool(read_sum(group, torch.tensor([float(over_sockets)])).item())
 

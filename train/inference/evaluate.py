@@ -79,9 +79,8 @@ def evaluate_checkpoint(options: EvalOptions) -> None:
     if group.device.type == "cpu":
         torch.set_num_threads(threads_per_process(group.local_world_size))
         disable_malloc_trim()
-    process_group.check_same_on_all_ranks(
-        group, f"the names of the images in {val_index.folder}", val_index.names_checksum
-    )
+    compared = f"the names of the images in {val_index.folder}"
+    process_group.check_same_on_all_ranks(group, compared, val_index.names_checksum)
     model.to(group.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     evaluator = Evaluator(options, recipe, group, model, indexes, seed)
     rows = evaluator.run()
@@ -175,9 +174,8 @@ class Evaluator:
             with self.preprocessor.autocast():
                 return mean_crop_scores(crop, self.model, images), labels
         except RuntimeError as error:  # torch's, for example of a fixed-size classifier, or out of memory
-            raise TrainingError(
-                f"{crop} at {size} pixels: {self.recipe.model.name} fails: {first_line(error)}"
-            ) from error
+            name = self.recipe.model.name
+            raise TrainingError(f"{crop} at {size} pixels: {name} fails: {first_line(error)}") from error
 
     def evaluate(self, crop: str, size: int, batches: Iterator[Batch]) -> EvaluationRow:
         """Evaluate one crop at one size. Each process has its own batches; all get the answers for all images.

@@ -45,21 +45,14 @@ class TrainedNetwork:
         return model.eval()
 
     def _require_shapes(self, model: nn.Module) -> None:
-        """Raise `TrainingError` unless the weights have the names and shapes of a model's own."""
         own = model.state_dict()
+        problem = f"{self.path}: its weights do not fit {self.recipe.model.name}"
         if own.keys() != self.weights.keys():
-            raise TrainingError(
-                f"{self.path}: its weights do not fit {self.recipe.model.name} as this version builds it"
-            )
+            raise TrainingError(f"{problem} as this version builds it")
         for name, tensor in own.items():
             if tensor.shape != self.weights[name].shape:
-                saved_shape, own_shape = (
-                    "x".join(map(str, shape)) for shape in (self.weights[name].shape, tensor.shape)
-                )
-                raise TrainingError(
-                    f"{self.path}: its weights do not fit {self.recipe.model.name} here: {name} is {saved_shape}, not "
-                    f"{own_shape}"
-                )
+                saved, expected = ("x".join(map(str, each.shape)) for each in (self.weights[name], tensor))
+                raise TrainingError(f"{problem} here: {name} is {saved}, not {expected}")
 
 
 def precision_of(recipe: Recipe) -> str:

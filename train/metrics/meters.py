@@ -49,7 +49,6 @@ class NetworkMeter:
 
     @staticmethod
     def _read_counters() -> tuple[int, int]:
-        """Return the bytes received and sent since the machine started."""
         counts = read_interface_bytes().values()
         return sum(received for received, _ in counts), sum(sent for _, sent in counts)
 

@@ -37,9 +37,8 @@ def epoch_header() -> str:
 
 def epoch_line(epoch: EpochResult) -> str:
     """Return the result of an epoch as a line. Values of a validation that was not made are dashes."""
-    return "".join(
-        f"{_format_cell(getattr(epoch, name), width, form):>{width}}" for _, width, name, form in EPOCH_COLUMNS
-    )
+    cells = ((_format_cell(getattr(epoch, name), width, form), width) for _, width, name, form in EPOCH_COLUMNS)
+    return "".join(f"{cell:>{width}}" for cell, width in cells)
 
 
 def _format_cell(value: float | None, width: int, form: str) -> str:
@@ -180,9 +179,8 @@ def time_table_lines(table: TimeTable, goodput: float | None = None) -> list[str
         lines.append(_part_line(title, part_time.seconds, wall) + worst)
     if table.pauses:
         lines.append(_part_line("losses, redone steps", table.pauses, wall))
-    lines.append(
-        f"  {'first step to last':20}{wall:10.2f}" + ("" if goodput is None else f"   goodput {100 * goodput:.1f} %")
-    )
+    shown_goodput = "" if goodput is None else f"   goodput {100 * goodput:.1f} %"
+    lines.append(f"  {'first step to last':20}{wall:10.2f}{shown_goodput}")
     if table.slower is not None:
         lines.append(_part_line("in slow steps", table.slower, wall) + "   beyond the usual seconds of a step")
     if table.gap:

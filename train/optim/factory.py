@@ -118,9 +118,8 @@ def _build_custom_optimizer(model: nn.Module, optim: Optim, param_groups: list[P
     function = user_code.import_function("optim, name", optim.name)
     optimizer = user_code.call_user_code("optim, name", optim.name, lambda: function(param_groups, optim))
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TrainingError(
-            f"optim, name: {optim.name} must return a torch.optim.Optimizer, not {type(optimizer).__name__}"
-        )
+        kind = type(optimizer).__name__
+        raise TrainingError(f"optim, name: {optim.name} must return a torch.optim.Optimizer, not {kind}")
     try:
         inspect.signature(optimizer.step).bind()
     except TypeError as error:

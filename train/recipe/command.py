@@ -153,7 +153,6 @@ class Command(OptionSet):
         object.__setattr__(self, "types", check_machine_types(where, self.types))
 
     def _default_name(self) -> str:
-        """Return the name of the script, or else that of the program."""
         script = self.script or self.module or self.argv[0]
         return PurePosixPath(script).name.removesuffix(".py") or "command"
 

@@ -54,9 +54,8 @@ def read_work(name: str) -> list[Recipe | Command]:
     duplicates = sorted({each for each in names if names.count(each) > 1})
     if duplicates:
         kind = "commands" if all(isinstance(recipe, Command) for recipe in recipes) else "recipes"
-        raise RecipeError(
-            f"{name}: yields two {kind} named {', '.join(map(repr, duplicates))}; give each its own name, name=..."
-        )
+        listed = ", ".join(map(repr, duplicates))
+        raise RecipeError(f"{name}: yields two {kind} named {listed}; give each its own name, name=...")
     return recipes
 
 
@@ -176,7 +175,6 @@ def _describe_error(error: BaseException) -> str:
 
 
 def _collect_recipes(name: str, module: ModuleType) -> list[Recipe | Command]:
-    """Return what a recipe file's `recipes()` yields, or its `recipe`."""
     make_recipes = getattr(module, "recipes", None)
     if make_recipes is not None and not callable(make_recipes):
         raise RecipeError(f"{name}: `recipes` must be a function that yields recipes: def recipes(): yield Recipe(...)")

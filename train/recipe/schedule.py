@@ -2,8 +2,7 @@
 
 A schedule depends on (recipe, training images, GPUs) only. It is computed for a number of GPUs, whatever number of
 processes carries it out. One step takes `global_batch` images as `gpus` chunks of `batch` images each. A chunk is what
-one GPU sees at once, so batch-norm statistics are the same on any number of processes (Goyal et al. 2017, section 2.3:
-batch norm per worker, of unchanged size n).
+one GPU sees at once, so batch-norm statistics are the same on any number of processes (Goyal et al. 2017, section 2.3).
 """
 
 import math
@@ -253,7 +252,6 @@ class Schedule:
         return tuple(epochs)
 
     def _steps_per_phase(self) -> list[int]:
-        """Return the number of steps of each phase."""
         full = [phase.steps for phase in self.scheduled_phases]
         total = sum(full)
         if self.max_steps is None or self.max_steps >= total:

@@ -17,8 +17,7 @@ The agent starts a trainer with the variable `WORK_VARIABLE`, which names a fold
 
 Below the shared folder, the trainers write checkpoints/000007/step-00000123.pt, and in the end the network (files of
 `NETWORK_FOLDER`) and result.json. On its own disk each machine has folders whose files only grow (`LOG_FOLDERS`); the
-agent copies them to the shared folder. A trainer's exit code is 0 after the result, `EXIT_SAVED` after a requested
-save, and another one after a failure.
+agent copies them to the shared folder. A trainer's exit code is 0 after the result, `EXIT_SAVED` after a save.
 """
 
 import os

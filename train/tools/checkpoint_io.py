@@ -22,6 +22,7 @@ from .files import make_folder_below
 
 KEEP_COUNT = 2  # checkpoints kept of one attempt: the newest, and the one before it in case the disk fails
 State = dict[str, Any]  # Any: tensors and plain data, nested as torch.save takes them
+StateWriter = Callable[[State], object]
 BACKGROUND_NICENESS = 5  # added to the niceness of the writing thread
 TICK_SECONDS = 0.05  # of who waits for the writing thread
 
@@ -132,9 +133,7 @@ class CheckpointWriter:
         """Whether a file is being written. The trainer then skips a checkpoint: a slow disk must not delay steps."""
         return self.thread is not None and self.thread.is_alive()
 
-    def save(
-        self, step: int, state: State, urgent: bool = False, write_first: Callable[[State], object] | None = None
-    ) -> None:
+    def save(self, step: int, state: State, urgent: bool = False, write_first: StateWriter | None = None) -> None:
         """Wait for the previous checkpoint, copy the state, and start to write it. Raises the `OSError` of the former.
 
         The writing thread has a lower priority than training, unless `urgent`: then the run waits for the file.
@@ -147,7 +146,7 @@ class CheckpointWriter:
         self.thread.start()
 
     def _write_in_thread(
-        self, folder: Path, step: int, state: State, urgent: bool, write_first: Callable[[State], object] | None
+        self, folder: Path, step: int, state: State, urgent: bool, write_first: StateWriter | None
     ) -> None:
         if not urgent:  # else, on a CPU, the training step beside this thread takes twice as long
             with contextlib.suppress(OSError):

@@ -24,6 +24,7 @@ SHARED_LOCK = 0o666  # permissions of a lock in a folder that a group may share
 MAX_FILE_BYTES = 64_000_000  # of a file that is read as a whole
 UTF8_VARIABLE = "PYTHONUTF8"  # of Python: 1 for file names and text in UTF-8
 FORMER_UTF8_VARIABLE = "IMGNET_FORMER_PYTHONUTF8"  # what it was before `use_utf8_names` has set it
+ContentWriter = Callable[[BinaryIO], object]
 
 
 def use_utf8_names() -> None:
@@ -39,9 +40,7 @@ def use_utf8_names() -> None:
 
 
 @contextlib.contextmanager
-def _temp_file(
-    path: Path, write_content: Callable[[BinaryIO], object], durable: bool = True, mode: int = 0o666
-) -> Iterator[Path]:
+def _temp_file(path: Path, write_content: ContentWriter, durable: bool = True, mode: int = 0o666) -> Iterator[Path]:
     """Yield a temporary file beside `path`, with what a function writes into it. At the end the file is gone.
 
     An `OSError` names `path`. With `durable` the file is synced to disk, and at the end its folder.
@@ -73,9 +72,7 @@ def write_atomic(path: Path, content: bytes, durable: bool = True, mode: int = 0
     write_atomic_with(path, lambda file: file.write(content), durable, mode)
 
 
-def write_atomic_with(
-    path: Path, write_content: Callable[[BinaryIO], object], durable: bool = True, mode: int = 0o666
-) -> None:
+def write_atomic_with(path: Path, write_content: ContentWriter, durable: bool = True, mode: int = 0o666) -> None:
     """Write or replace a file like `write_atomic`, with what a function writes into it. Raises `OSError`."""
     with _temp_file(path, write_content, durable, mode) as temp:
         temp.replace(path)

@@ -122,10 +122,8 @@ def rank_environments(
         "MASTER_ADDR": master_address,
         "MASTER_PORT": str(master_port),
     }
-    return [
-        {**common, "RANK": str(first_rank + local_rank), "LOCAL_RANK": str(local_rank)}
-        for local_rank in range(process_count)
-    ]
+    local_ranks = range(process_count)
+    return [{**common, "RANK": str(first_rank + local), "LOCAL_RANK": str(local)} for local in local_ranks]
 
 
 def start_process(
@@ -173,9 +171,8 @@ def kill_process_groups(processes: Sequence[subprocess.Popen[bytes]], timeout_se
 def launch_ranks(argv: list[str], procs: int) -> int:
     """Start `procs` processes of a command as ranks of one run, and wait until all have ended.
 
-    In these processes, this project's packages precede all of PYTHONPATH. When one fails, the others are killed.
-    SIGTERM is passed on to the processes, so that they write a checkpoint; killed together with their parent they could
-    not. Returns the first non-zero exit code, 130 after Ctrl-C, else 0.
+    In these processes, this project's packages precede all of PYTHONPATH. When one fails, the others are killed. They
+    get SIGTERM too, to write a checkpoint. Returns the first non-zero exit code, 130 after Ctrl-C, else 0.
     """
     environment = {"PYTHONPATH": project_search_path(), TOKEN_VARIABLE: secrets.token_hex(16)}
     ranks: list[subprocess.Popen[bytes]] = []

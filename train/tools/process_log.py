@@ -41,9 +41,8 @@ class LogFileHandler(logging.Handler):
         message = record.getMessage()
         if record.exc_info:
             message += "\n" + logging.Formatter().formatException(record.exc_info)
-        return json.dumps(
-            {"time": record.created, "level": record.levelname.lower(), "source": record.name, "message": message}
-        )
+        level = record.levelname.lower()
+        return json.dumps({"time": record.created, "level": level, "source": record.name, "message": message})
 
     def emit(self, record: logging.LogRecord) -> None:
         """Append a record. A message that cannot be written is dropped."""

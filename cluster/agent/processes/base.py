@@ -138,9 +138,8 @@ class AttemptProcesses(ABC):
             killed, self.standby_processes = killed + self.standby_processes, []
         kill_process_groups(killed)
         # What the processes have left behind are children of this process now (`adopt_orphans`).
-        spared_pids = {
-            pid for child in self.standby_processes for pid in (child.pid, *process.descendant_pids(child.pid))
-        }
+        standby_pids = [child.pid for child in self.standby_processes]
+        spared_pids = {pid for own_pid in standby_pids for pid in (own_pid, *process.descendant_pids(own_pid))}
         for pid in set(process.descendant_pids(os.getpid())) - spared_pids:
             with contextlib.suppress(OSError):  # also ChildProcessError: the process is not our child, or is gone
                 if guard.has_variable(pid, f"{OWNER_VARIABLE}={self.environment[OWNER_VARIABLE]}"):

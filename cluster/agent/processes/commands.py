@@ -212,7 +212,6 @@ class CommandProcesses(AttemptProcesses):
             self.environment |= {"PATH": os.pathsep.join([str(programs), path]), "VIRTUAL_ENV": str(programs.parent)}
 
     def _container_argv(self, rank: int, folder: Path, environment: Mapping[str, str]) -> list[str]:
-        """Return the command line that runs a rank in a container."""
         data = self.spec.train.data
         return container.run_argv(
             self.command.image,

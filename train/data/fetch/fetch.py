@@ -202,7 +202,6 @@ def _lock_target(target: Path, locks: contextlib.ExitStack, log: LogFunction) ->
 
 
 def _check_disk_space(split_fetches: Sequence[SplitFetch]) -> None:
-    """Raise `FetchError` when a disk does not have room for what is still to be fetched to it."""
     fetches_by_disk = defaultdict[int, list[SplitFetch]](list)
     for fetch in split_fetches:
         fetches_by_disk[fetch.folder.stat().st_dev].append(fetch)

@@ -303,7 +303,6 @@ def _read_cache(root: Path, split: str, signatures: Sequence[str]) -> ProbedFile
 
 
 def _write_cache(root: Path, caches: Sequence[Path], signature: str, files: ProbedFiles) -> None:
-    """Write the first of the caches that can be written."""
     buffer, bad = BytesIO(), sorted(files.reasons)
     np.savez_compressed(
         buffer,

@@ -159,9 +159,9 @@ class PackedIndex(Index):
         except ShardError as error:
             raise self._damaged_error(number, str(error)) from error
         if zlib.crc32(data) != crc:
-            if self.shards.was_replaced(shard):
-                raise self._damaged_error(number, "the file was replaced during the run (checksum)")
-            raise self._damaged_error(number, "its bytes have changed (checksum)")
+            was_replaced = self.shards.was_replaced(shard)
+            reason = "the file was replaced during the run" if was_replaced else "its bytes have changed"
+            raise self._damaged_error(number, f"{reason} (checksum)")
         return data
 
     def _damaged_error(self, number: int, reason: str) -> DataError:

@@ -181,7 +181,6 @@ class SplitWriter:
         self.position = number + 1
 
     def _finish_shard(self, end: int) -> None:
-        """Finish the open shard, which covers the source images up to `end`."""
         assert self._current_shard
         first = self._finished_shards[-1].end if self._finished_shards else 0
         open_shard, self._current_shard = self._current_shard, None

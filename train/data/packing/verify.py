@@ -154,9 +154,8 @@ def _verify_images(
         return
     for number, (name, label) in enumerate(zip(names, index.labels[:].tolist(), strict=True)):
         if name.split("/")[0] != index.classes[label]:
-            result.faults.append(
-                (index.location(number), f"{INDEX_FILE} and {MANIFEST_FILE} say class {index.classes[label]}")
-            )
+            fault = f"{INDEX_FILE} and {MANIFEST_FILE} say class {index.classes[label]}"
+            result.faults.append((index.location(number), fault))
             break  # the other images would repeat this fault
     if not index.has_images:
         return
