@@ -44,7 +44,7 @@ class EndConditions:
     stop_time: float = 0.0  # when the job was first seen to have to stop
 
     def check(self, phase: AgentPhase, has_made_steps: bool) -> bool:
-        """Return whether the trainers have to save, if `has_made_steps`, and exit. Raises `JobFinished` at the end."""
+        """Return whether the trainers have to save (`has_made_steps`) and exit. Raises `JobFinished` at the end."""
         if phase != AgentPhase.RUNNING and is_visible(self.shared / RESULT_FILE):
             raise JobFinished(MachineState.DONE)
         if not self.stop_reason:

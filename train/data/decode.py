@@ -3,7 +3,7 @@
 simplejpeg comes first (libjpeg-turbo, 1.4 to 1.8 times as fast as PIL). Files that it refuses, such as a PNG named
 .JPEG or a JPEG with extra bytes before its end marker, go to PIL, which decodes to the same pixels. PIL gets only the
 formats of `PIL_FORMATS`: for others, such as EPS, it would start other programs. A JPEG that has lost a part of its
-data is refused, because decoders fill the rest with gray or noise. EXIF orientation is not applied, as for ImageNet.
+data is refused: decoders fill the rest with gray or noise. As by ImageNet's readers, EXIF orientation is not applied.
 """
 
 import re

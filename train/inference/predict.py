@@ -23,7 +23,7 @@ from .trained_network import open_trained, precision_of
 
 @reserve_stdout()
 def predict_images(options: PredictOptions) -> None:
-    """Print for each image its most likely classes, or what is wrong. Raises `TrainingError` for a wrong network."""
+    """Print for each image its most likely classes, or what is wrong. Raises `TrainingError` for a bad network."""
     trained = open_trained(Path(options.source), options.model)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(threads_per_process(1))  # torch's own default knows no quota of a container

@@ -44,7 +44,7 @@ class EvalOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RatioBucket:
-    """Accuracy in percent of images of ratio (width / height) `lowest` to `highest`. No top-5 with five classes."""
+    """Accuracy in percent for ratios (width / height) `lowest` to `highest`. No top-5 with at most five classes."""
 
     images: int
     top1: float

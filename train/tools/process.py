@@ -171,8 +171,8 @@ def kill_process_groups(processes: Sequence[subprocess.Popen[bytes]], timeout_se
 def launch_ranks(argv: list[str], procs: int) -> int:
     """Start `procs` processes of a command as ranks of one run, and wait until all have ended.
 
-    In these processes, this project's packages precede all of PYTHONPATH. When one fails, the others are killed. They
-    get SIGTERM too, to write a checkpoint. Returns the first non-zero exit code, 130 after Ctrl-C, else 0.
+    In these processes, this project's packages precede all of PYTHONPATH. When one fails, the others are killed.
+    SIGTERM is passed on: they write a checkpoint. Returns the first non-zero exit code, 130 after Ctrl-C, else 0.
     """
     environment = {"PYTHONPATH": project_search_path(), TOKEN_VARIABLE: secrets.token_hex(16)}
     ranks: list[subprocess.Popen[bytes]] = []

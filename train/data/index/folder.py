@@ -4,7 +4,7 @@ The layout is ImageNet's: `train/<class>/*.JPEG` and `val/<class>/*.JPEG`. The h
 file that is no image, and a JPEG without an end, are named before the training; pixels that are lost in the middle of a
 file are found when it is decoded. With `skip_bad` every file is decoded, as packing does: both leave out the same ones.
 The cache holds numpy arrays without pickle. It is rebuilt when a file's name, size or modification time differs. A file
-that could not be read (its mode, a fault of a disk, too little memory) is tried again. Names with a dot are ignored.
+that could not be read (its mode, a disk, too little memory) is tried again. Names that begin with a dot are ignored.
 
 The cache is optional: where it cannot be written or locked beside the folder, it lies in the user's cache folder, and
 where that fails too, every process reads the images for itself.

@@ -136,7 +136,7 @@ def describe_size_mismatch(actual: int, expected: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class PackedIndex(Index):
-    """The images of a packed split: `rows` has those of all images, `ids` is None or those of this index."""
+    """The images of a packed split. `rows` are those of all its images, `ids` those of this index, None for all."""
 
     manifest: Manifest
     rows: IndexRows

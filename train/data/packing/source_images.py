@@ -59,9 +59,7 @@ def open_source_splits(root: Path, val_fraction: float = 0.0) -> list[SourceImag
     check_layout(root, val_fraction)
     classes = class_names(root, "train")
     if not has_held_out_val(root, val_fraction):
-        return [
-            (_open_packed if packed.is_packed(root / split) else open_folder)(root, split, classes) for split in SPLITS
-        ]
+        return [_open_split(root, split, classes) for split in SPLITS]
     all_images = replace(open_folder(root, "train", classes), val_fraction=val_fraction)
     held_out = held_out_names(all_images.names, val_fraction)
     numbers: dict[str, list[int]] = {split: [] for split in SPLITS}
@@ -72,8 +70,10 @@ def open_source_splits(root: Path, val_fraction: float = 0.0) -> list[SourceImag
     return [all_images.take(numbers[split], split) for split in SPLITS]
 
 
-def _open_packed(root: Path, split: str, classes: list[str]) -> SourceImages:
+def _open_split(root: Path, split: str, classes: list[str]) -> SourceImages:
     folder = root / split
+    if not packed.is_packed(folder):
+        return open_folder(root, split, classes)
     index = packed.load_packed_index(folder, classes)
     if not index.has_images:
         raise DataError(f"{folder}: has the index and no images; fetch them too: imgnet-cluster data fetch")
