@@ -4,7 +4,7 @@ They are stored beside the logs and copied with them: the machines that hold the
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,14 +32,14 @@ class Thumbnail:
 
 def write_thumbnails(index: Index, log_dir: Path, attempt: int) -> None:
     """Write logs/val-<attempt>.json: images from the tallest to the widest. An error is printed, and ends no run."""
-    _write(index, choose_images(index), THUMBNAIL_PIXELS, log_dir, f"val-{attempt_name(attempt)}")
+    _write(index, choose_images, THUMBNAIL_PIXELS, log_dir, f"val-{attempt_name(attempt)}")
 
 
 def write_class_thumbnails(index: Index, labels: Sequence[int], log_dir: Path, attempt: int) -> None:
     """Write logs/classes-<attempt>.json: the first image of each of these classes. An error is printed."""
     label_of_image = index.labels[:]
     numbers = [int(matches.argmax()) for label in labels if (matches := label_of_image == label).any()]
-    _write(index, numbers, CLASS_THUMBNAIL_PIXELS, log_dir, f"classes-{attempt_name(attempt)}")
+    _write(index, lambda _: numbers, CLASS_THUMBNAIL_PIXELS, log_dir, f"classes-{attempt_name(attempt)}")
 
 
 def read_thumbnails(log_dir: Path) -> list[Thumbnail]:
@@ -52,10 +52,10 @@ def read_class_thumbnails(log_dir: Path) -> list[Thumbnail]:
     return _read_first(sorted((log_dir / LOGS_FOLDER).glob("classes-*.json"), reverse=True))
 
 
-def _write(index: Index, numbers: Sequence[int], pixels: int, log_dir: Path, name: str) -> None:
+def _write(index: Index, choose: Callable[[Index], list[int]], pixels: int, log_dir: Path, name: str) -> None:
     try:
         thumbnails = []
-        for number in numbers:
+        for number in choose(index):
             jpeg, shown = shrink_to_jpeg(index.read(number), pixels)
             label, size = index.classes[index.labels[number]], (int(index.widths[number]), int(index.heights[number]))
             thumbnails.append(Thumbnail(label=label, size=size, shown=shown, jpeg=jpeg))
