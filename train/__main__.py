@@ -1,7 +1,6 @@
 """Entry point of `python -m train RECIPE --out DIR`.
 
-Without RANK in the environment it starts one process per GPU, or as many as `--procs` says. With RANK, as torchrun and
-the agent set it, it is that one process.
+Without RANK in the environment it starts one process per GPU, or `--procs`. With RANK (torchrun, agent) it is that one.
 """
 
 import os

@@ -28,7 +28,7 @@ from cluster.state.spec import JobSpec
 from cluster.state.states import AgentPhase, MachineState
 from train.distributed import network
 from train.tools import host, process
-from train.tools.agent_protocol import RESULT_FILE, Fault
+from train.tools.agent_protocol import ABORT_REQUEST_FILE, RESULT_FILE, SAVE_REQUEST_FILE, Fault
 from train.tools.files import FULL_DISK_ERRORS, is_visible, read_file
 from train.tools.records import DamagedRecord
 
@@ -100,9 +100,8 @@ class Agent:
             self.spec.limit_name,
         )
         self.end_conditions = EndConditions(self.spec, shared, self.watchdog)
-        self.status_writer = StatusWriter(
-            shared, machine, self.launch_id, self.spec.heartbeat_seconds, self.traffic_meter
-        )
+        heartbeat_seconds = self.spec.heartbeat_seconds
+        self.status_writer = StatusWriter(shared, machine, self.launch_id, heartbeat_seconds, self.traffic_meter)
         self.gpus = self.status_writer.sampler.gpus
         # EC2 says how many GPUs a rented machine has; of them the job uses one for each trainer.
         self.gpus.expected = self.spec.procs if self.spec.rental_facts.gpus_per_machine else 0
@@ -246,10 +245,7 @@ class Agent:
                 self.log_shipper.ship_new_bytes()
 
     def poll_peers(self, now: float) -> None:
-        """Read the peers' statuses twice a heartbeat, and at every tick while all machines wait for the next attempt.
-
-        Raises `JobFinished` when a later launch of the job has begun.
-        """
+        """Read the peers' statuses twice a heartbeat, and at every tick while all wait. Raises `JobFinished`."""
         if self.phase in IDLE_PHASES or now - self.last_peer_poll_time > self.spec.heartbeat_seconds / 2:
             self.last_peer_poll_time = now
             if attempts.has_newer_launch(self.shared, self.launch_id):
@@ -295,11 +291,7 @@ class Agent:
         )
 
     def follow_latest_attempt(self) -> None:
-        """Join the newest attempt of this launch, or stay out of it, as it says.
-
-        Raises `JobFinished` when the attempt ends the job, and when this machine is not a member because it is broken
-        or has to leave.
-        """
+        """Join the newest attempt of this launch, or stay out of it. Raises `JobFinished` when it says so."""
         newest = attempts.newest_attempt(self.shared, self.current.attempt)
         if newest is None or newest == self.current.attempt or newest.launch_id != self.launch_id:
             return
@@ -307,9 +299,8 @@ class Agent:
         if not goes_on_in_place:
             self.trainers.stop()
         self.unexplained_failure = None
-        self.current = AttemptState(
-            attempt=newest, goes_on_in_place=goes_on_in_place, last_progress_time=time.monotonic()
-        )
+        now = time.monotonic()
+        self.current = AttemptState(attempt=newest, goes_on_in_place=goes_on_in_place, last_progress_time=now)
         self.rendezvous_port = process.free_port()  # a trainer that goes on in place may still hold the old one
         if newest.end_state:
             raise JobFinished(newest.end_state, newest.reason)
@@ -327,10 +318,7 @@ class Agent:
             self.enter_phase(AgentPhase.WARMING)
 
     def check_trainers(self, now: float) -> None:
-        """Update the phase from the state of the standby or, while training, of the trainers.
-
-        Raises `JobFinished` when the trainers have written their result.
-        """
+        """Update the phase from the state of the standby or of the trainers. Raises `JobFinished` at their result."""
         if self.phase in (AgentPhase.WARMING, AgentPhase.SPARE):  # a spare is a machine whose standby is ready
             phase = AgentPhase.SPARE if self.trainers.ensure_standby() else AgentPhase.WARMING
             if phase != self.phase:
@@ -351,7 +339,7 @@ class Agent:
         if had_made_steps and self.current.is_training:  # while the trainers start, they need the processors
             self.current.is_standby_ready = self.trainers.ensure_standby()
         if self.watchdog.risk_reason:
-            self.trainers.request_save()
+            self.trainers.request(SAVE_REQUEST_FILE)
         result_path = self.shared / RESULT_FILE
         if is_visible(result_path) and any(code is not None for code in exit_codes):
             self.trainers.wait_for_exit(RESULT_EXIT_TIMEOUT_SECONDS)
@@ -366,10 +354,7 @@ class Agent:
             self.collect_kept_states(now)
 
     def collect_kept_states(self, now: float) -> None:
-        """Enter the phase FAILED or SAVED, with the trainers alive, when all of them keep their state.
-
-        If only some do so in time, all are stopped. Raises `JobFinished` when the job was asked to stop.
-        """
+        """Enter FAILED or SAVED when all trainers keep their state in time; else stop them. Raises `JobFinished`."""
         kept_states = self.trainers.read_kept_states()
         if kept_states and self.current.abort_deadline is None:
             self.request_abort(kept_states[0].reason, now)
@@ -392,16 +377,15 @@ class Agent:
     def request_abort(self, reason: str, now: float) -> None:
         """Ask the trainers to leave their collectives and to keep their state."""
         if self.current.begin_abort(reason, now):
-            self.trainers.request_abort()
+            self.trainers.request(ABORT_REQUEST_FILE)
 
     def stop_trainers(
         self, phase: AgentPhase, reason: str, fault: Fault = Fault.NONE, has_stalled: bool = False
     ) -> None:
         """Stop the trainers and enter the phase FAILED or SAVED, in which the machines agree on the next attempt.
 
-        When the GPUs may be the cause of a failure, they are checked first: the other machines wait for this one, and a
-        broken machine is in no further attempt. Raises `JobFinished` when the trainers have saved because the job was
-        asked to stop, or have met an error that only a broken GPU causes.
+        When the GPUs may be the cause of a failure, they are checked first: a broken machine is in no further attempt.
+        Raises `JobFinished` when the trainers have saved for a stop, or met an error that only a broken GPU causes.
         """
         if self.gpus.is_check_needed and (has_stalled or fault in (*MACHINE_FAULTS, Fault.MACHINE)):
             reason = "; ".join(filter(None, (reason, self.gpus.newest_xid(self.phase_since))))
@@ -420,10 +404,7 @@ class Agent:
         self.write_status(MachineState(phase), reason)
 
     def check_gpus(self) -> None:
-        """Go on with a failure for which the GPUs are no explanation. Raises `JobFinished` when a GPU does not answer.
-
-        That is checked at the start of the agent, and after failures of its trainers.
-        """
+        """Go on with a failure that the GPUs do not explain. Raises `JobFinished` when a GPU does not answer."""
         problem = self.gpus.poll_check()
         if problem:
             cause = f"; before: {self.unexplained_failure.reason}" if self.unexplained_failure else ""
@@ -434,10 +415,7 @@ class Agent:
             self.write_status(MachineState(failure.phase), failure.reason)
 
     def execute(self, action: membership.Action, now: float) -> None:
-        """Carry out what the membership protocol decided.
-
-        Raises `OSError` when an attempt cannot be written to the shared folder for too long.
-        """
+        """Carry out what the membership protocol decided. Raises `OSError` where no attempt can be written."""
         if action.kind == ActionKind.ASK:
             self.trainers.request_save_and_exit()
         elif action.kind == ActionKind.FAIL:
@@ -490,7 +468,5 @@ class Agent:
 
     def check_end_conditions(self) -> None:
         """Ask the trainers to save and exit when the job has to stop. Raises `JobFinished` when it has ended here."""
-        attempt = self.current.attempt
-        has_steps_to_save = self.current.has_made_steps or (attempt is not None and attempt.live_step is not None)
-        if self.end_conditions.check(self.phase, has_steps_to_save):
+        if self.end_conditions.check(self.phase, self.current.has_made_steps or self.current.is_handover):
             self.trainers.request_save_and_exit()

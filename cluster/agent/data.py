@@ -24,8 +24,7 @@ class DataPreparationError(Exception):
 def prepare_data(spec: JobSpec, shared: Path, log_path: Path, on_progress: Callable[[str, str], None]) -> None:
     """Generate or fetch the images, where the job wants it.
 
-    `on_progress` is called all the time with the activity and its progress; an exception that it raises ends the
-    preparation. Raises `DataPreparationError`.
+    `on_progress` gets the activity and its progress; its exception ends the preparation. Raises `DataPreparationError`.
     """
     if spec.generate_data:
         _generate_sample_set(spec, log_path, on_progress)
@@ -38,9 +37,8 @@ def prepare_environment(
 ) -> tuple[str, bool]:
     """Install what a command's project requires, or pull its image.
 
-    Returns the path of the Python to use, "" for the one that is active, and whether docker has the NVIDIA runtime. On
-    the launching computer and on Slurm, nothing is installed unless the command names a file. `on_progress` is called
-    as in `prepare_data`. Raises `DataPreparationError`.
+    Returns the path of the Python to use, "" for the active one, and whether docker has the NVIDIA runtime. On the
+    launching computer and on Slurm, only what the command names is installed. `on_progress`, errors: `prepare_data`.
     """
     command = spec.own_command
     result = work / ENVIRONMENT_RESULT_FILE

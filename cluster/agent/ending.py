@@ -16,10 +16,7 @@ from .watchdog import SAVE_GRACE_SECONDS, Watchdog
 
 
 class JobFinished(Exception):
-    """The job has ended on this machine, in a state (DONE, FAILED, STOPPED, LEFT) and for a one-line reason.
-
-    `fault` is MACHINE when this machine is broken.
-    """
+    """The job has ended on this machine. `fault` is MACHINE when this machine is broken, `reason` one line or ""."""
 
     def __init__(self, state: MachineState, reason: str = "", fault: Fault = Fault.NONE) -> None:
         super().__init__(reason)
@@ -47,31 +44,21 @@ class EndConditions:
     stop_time: float = 0.0  # when the job was first seen to have to stop
 
     def check(self, phase: AgentPhase, has_made_steps: bool) -> bool:
-        """Return whether the trainers have to save and exit, because the job has to stop.
-
-        Raises `JobFinished` when the job has ended here. `has_made_steps` says whether there is something to save.
-        """
+        """Return whether the trainers have to save (`has_made_steps`) and exit. Raises `JobFinished` at the end."""
         if phase != AgentPhase.RUNNING and is_visible(self.shared / RESULT_FILE):
             raise JobFinished(MachineState.DONE)
         if not self.stop_reason:
             self.stop_reason = stop_reason(self.shared) or self.watchdog.limit_reason
             self.stop_time = self.clock()
-        if not self.stop_reason:
-            if self.watchdog.leave_reason:
-                self._leave_when_safe(phase, has_made_steps)
-            return False
         can_save = has_made_steps and phase == AgentPhase.RUNNING
-        if not can_save or self.clock() - self.stop_time > SAVE_GRACE_SECONDS:
-            raise JobFinished(MachineState.STOPPED, self.stop_reason)
-        return True
-
-    def _leave_when_safe(self, phase: AgentPhase, has_made_steps: bool) -> None:
-        """Raise `JobFinished` as soon as the other machines can go on without this one.
-
-        They need its last steps to be saved; before the first step of an attempt there is nothing to save.
-        """
-        must_wait = phase in IDLE_PHASES or (phase == AgentPhase.RUNNING and has_made_steps)
-        if not must_wait or self.watchdog.seconds_left() <= 0:
-            is_only_machine = len(self.spec.machine_names) == 1 and not self.spec.cloud
-            state = MachineState.STOPPED if is_only_machine else MachineState.LEFT
-            raise JobFinished(state, self.watchdog.leave_reason)
+        if self.stop_reason:
+            if not can_save or self.clock() - self.stop_time > SAVE_GRACE_SECONDS:
+                raise JobFinished(MachineState.STOPPED, self.stop_reason)
+            return True
+        if self.watchdog.leave_reason:
+            must_wait = can_save or phase in IDLE_PHASES  # the other machines need the last steps to be saved
+            if not must_wait or self.watchdog.seconds_left() <= 0:
+                is_only_machine = len(self.spec.machine_names) == 1 and not self.spec.cloud
+                state = MachineState.STOPPED if is_only_machine else MachineState.LEFT
+                raise JobFinished(state, self.watchdog.leave_reason)
+        return False

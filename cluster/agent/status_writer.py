@@ -32,10 +32,7 @@ def read_previous_status(shared: Path, machine: str) -> MachineStatus | None:
 
 
 def continue_clock(previous: MachineStatus | None) -> None:
-    """Let this process's clock go on from that of the machine's previous agent, with this last status.
-
-    So all agents and trainers of a machine have one clock, which nobody sets.
-    """
+    """Go on from the clock of the machine's previous agent: all its agents and trainers have one, which nobody sets."""
     if previous is not None:
         host.steady_clock.go_on_from(previous.boot_id, previous.clock_offset, previous.clock_jump, previous.time)
 
@@ -92,15 +89,10 @@ class StatusWriter:
         self.boot_id = host.boot_id()
         previous = read_previous_status(shared, machine)
         if previous and not previous.ended:  # it was killed: its last heartbeat counts as its end
-            self._append_to_state_log(
-                StateChange(time=previous.time, attempt=previous.attempt, state=MachineState.LOST)
-            )
+            self._log_change(StateChange(time=previous.time, attempt=previous.attempt, state=MachineState.LOST))
 
     def write(self, status: MachineStatus) -> None:
-        """Rewrite the status file when an urgent field has changed or a heartbeat is due; log each change of state.
-
-        The writer adds the launch, the load and traffic of the machine and the time to the status.
-        """
+        """Write the status, with load, traffic and time, at a heartbeat or an urgent change; log each new state."""
         previous = self.last_status
         self.last_status = status
         now = time.monotonic()
@@ -129,14 +121,11 @@ class StatusWriter:
             change = StateChange(
                 time=status.time, attempt=status.attempt, state=status.state, reason=status.reason, step=step
             )
-            self._append_to_state_log(change)
+            self._log_change(change)
             print(time.strftime("%H:%M:%S"), status.state, status.reason, flush=True)
 
     def _lock_file(self) -> bool:
-        """Keep the status file locked, so that peers see the death of this process. Return whether that succeeded.
-
-        A server that starts again, or was away for long, has forgotten the lock: it is taken anew.
-        """
+        """Keep the status file locked, so that peers see this process die; anew when a server has forgotten it."""
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
             if not self.shares_locks or (self.holds_lock and is_locked(self.shared / self.status_file)):
                 return self.holds_lock
@@ -147,7 +136,7 @@ class StatusWriter:
             self.lock, self.holds_lock = stack.pop_all(), True
         return self.holds_lock
 
-    def _append_to_state_log(self, change: StateChange) -> None:
+    def _log_change(self, change: StateChange) -> None:
         entry = {key: value for key, value in encode(change).items() if value not in ("", None)}
         flags = os.O_WRONLY | os.O_APPEND
         with contextlib.suppress(OSError), open_below(self.shared, self.state_log_file, flags) as file:

@@ -3,8 +3,7 @@
 While an agent lives it holds a flock on its folder, such as /tmp/.imgnet-agent-k3j9x2ab: one that can be locked belongs
 to nobody. The kernel releases the lock of a dead process, also for a reader in another container, where process ids
 mean nothing. systemd-tmpfiles, which on many systems removes what has lain in /tmp for ten days, leaves a locked folder
-alone (tmpfiles.d(5)). Anything else in /tmp is left alone. Where /tmp cannot be written, the folder lies in TMPDIR, or
-in the agent's work folder.
+alone (tmpfiles.d(5)). Anything else in /tmp is left alone.
 """
 
 import contextlib
@@ -22,10 +21,7 @@ class TempFolder:
     """A new folder for temporary files. Its path is short, because the loaders' sockets lie in it."""
 
     def __init__(self, work: Path) -> None:
-        """Make the folder in the first of these that can be written: /tmp, whose path is short, TMPDIR, `work`.
-
-        Raises `OSError` of the last one.
-        """
+        """Make the folder in the first that can be written: /tmp, TMPDIR, `work`. Raises `OSError` of the last one."""
         for parent in filter(None, [DEFAULT_PARENT, os.environ.get("TMPDIR")]):
             with contextlib.suppress(OSError):
                 return self._make(Path(parent))

@@ -1,7 +1,6 @@
 """The tmux windows of a running agent: its trainers' log, and its machine's processes. They close with the agent.
 
-Windows only show what runs: Ctrl-C does nothing in them. When the tmux server was killed, the agent opens the session
-and the windows again.
+They only show what runs: Ctrl-C does nothing in them. When the tmux server was killed, the agent opens them again.
 """
 
 import contextlib
@@ -33,9 +32,8 @@ class TmuxWindows:
     """The windows "train" and "gpu" of an agent in the job's session, and the session, if it is gone.
 
     Without GPUs, "gpu" is called "processes". Where several machines share a session, because all are this computer,
-    the machine's number is part of the windows' names, and only machine 0 shows the processes. Without tmux nothing
-    happens: failing to open a window must not fail the job. The windows are opened by a thread, because a frozen tmux
-    server does not answer for seconds.
+    the machine's number is part of the windows' names, and only machine 0 shows the processes. Failing to open a window
+    must not fail the job. A thread opens the windows, because a frozen tmux server does not answer for seconds.
     """
 
     def __init__(self, session: str, work: Path, machine: str = "") -> None:

@@ -4,8 +4,7 @@
     <work>/000007/          of attempt 7: progress.json, failed-3.json, ask (train/tools/agent_protocol.py)
     <work>/logs/000007/     rank-3.log
 
-A standby process has loaded torch and waits on its stdin (train/engine/standby.py), so that after a loss no machine
-waits for imports.
+A standby process has loaded torch and waits on its stdin (train/engine/standby.py): no loss costs time for imports.
 """
 
 import json
@@ -14,7 +13,6 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import TypeVar
 
 from cluster.connectors.local import module_command
 from cluster.state.attempts import Attempt
@@ -22,19 +20,10 @@ from cluster.state.spec import JobSpec
 from cluster.state.states import AgentPhase
 from train.distributed import network
 from train.tools import agent_protocol, host, process
-from train.tools.agent_protocol import (
-    EXIT_SAVED,
-    Fault,
-    KeptStateReport,
-    StandbyRequest,
-    TrainerFailure,
-    TrainerProgress,
-    attempt_name,
-    rank_log_file,
-)
+from train.tools.agent_protocol import Fault, KeptStateReport, StandbyRequest, TrainerProgress, rank_log_file
 from train.tools.errors import find_gpu_failure
 from train.tools.files import write_atomic
-from train.tools.records import DamagedRecord, encode, read_record
+from train.tools.records import encode, read_intact
 from train.tools.text_files import to_json_bytes
 from train.trackers.tracker_process import JOB_VARIABLE
 
@@ -49,7 +38,6 @@ STANDBY_GB_PER_PROCESS = 0.7
 RESERVED_MEMORY_GB = 1.0  # memory that must stay free beside the standby
 MAX_FAILED_STANDBYS = 3  # that died while they loaded
 COMPILE_CACHE = Path("~/.imgnet/cache").expanduser()  # outlives jobs; what torch.compile has made
-RecordT = TypeVar("RecordT")
 
 
 class Trainers(AttemptProcesses):
@@ -92,11 +80,10 @@ class Trainers(AttemptProcesses):
             self.standby_processes = []
         if not self.spec.recovery.standby or self.failed_standbys >= MAX_FAILED_STANDBYS:
             return True
-        needed_gb = RESERVED_MEMORY_GB + STANDBY_GB_PER_PROCESS * self.spec.procs
-        memory = host.read_memory()
-        if not self.standby_processes and (memory is None or memory.available_gb <= needed_gb):
-            return True
         if not self.standby_processes:
+            memory = host.read_memory()
+            if memory is None or memory.available_gb <= RESERVED_MEMORY_GB + STANDBY_GB_PER_PROCESS * self.spec.procs:
+                return True
             self.standby_processes = [self._start_standby(local_rank) for local_rank in range(self.spec.procs)]
         return self.is_standby_ready
 
@@ -127,7 +114,7 @@ class Trainers(AttemptProcesses):
             if not (goes_on_in_place and folder == old_folder):
                 shutil.rmtree(folder, ignore_errors=True)
         first_log, rank_environments = self.begin_attempt(attempt, machine_rank)
-        self.attempt_folder = self.work / attempt_name(attempt.number)
+        self.attempt_folder = self.work / agent_protocol.attempt_name(attempt.number)
         self.attempt_folder.mkdir()
         self.requests = set()
         resume = str(self.shared / attempt.resume) if attempt.resume else "none"
@@ -164,7 +151,7 @@ class Trainers(AttemptProcesses):
         options = {"--options": self.options_path, "--out": self.shared, "--local": self.work}
         return [str(recipe_path), *(str(word) for option in options.items() for word in option)]
 
-    def _request(self, file: str) -> None:
+    def request(self, file: str) -> None:
         """Make a file by which the trainers learn of a request, once in each attempt."""
         if file not in self.requests:
             self.requests.add(file)
@@ -172,31 +159,23 @@ class Trainers(AttemptProcesses):
 
     def request_save_and_exit(self) -> None:
         """Ask the trainers to save at a step that all ranks agree on, and to exit."""
-        self._request(agent_protocol.STOP_REQUEST_FILE)
-
-    def request_save(self) -> None:
-        """Ask the trainers to save soon and go on. Has an effect once in each attempt."""
-        self._request(agent_protocol.SAVE_REQUEST_FILE)
-
-    def request_abort(self) -> None:
-        """Ask the trainers to end their collectives and to keep their state for the next attempt."""
-        self._request(agent_protocol.ABORT_REQUEST_FILE)
+        self.request(agent_protocol.STOP_REQUEST_FILE)
 
     def read_kept_states(self) -> list[KeptStateReport]:
         """Return the reports of the trainers that keep their state and wait for the next attempt."""
         ranks = range(self.first_rank, self.first_rank + self.spec.procs)
         paths = [self.attempt_folder / agent_protocol.kept_state_file(rank) for rank in ranks]
-        return [report for path in paths if (report := _read_intact(path, KeptStateReport))]
+        return [report for path in paths if (report := read_intact(path, KeptStateReport))]
 
     def read_progress(self) -> TrainerProgress | None:
         """Return the last report of this machine's first rank, None before its first."""
-        return _read_intact(self.attempt_folder / agent_protocol.PROGRESS_FILE, TrainerProgress)
+        return read_intact(self.attempt_folder / agent_protocol.PROGRESS_FILE, TrainerProgress)
 
     def collect_exit(self, exit_codes: list[int | None]) -> ProcessesExit | None:
         """Return how the trainers ended, None while all run. Blocks for a moment when only some have ended."""
         if all(code is None for code in exit_codes):
             return None
-        if EXIT_SAVED in exit_codes:
+        if agent_protocol.EXIT_SAVED in exit_codes:
             self.wait_for_exit(EXIT_WAIT_SECONDS)
             return ProcessesExit(AgentPhase.SAVED)
         if any(exit_codes):
@@ -229,7 +208,7 @@ class Trainers(AttemptProcesses):
     def _first_reported_failure(self) -> ProcessesExit | None:
         """Return the earliest failure that a rank reported, own failures before those blamed on peers; else None."""
         paths = self.attempt_folder.glob(agent_protocol.FAILURE_FILE_PATTERN)
-        reports = [report for path in paths if (report := _read_intact(path, TrainerFailure))]
+        reports = [report for path in paths if (report := read_intact(path, agent_protocol.TrainerFailure))]
         for fault in (Fault.MACHINE, Fault.INPUT, Fault.FINAL, Fault.CHECKPOINT, Fault.OWN, Fault.PEER):
             for report in sorted(reports, key=lambda report: report.time):
                 if report.fault == fault:
@@ -244,14 +223,6 @@ class Trainers(AttemptProcesses):
                 if child.poll() is None:
                     child.send_signal(signal.SIGUSR1)
         time.sleep(STACK_DUMP_SECONDS)
-
-
-def _read_intact(path: Path, record_type: type[RecordT]) -> RecordT | None:
-    """Return the record in a file of the trainers; None when it does not exist or is damaged."""
-    try:
-        return read_record(path, record_type)
-    except DamagedRecord:
-        return None
 
 
 def _start_in_standby(process: "subprocess.Popen[bytes]", request: StandbyRequest) -> bool:

@@ -5,8 +5,7 @@ It never reads the shared folder, so it works while NFS hangs.
     <work>/notice   {"reason": ..., "seconds": 120}: this machine will be terminated (`rehearse-loss --notice`)
     <work>/limit    {"hours": 4, "name": "..."}: a time limit that replaces the job's own (`imgnet-cluster extend`)
 
-Signals reach the thread through a pipe. Python would run a signal handler only when the main thread continues, and that
-may hang in a read.
+Signals reach the thread through a pipe. Python would run a handler in the main thread only, which may hang in a read.
 """
 
 import contextlib
@@ -43,13 +42,11 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 class Watchdog:
     """Notices that this machine has to leave (`leave_reason`) or that the job has to end (`limit_reason`).
 
-    Both are "" while there is no reason. `risk_reason` says that the machine may have to leave soon, "" while nothing
-    says so: "an elevated risk of interruption", which often comes to nothing (AWS, "EC2 instance rebalance
-    recommendations"). `max_hours` is the job's time limit, of which `elapsed_seconds` have passed. `metadata_address`
-    is the address of an instance metadata service, "" for none: there EC2 announces, two minutes ahead, that it
-    terminates a spot instance (AWS, "Spot Instance interruption notices"). `hard_exit` is called when the main
-    thread hangs after the limit. A rented machine powers itself off `poweroff_grace` seconds after the limit; None for
-    a machine that is not rented. `limit_name` describes the limit when it follows from a price limit.
+    Both are "" while there is no reason. `risk_reason` says that it may have to soon, which often comes to nothing
+    (AWS, "EC2 instance rebalance recommendations"). `max_hours` is the time limit, of which `elapsed_seconds` have
+    passed; `limit_name` describes one that follows from a price. At `metadata_address`, "" for none, EC2 announces that
+    it terminates a spot instance (AWS, "Spot Instance interruption notices"). `hard_exit` is called when the main
+    thread hangs after the limit. A rented machine powers itself off `poweroff_grace` seconds after it; another: None.
     """
 
     def __init__(
@@ -102,10 +99,7 @@ class Watchdog:
             self.schedule_poweroff(IDLE_POWEROFF_SECONDS)
 
     def schedule_poweroff(self, seconds: float) -> None:
-        """Set the timer that powers the machine off, in seconds from now.
-
-        The boot script of a rented machine sets it first. When the command fails, the earlier setting stays.
-        """
+        """Set the timer that powers the machine off, in seconds from now; on failure, the boot script's stays."""
         argv = ["sudo", "-n", "imgnet-limit", f"{max(1.0, seconds):.0f}"]
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(
@@ -141,10 +135,7 @@ class Watchdog:
         return self.elapsed_seconds / (3600 * self.max_hours) if self.max_hours else None
 
     def poll_once(self, now: float) -> None:
-        """Check the limit, then the notice file and the metadata service.
-
-        The limit comes first: an unreadable notice or a broken service must not disarm it.
-        """
+        """Check the limit, then the notices: an unreadable notice or a broken service must not disarm the limit."""
         self._check_limit(now)
         if self.leave_reason:
             return
@@ -187,10 +178,7 @@ class Watchdog:
             self.leave_reason = reason
 
     def is_deadline_near(self) -> bool:
-        """Return whether a quarter of the notice has passed, or `MAX_LEAVE_DELAY_SECONDS` if that is less.
-
-        Until then the other machines may get ready.
-        """
+        """Whether a quarter of the notice has passed, at most `MAX_LEAVE_DELAY_SECONDS`, in which others get ready."""
         if not self.leave_reason:
             return False
         return time.monotonic() - self.notice_time > min(MAX_LEAVE_DELAY_SECONDS, self.notice_seconds / 4)
@@ -205,10 +193,7 @@ class Watchdog:
         return max(self.notice_seconds, SAVE_GRACE_SECONDS) - (time.monotonic() - self.notice_time)
 
     def poll_metadata(self) -> None:
-        """Ask the metadata service for a termination notice and, until there is one, for a warning of it.
-
-        A service that does not answer, and an entry that is no notice, change nothing.
-        """
+        """Ask the metadata service for a notice, else for a warning of one. What is no notice changes nothing."""
         try:
             if notice := self._get_notice(INTERRUPTION_NOTICE):
                 reason = f"{INTERRUPTION_NOTICE}: {notice.get('action')} at {notice.get('time')}"
@@ -219,25 +204,21 @@ class Watchdog:
             self._metadata_token = ""
 
     def _get_notice(self, name: str) -> dict[str, object]:
-        """Return an entry of the metadata that is a JSON object, {} for none. Raises `OSError`, `ValueError`."""
-        text = self._get_metadata(f"latest/meta-data/{name}")
-        notice = json.loads(text) if text else {}
-        return notice if isinstance(notice, dict) else {}
+        """Return an entry of the metadata that is a JSON object, {} for none. Raises `OSError`, `ValueError`.
 
-    def _get_metadata(self, path: str) -> str:
-        """Return a metadata entry by IMDSv2, which needs a token (AWS, "Use the Instance Metadata Service").
-
-        Returns "" for status 404, which means that there is no such entry. Raises `OSError`.
+        IMDSv2 needs a token (AWS, "Use the Instance Metadata Service"). Status 404 means that there is no such entry.
         """
         if not self._metadata_token:
             headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(METADATA_TOKEN_TTL_SECONDS)}
             self._metadata_token = self._request("latest/api/token", "PUT", headers)
+        headers = {"X-aws-ec2-metadata-token": self._metadata_token}
         try:
-            return self._request(path, "GET", {"X-aws-ec2-metadata-token": self._metadata_token})
+            notice = json.loads(self._request(f"latest/meta-data/{name}", "GET", headers))
         except urllib.error.HTTPError as error:
             if error.code != 404:
                 raise
-            return ""
+            return {}
+        return notice if isinstance(notice, dict) else {}
 
     def _request(self, path: str, method: str, headers: dict[str, str]) -> str:
         request = urllib.request.Request(f"{self.metadata_address}/{path}", method=method, headers=headers)

@@ -6,7 +6,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from train.metrics.step_search import StepEnds, StepTime, first_and_last_step, last_step_until
+from train.metrics.records import MetricsRow
+from train.metrics.step_search import StepEnds, first_and_last_step, last_step_until
 from train.recipe.target import CLOCK_JUMPED
 from train.tools.agent_protocol import metrics_file
 from train.tools.text_files import read_json_lines
@@ -135,7 +136,7 @@ def _drop_repeated_steps(
     """
     while kept:
         path, ends, until = kept.pop()
-        last_kept: StepTime | None = ends.last
+        last_kept: MetricsRow | None = ends.last
         if first_step is not None and ends.last.images:
             last_kept = last_step_until(path, first_step)
         begin, end = (last_kept or ends.first).time, pause_end or until

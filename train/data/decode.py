@@ -3,8 +3,7 @@
 simplejpeg comes first (libjpeg-turbo, 1.4 to 1.8 times as fast as PIL). Files that it refuses, such as a PNG named
 .JPEG or a JPEG with extra bytes before its end marker, go to PIL, which decodes to the same pixels. PIL gets only the
 formats of `PIL_FORMATS`: for others, such as EPS, it would start other programs. A JPEG that has lost a part of its
-data is refused, because decoders fill the rest with gray or noise. EXIF orientation is not applied, because ImageNet's
-readers do not apply it.
+data is refused: decoders fill the rest with gray or noise. As by ImageNet's readers, EXIF orientation is not applied.
 """
 
 import re
@@ -57,10 +56,7 @@ def decode_image(data: bytes) -> Pixels:
 
 
 def size_in_header(file: BinaryIO) -> ImageSize | None:
-    """Return the size that the header of an image file states, without its pixels.
-
-    None where only decoding can tell the size, or what is wrong: also of a JPEG file whose end is missing.
-    """
+    """Return the size that an image's header states, None where only decoding tells it, or what is wrong."""
     head = file.read(HEADER_BYTES)
     try:
         height, width, _, _ = simplejpeg.decode_jpeg_header(head)
@@ -105,10 +101,7 @@ def _check_size(width: int, height: int) -> None:
 
 
 def decode_region(data: bytes, size: ImageSize, box: Box) -> Pixels:
-    """Return the pixels [height, width, 3] inside a box of an image.
-
-    Raises `BadImage` for a file that cannot be decoded, and for an image whose size is not `size`.
-    """
+    """Return pixels [height, width, 3] inside a box. Raises `BadImage`, also for an image of another size."""
     pixels = decode_image(data)
     if pixels.shape[:2] != size:
         raise BadImage(f"has {pixels.shape[1]}x{pixels.shape[0]} pixels, expected {size[1]}x{size[0]}")

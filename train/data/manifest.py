@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Self
 
-from train.tools.records import DamagedRecord, decode, encode
+from train.tools.records import decode, encode
 from train.tools.text_files import parse_json, to_json_bytes
 
 SPLITS = ("train", "val")
@@ -70,8 +70,7 @@ class PackingInfo:
 class Manifest:
     """The manifest of a packed split.
 
-    `short_side` is the images' short side in pixels, None for full size. `fetched` is "index" in a copy whose images
-    were left at their source, else None.
+    `short_side` is in pixels, None for full size. `fetched` is "index" where the images stayed at their source.
     """
 
     split: str
@@ -88,34 +87,29 @@ class Manifest:
     def parse(cls, content: bytes) -> Self:
         """Return the manifest that the bytes of a manifest.json hold.
 
-        Raises `OtherVersion`, and `ManifestError` for other bytes. File names with a slash or a leading dot are
-        refused: such a file could lie outside the split's folder.
+        Raises `OtherVersion`, and `ManifestError`, also for names of files that could lie outside the split's folder.
         """
         try:
             data = parse_json(content)
-        except ValueError as error:
-            raise ManifestError(str(error)) from error
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise ManifestError("no manifest of a packed set")
-        if data.get("version") != VERSION:
-            raise OtherVersion(str(data.get("version")))
-        try:
+            if not isinstance(data, dict) or data.get("format") != FORMAT:
+                raise ValueError("no manifest of a packed set")
+            if data.get("version") != VERSION:
+                raise OtherVersion(f"format version {data.get('version')}, this program reads {VERSION}")
             manifest = decode(cls, data)
-        except DamagedRecord as error:
+        except OtherVersion:
+            raise
+        except ValueError as error:
             raise ManifestError(str(error)) from error
         if not manifest._is_sound():
             raise ManifestError("its fields contradict each other")
         return manifest
 
     def _is_sound(self) -> bool:
-        """Return whether the set has images, and its files have safe names and complete entries."""
-        are_files_sound = all(
-            re.fullmatch(r"\w[\w.-]*", name) and entry.bytes >= 0 for name, entry in self.files.items()
-        )
+        are_safe = all(re.fullmatch(r"\w[\w.-]*", name) and entry.bytes >= 0 for name, entry in self.files.items())
         shard_count = sum(map(is_shard, self.files))
         required_names = {INDEX_FILE, NAMES_FILE, *map(shard_name, range(shard_count))}
         has_files = required_names <= self.files.keys() and self.files[INDEX_FILE].crc32 is not None
-        return are_files_sound and has_files and self.images > 0 and bool(self.classes)
+        return are_safe and has_files and self.images > 0 and bool(self.classes)
 
     def to_bytes(self) -> bytes:
         """Return the content of manifest.json."""

@@ -15,10 +15,7 @@ FUTURES_PER_WORKER = 16
 
 
 def map_in_threads(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """Yield function(item) for each item, in the order of the items, with a thread for each CPU.
-
-    When the caller stops iterating, calls that have not started are cancelled.
-    """
+    """Yield function(item) in the order of the items, with a thread for each CPU. Ending early cancels the rest."""
     workers = usable_cpu_count()
     remaining_items = iter(items)
     futures = deque[Future[Result]]()

@@ -1,8 +1,7 @@
 """Chooses the images of train/ that are held out for validation where there is no val/; names classes without images.
 
 The same fraction of each class is held out, so the proportions of the classes stay the same. The choice is a pure
-function of the names: it depends on neither the machine, the number of processes, the seed nor the order of files on a
-disk. Imports no numpy, so that a plan is quick.
+function of the names: neither machine nor seed nor order of files counts. Imports no numpy, so that plans are quick.
 """
 
 import hashlib

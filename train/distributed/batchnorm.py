@@ -126,10 +126,7 @@ class RunningStatistics:
 
     @torch.no_grad()
     def average_foreign_statistics(self) -> None:
-        """Set the statistics of norms that are not torch's to the mean over all processes. All processes must call it.
-
-        How such a norm updates its statistics is not known.
-        """
+        """Average the statistics of norms that are not torch's over all processes, which must all call it."""
         if self.group.world_size > 1:
             sums = [sum_over_processes(self.group, buffer.clone()) for buffer in self.foreign_buffers]
             self.group.confirm_sums()

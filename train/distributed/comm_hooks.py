@@ -34,9 +34,6 @@ def completed_future(buffer: torch.Tensor) -> Future:
     return future
 
 
-# --- half precision --------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class HalfPrecision:
     """State of `half_precision_hook`: float16 or bfloat16, and whether gradients already carry a loss scale."""
@@ -56,8 +53,7 @@ def half_precision_hook(precision: HalfPrecision, bucket: Bucket) -> Future:
     Differs from torch's fp16_compress_hook in that it divides by the world size before the conversion, so a mean that
     fits into float16 cannot overflow on the way; and from its bf16_compress_hook in that it works with Gloo. Gradients
     without a loss scale are multiplied by 1024, because float16 has no numbers below 6e-8, and clipped at +-58 instead
-    of becoming infinite, because no scaler would skip the step. With a loss scale nothing is clipped: the scaler must
-    see an overflow.
+    of becoming infinite, because no scaler would skip the step. With a loss scale the scaler must see an overflow.
     """
     buffer = bucket.buffer()
     world_size = dist.get_world_size()
@@ -72,9 +68,6 @@ def half_precision_hook(precision: HalfPrecision, bucket: Bucket) -> Future:
 
     future: Future = work.get_future().then(copy_back)
     return future
-
-
-# --- hierarchical: inside machines, between them, inside them again -----------------------------------------------
 
 
 class MachineGroups:
@@ -123,9 +116,6 @@ def hierarchical_hook(groups: MachineGroups, bucket: Bucket) -> Future:
         return completed_future(buffer)
 
 
-# --- PowerSGD: low-rank gradients ------------------------------------------------------------------------------------
-
-
 def powersgd_state(exact_steps: int) -> PowerSGDState:
     """Return a new state of PowerSGD (Vogels et al. 2019).
 
@@ -149,9 +139,6 @@ def low_rank_hook(state: PowerSGDState, bucket: Bucket) -> Future:
     return future
 
 
-# --- on a CPU: what a process that goes on in place waits for ---------------------------------------------------------
-
-
 def with_abort(hook: Hook) -> Hook:
     """Return a hook whose sums end with an error once the collectives are aborted (`regroup.abort_collectives`)."""
 
@@ -159,9 +146,6 @@ def with_abort(hook: Hook) -> Hook:
         return regroup.abortable(hook(state, bucket))
 
     return abortable_hook
-
-
-# --- no overlap with the backward pass -------------------------------------------------------------------------------
 
 
 def without_overlap(hook: Hook) -> Hook:

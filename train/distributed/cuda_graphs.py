@@ -3,8 +3,7 @@
 On small images the host takes longer to launch a step's kernels than the GPU to run them. A graph launches all with one
 call. What is captured is the network: as a whole, or under DDP in stages, so that the sums of a stage's gradients run
 beside the backward pass of the stages before it. Loss, hooks, optimizer and meters stay outside: they are few kernels,
-and their numbers change from step to step. Batches of other shapes, such as an epoch's last one, and validation run as
-they do without graphs.
+and their numbers change from step to step. Batches of other shapes, and validation, run as they do without graphs.
 
 A replay reads and writes the memory of the capture. Images are copied into it. Weights and running statistics are
 changed in place only, so they lie there. Gradients that a parameter has taken over without a copy are copied before a

@@ -50,11 +50,7 @@ class DDP(DistributedDataParallel):
     """DistributedDataParallel that names an unused parameter in a one-line error."""
 
     def forward(self, *inputs: object, **named: object) -> object:
-        """Run the module.
-
-        Raises `TrainingError` when some parameter got no gradient in the step before, so that the gradients of its
-        bucket were never summed.
-        """
+        """Run the module. Raises `TrainingError` when a parameter got no gradient in the step before."""
         try:
             return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
@@ -83,11 +79,9 @@ def wrap_ddp(
 
     All processes must call it at the same time. Nothing is copied from rank 0: the weights are equal by seed or
     checkpoint, and batch-norm statistics are each rank's own. It may be called again, with the network or its wrapper,
-    when other parameters need gradients; the old gradients are dropped. `dtype` is what the network computes in: with
-    float16 the gradients are multiplied by a loss scale. `exact` selects `exact_sum`, which sums instead
-    of averaging. `exact_steps` is the number of steps before PowerSGD begins to compress; its error memory is as large
-    as the gradients, differs between ranks, is in no checkpoint, and starts empty with each call. Raises
-    `TrainingError` when the hook cannot be used here.
+    when other parameters need gradients; their old ones are dropped. `dtype` is what the network computes in: float16
+    has a loss scale. `exact` selects `exact_sum`. PowerSGD compresses after `exact_steps`; its error memory differs
+    between ranks, is in no checkpoint, and starts empty with each call. Raises `TrainingError` for an unusable hook.
     """
     net = net.module if isinstance(net, DDP) else net
     net.zero_grad(set_to_none=True)
@@ -121,8 +115,7 @@ def without_sums(net: nn.Module, unless: bool) -> contextlib.AbstractContextMana
 def on_gradients_ready(net: nn.Module, callback: Callable[[], object]) -> Callable[[], None]:
     """Call a function at the end of each backward pass: the gradients are computed, and not yet summed over processes.
 
-    The backward pass ends with the parameter that the forward pass uses first; in most networks that is the first one.
-    Returns a function that takes the callback away.
+    It ends with the parameter that is used first, in most networks the first one. Returns what removes the callback.
     """
 
     def hook(_: torch.Tensor) -> None:
@@ -137,10 +130,7 @@ def on_gradients_ready(net: nn.Module, callback: Callable[[], object]) -> Callab
 def select_hook(
     comm: Comm, exact: bool, device: torch.device, dtype: torch.dtype, exact_steps: int
 ) -> tuple[object, comm_hooks.Hook | None]:
-    """Return the state and the communication hook of a recipe; hook None for DDP's own all-reduce.
-
-    Raises `TrainingError` when the hook cannot be used with --exact or on this device.
-    """
+    """Return a recipe's hook with its state, None for DDP's own. Raises `TrainingError` where it cannot be used."""
     if exact:
         if comm.hook not in ("auto", "none"):
             raise TrainingError(f"comm, hook: --exact does not work with {comm.hook}, which rounds; set comm='none'")
@@ -165,10 +155,7 @@ def select_hook(
 
 @cache
 def machine_groups(world_group: dist.ProcessGroup | None, device: torch.device) -> comm_hooks.MachineGroups | None:
-    """Return the process groups for sums by machine, created once for each `world_group`.
-
-    None when there is only one machine, or only one process on each machine.
-    """
+    """Return the groups for sums by machine, one for each `world_group`; None if machines or processes are single."""
     rank = dist.get_rank()
     first_rank_here = torch.tensor([rank - int(os.environ.get("LOCAL_RANK", 0))], device=device)
     first_ranks = [torch.empty_like(first_rank_here) for _ in range(dist.get_world_size())]
@@ -181,8 +168,6 @@ def machine_groups(world_group: dist.ProcessGroup | None, device: torch.device) 
     return comm_hooks.MachineGroups(list(ranks_by_machine.values()), process_group.FIRST_STEP_TIMEOUT)
 
 
-# --- the loss scale --------------------------------------------------------------------------------------------------
-
 # Each step whose gradients are infinite or not a number is left out and halves the scale, which starts at 1024 or more.
 MIN_LOSS_SCALE = 2.0**-10
 
@@ -190,8 +175,7 @@ MIN_LOSS_SCALE = 2.0**-10
 class CappedGradScaler(torch.amp.GradScaler):
     """Loss scaler that starts at 1024, as 2018's did, and never grows beyond it.
 
-    torch's own starts at 65,536, where a gradient of 1 does not fit into float16, and doubles again after every 2000
-    good steps.
+    torch's own starts at 65,536, where a gradient of 1 does not fit into float16, and doubles after 2000 good steps.
     """
 
     def __init__(self, device: str) -> None:

@@ -20,8 +20,7 @@ def round_to_grid(values: torch.Tensor) -> torch.Tensor:
 def make_gradients_exact(model: nn.Module) -> None:
     """Convert the model to float64, and round each gradient to multiples of 2**-30 before it is accumulated.
 
-    On a GPU, cuDNN is asked for deterministic kernels, in the whole process: those of weight gradients may add in any
-    order.
+    On a GPU, cuDNN is asked for deterministic kernels in the whole process: others add weight gradients in any order.
     """
     model.double()
     for parameter in model.parameters():

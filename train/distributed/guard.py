@@ -132,10 +132,7 @@ class StepGuard:
         self._judge()
 
     def go_back(self) -> bool:
-        """Undo the last update if its sums are not known to be right, and return whether that was so.
-
-        To be called after the abort, when the GPU has nothing to do any more.
-        """
+        """Undo the last update if its sums are not known to be right, and return whether so, after the abort."""
         with contextlib.suppress(RuntimeError):
             self._judge()
         if self.ledger.is_ahead:

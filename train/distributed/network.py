@@ -15,17 +15,13 @@ from train.tools import agent_protocol
 NLM_F_DUMP_REQUEST = 0x301
 RTM_NEWADDR, RTM_GETADDR = 20, 22
 IFA_ADDRESS, IFA_LOCAL = 1, 2
-RT_SCOPE_SITE, RT_SCOPE_LINK = 200, 253  # the scope of the loopback interface is greater
 NETLINK_TIMEOUT_SECONDS = 5.0
 TCP_LISTEN = "0A"  # net/tcp_states.h, as /proc/net/tcp has it
 EFA_LIBRARY_FOLDERS = ("opt/amazon/ofi-nccl/lib", "opt/amazon/ofi-nccl/lib/x86_64-linux-gnu", "opt/amazon/efa/lib")
 
 
 def detect_transport(backend: str, log: Path | None = None) -> str:
-    """Return what carries the collectives: "gloo on eth0", or for NCCL what its log shows.
-
-    The log is removed. See `parse_nccl_transport` for NCCL's names.
-    """
+    """Return what carries the collectives: "gloo on eth0", or what NCCL's log shows, which is removed."""
     if backend != "nccl":
         interface = os.environ.get("GLOO_SOCKET_IFNAME", "")
         with contextlib.suppress(OSError):
@@ -43,10 +39,8 @@ def detect_transport(backend: str, log: Path | None = None) -> str:
 def interface_variables(address: str) -> dict[str, str]:
     """Return environment variables that bind Gloo and NCCL to the interface that leads to the address of rank 0.
 
+    By default they use the address of the host's own name: on Debian 127.0.1.1. {} when one of them is set already.
     NCCL takes a name for the beginning of names: "ens5" also for ens50. With "=" it is the whole name.
-
-    By default they use the address that the host's own name resolves to: on Debian that is 127.0.1.1. Returns nothing
-    when one of the variables is set already.
     """
     if {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} & os.environ.keys():
         return {}
@@ -71,8 +65,8 @@ def efa_variables() -> dict[str, str]:
     """Return environment variables for trainers on a machine with EFA, except variables that the user has set.
 
     The loaders fork, for which libfabric's huge pages run out ("Cannot allocate memory"). NCCL can hang when it finds
-    its peers over IPv6. GPUs send their memory past the processor where they can (GPUDirect RDMA); older libfabric asks
-    for `FI_EFA_USE_DEVICE_RDMA`. Sources: AWS's aws-ofi-nccl cheat sheet, AWS ParallelCluster's tests.
+    its peers over IPv6. Older libfabric asks for `FI_EFA_USE_DEVICE_RDMA`, by which GPUs send past the processor.
+    Sources: AWS's aws-ofi-nccl cheat sheet, AWS ParallelCluster's tests.
     """
     if not has_efa():
         return {}
@@ -112,10 +106,7 @@ def compile_cache_variables(folder: Path) -> dict[str, str]:
 
 
 def enable_nccl_log() -> Path | None:
-    """Make NCCL log its choices to a file in the agent's folder, and return the file.
-
-    Returns None without an agent, or when the user has set NCCL_DEBUG.
-    """
+    """Make NCCL log its choices to a file, and return it; None without an agent, or where NCCL_DEBUG is set."""
     work = os.environ.get(agent_protocol.WORK_VARIABLE)
     if not work or "NCCL_DEBUG" in os.environ:
         return None
@@ -127,7 +118,7 @@ def enable_nccl_log() -> Path | None:
 def _interface_with_address(address: str) -> str:
     """Return the name of the interface that has an address: "lo" for all of 127/8, else the address itself."""
     default = "lo" if address.startswith("127.") else address
-    return next((name for name, own_address, _ in _interface_addresses() if own_address == address), default)
+    return next((name for name, own_address in _interface_addresses() if own_address == address), default)
 
 
 def resolve(address: str) -> set[str]:
@@ -141,30 +132,21 @@ def resolve(address: str) -> set[str]:
 def source_addresses(reached_at: Collection[str]) -> tuple[str, ...]:
     """Return the addresses that connections of this machine may come from, as other machines see them.
 
-    These are the addresses of its interfaces and `reached_at`, at which others reach it: behind NAT others see those.
-    () when the kernel does not list the interfaces.
+    () when the kernel does not list them. Behind NAT others see those of `reached_at`, at which they reach it.
     """
-    try:
+    with contextlib.suppress(OSError):
         return tuple(sorted({*own_addresses(), *reached_at}))
-    except OSError:
-        return ()
+    return ()
 
 
 def own_addresses() -> set[str]:
-    """Return the IPv4 and IPv6 addresses of the interfaces that lead to other machines. Raises `OSError`.
-
-    Link-local IPv6 addresses are left out: each virtual interface has one.
-    """
-    max_scopes = {4: RT_SCOPE_LINK, 6: RT_SCOPE_SITE}
-    return {
-        address
-        for _, address, scope in _interface_addresses()
-        if scope <= max_scopes[ipaddress.ip_address(address).version]
-    }
+    """Return the addresses that lead to other machines, without link-local IPv6. Raises `OSError`."""
+    parsed = [ipaddress.ip_address(address) for _, address in _interface_addresses()]
+    return {str(each) for each in parsed if not each.is_loopback and not (each.version == 6 and each.is_link_local)}
 
 
-def _interface_addresses() -> Iterator[tuple[str, str, int]]:
-    """Yield the name of the interface and the scope of each IPv4 and IPv6 address. Raises `OSError`."""
+def _interface_addresses() -> Iterator[tuple[str, str]]:
+    """Yield the name of the interface of each IPv4 and IPv6 address. Raises `OSError`."""
     body = struct.pack("=BBBBI", socket.AF_UNSPEC, 0, 0, 0, 0)
     request = struct.pack("=IHHII", 16 + len(body), RTM_GETADDR, NLM_F_DUMP_REQUEST, 0, 0) + body
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as netlink:
@@ -174,11 +156,11 @@ def _interface_addresses() -> Iterator[tuple[str, str, int]]:
             for kind, message in _netlink_parts(netlink.recv(1 << 16), "=IH", 16):
                 if kind != RTM_NEWADDR:  # the end, or an error
                     return
-                family, _, _, scope, index = struct.unpack_from("=BBBBI", message)
+                family, _, _, _, index = struct.unpack_from("=BBBBI", message)
                 attributes = dict(_netlink_parts(message[8:], "=HH", 4))
                 if family in (socket.AF_INET, socket.AF_INET6):
                     address = socket.inet_ntop(family, attributes.get(IFA_LOCAL) or attributes[IFA_ADDRESS])
-                    yield socket.if_indextoname(index), address, scope
+                    yield socket.if_indextoname(index), address
 
 
 def _netlink_parts(data: bytes, length_and_kind: str, header_bytes: int) -> Iterator[tuple[int, bytes]]:
@@ -204,10 +186,7 @@ def own_tcp_sockets(is_listening: bool) -> Iterator[socket.socket]:
 
 
 def parse_nccl_transport(nccl_output: str) -> str:
-    """Return the transport that NCCL reports with NCCL_DEBUG=INFO.
-
-    One of "efa", "libfabric", "ib", "roce", "sockets", another plugin's name in lower case, or "unknown".
-    """
+    """Return "efa", "libfabric", "ib", "roce", "sockets", "unknown", or a plugin's name, from NCCL's log."""
     networks = re.findall(r"Using network (.+)|Assigned NET plugin (.+) to comm|via NET/([\w ]+?)/", nccl_output)
     name = "".join(networks[-1]).strip().lower() if networks else ""
     if "libfabric" in name or "ofi" in name:

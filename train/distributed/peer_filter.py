@@ -50,10 +50,7 @@ def is_address(text: str) -> bool:
 
 
 def admit_only(listener: socket.socket, addresses: Collection[str]) -> None:
-    """Let a listening socket accept connections only from these addresses and from this machine.
-
-    Existing connections stay open. Raises `OSError` when the kernel refuses the filter.
-    """
+    """Let a socket accept new connections from these addresses and this machine only. Raises `OSError`."""
     program = filter_program(addresses, with_ipv6=listener.family == socket.AF_INET6)
     code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
     buffer = ctypes.create_string_buffer(code, len(code))
@@ -61,20 +58,14 @@ def admit_only(listener: socket.socket, addresses: Collection[str]) -> None:
 
 
 def admit_only_peers(listener: socket.socket) -> None:
-    """Let a listening socket accept connections only from the machines of this run, if these are known.
-
-    Prints a warning when the kernel refuses.
-    """
+    """Let a socket accept connections of this run's machines only, if known. Prints when the kernel refuses."""
     if peers := peer_addresses():
         try:
             admit_only(listener, peers)
         except OSError as error:
             port = listener.getsockname()[1]
-            print(
-                f"WARNING: the kernel takes no filter for port {port} ({error.strerror}): strangers can connect to it",
-                file=sys.stderr,
-                flush=True,
-            )
+            warning = f"the kernel takes no filter for port {port} ({error.strerror}): strangers can connect to it"
+            print(f"WARNING: {warning}", file=sys.stderr, flush=True)
 
 
 def guard_ports() -> None:

@@ -77,9 +77,8 @@ def join_process_group(is_cancelled: Callable[[], bool] = lambda: False) -> Proc
 
     Without these variables the run has one process. The backend is NCCL with GPUs, else Gloo. A GPU that torch cannot
     use is said aloud where the run has one machine. It raises `TrainingError` where the agent says that the GPU must be
-    used (`NEEDS_GPU_VARIABLE`), and `MachineTrouble` where the run has more machines. Raises `RuntimeError` when this
-    machine has GPUs, but fewer than processes. `is_cancelled` is asked while rank 0 does not listen yet; when it is
-    true, a `DistNetworkError` of torch is raised.
+    used (`NEEDS_GPU_VARIABLE`), and `MachineTrouble` where the run has more machines. Raises `RuntimeError` for fewer
+    GPUs than processes, and torch's `DistNetworkError` when `is_cancelled` is true before rank 0 listens.
     """
     rank = int(os.environ.get("RANK", 0))
     world_size = int(os.environ.get("WORLD_SIZE", 1))
@@ -134,10 +133,9 @@ def print_transport(group: ProcessGroup, over_sockets: bool = False) -> bool:
     if group.is_first and group.world_size > 1:
         backend = "nccl" if group.device.type == "cuda" else "gloo"
         transport = network.detect_transport(backend, group.nccl_log_path)
-        warning = network.transport_warning(transport, network.has_efa())
-        print(
-            f"{group.world_size} processes, by {transport}" + (f"\nWARNING: {warning}" if warning else ""), flush=True
-        )
+        print(f"{group.world_size} processes, by {transport}", flush=True)
+        if warning := network.transport_warning(transport, network.has_efa()):
+            print(f"WARNING: {warning}", flush=True)
         over_sockets |= transport == "sockets" and group.world_size > group.local_world_size
     return bool(read_sum(group, torch.tensor([float(over_sockets)])).item())
 

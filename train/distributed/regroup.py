@@ -89,10 +89,7 @@ def nccl_groups() -> list[dist.ProcessGroup]:
 
 
 def has_failed() -> bool:
-    """Return whether NCCL has met an error or a timeout, where a guard finds what an abort spoils: nobody else is told.
-
-    Elsewhere NCCL's own watchdog ends the process.
-    """
+    """Whether NCCL has met an error or a timeout where a guard is; elsewhere its own watchdog ends the process."""
     for group in nccl_groups() if goes_on_in_place(torch.device("cuda")) else ():
         with contextlib.suppress(RuntimeError):  # the group is being made or ended
             if group._get_backend(torch.device("cuda")).get_error().name != "SUCCESS":

@@ -2,8 +2,7 @@
 
 By itself torch listens on all interfaces of rank 0's machine and answers every client. Here rank 0 listens on the
 address that the ranks use, and the kernel admits only the machines of the run (`peer_filter`). Every key begins with a
-token that only the ranks know. The token is in the file of the attempt, differs between attempts, and separates runs
-on the same machines.
+token that only the ranks know, from the file of the attempt. It separates attempts, and runs on the same machines.
 """
 
 import contextlib
@@ -53,10 +52,7 @@ def open_store(
 
 
 def wait_for_listener(address: str, port: int, timeout: datetime.timedelta, is_cancelled: Callable[[], bool]) -> None:
-    """Wait until rank 0 listens. torch's own wait cannot be ended from outside, and asks at ever longer intervals.
-
-    Raises `DistNetworkError` when `is_cancelled` is true, or after the timeout.
-    """
+    """Wait until rank 0 listens; torch's own wait cannot be cancelled. Raises `DistNetworkError` when it ends."""
     deadline = time.monotonic() + timeout.total_seconds()
     while not is_cancelled():
         try:
@@ -72,8 +68,7 @@ def wait_for_listener(address: str, port: int, timeout: datetime.timedelta, is_c
 def _listen(address: str, port: int) -> socket.socket:
     """Listen on one address of this machine, for the machines of the run. Raises `DistNetworkError`.
 
-    A host's name may stand for 127.0.1.1 on the host itself (Debian), and an address behind NAT is not the machine's
-    own. In both cases the socket listens on all interfaces.
+    For a host's name (127.0.1.1 on Debian), and an address behind NAT, not its own, it listens on all interfaces.
     """
     try:
         listener = _bind(address, port)

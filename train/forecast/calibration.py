@@ -114,10 +114,7 @@ COMPARED_TERMS = {
 
 @dataclass(frozen=True, kw_only=True)
 class TermComparison:
-    """A term of a forecast beside what the run took, in seconds.
-
-    `error` is the share by which the forecast is too long, None where the run took no time.
-    """
+    """Seconds of a term in a forecast and in the run. `error`: the forecast's share too much, None for no time."""
 
     term: str
     forecast: float
@@ -134,14 +131,10 @@ def compare_with_run(
     early, at its target, is compared with the forecast of the epochs that it ran.
     """
     forecast_terms = forecast.of_steps(0, sum(epoch.steps for epoch in epochs)).terms
-    rows = [
-        (
-            name,
-            sum(forecast_terms[term] for term in terms),
-            sum(row.where.get(part, 0.0) for row in epochs for part in parts),
-        )
-        for name, (terms, parts) in COMPARED_TERMS.items()
-    ]
+    rows: list[tuple[str, float, float]] = []
+    for name, (terms, parts) in COMPARED_TERMS.items():
+        actual = sum(row.where.get(part, 0.0) for row in epochs for part in parts)
+        rows.append((name, sum(forecast_terms[term] for term in terms), actual))
     rows.append(("start", forecast_terms["start"], start_seconds))
     rows.append(("all", sum(row[1] for row in rows), sum(row[2] for row in rows)))
     return tuple(

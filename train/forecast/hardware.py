@@ -120,10 +120,7 @@ def loader_images_per_second(copy: int | None, size: int, vcpus: float) -> float
 
 
 def fetch_bytes(schedule: Schedule) -> float:
-    """Return the size in bytes of the data sets that the epochs of a schedule read; 0 when unknown.
-
-    Sets are fetched as a whole, also by a rehearsal that trains on a part of the images.
-    """
+    """Return the bytes of the data sets that a schedule reads, fetched as a whole; 0 when unknown."""
     data, copies = schedule.recipe.data, {epoch.scheduled_phase.phase.copy for epoch in schedule.epochs}
     return _bytes_of_images(schedule, data.train + data.val, copies)
 

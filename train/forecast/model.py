@@ -10,17 +10,7 @@ from train.recipe.schedule import Schedule, ScheduledPhase
 from train.recipe.validation_policy import should_validate
 
 from . import hardware
-from .hardware import (
-    MODEL_COSTS,
-    NVLINK_GBIT,
-    RDMA_MIN_GBIT,
-    RDMA_NETWORK,
-    RECTANGLE_PIXEL_RATIO,
-    REFERENCE_PIXELS,
-    TCP_NETWORK,
-    DeviceSpec,
-    NetworkSpec,
-)
+from .hardware import DeviceSpec, NetworkSpec
 
 TERMS = ("compute", "all-reduce", "optimizer", "loader", "validation", "fixed")
 BACKWARD_SHARE = 2 / 3  # of a step's compute
@@ -53,8 +43,7 @@ class Constants:
     def measured_batch_seconds(self, size: int, batch: int) -> float:
         """Return the seconds of one GPU's batch: as measured, or between what was measured.
 
-        Between two measured sizes the seconds of an image are linear in its pixels; beyond them they are in proportion
-        to the pixels.
+        Between two measured sizes the seconds of an image are linear in its pixels, beyond them in proportion to them.
         """
         sizes = sorted({measured_size for measured_size, _, _ in self.batch_timings})
         below = max((measured for measured in sizes if measured <= size), default=sizes[0])
@@ -66,10 +55,7 @@ class Constants:
         return (1 - share) * seconds_below + share * self._seconds_at_measured_size(above, batch)
 
     def _seconds_at_measured_size(self, size: int, batch: int) -> float:
-        """Return the seconds of a batch on the line through the two nearest measured batches of this size.
-
-        With a single one, or where the line falls, the seconds are in proportion to the batch.
-        """
+        """Return seconds on the line through the two nearest measured batches, or in proportion to the nearest."""
         timings = [timing for timing in self.batch_timings if timing[0] == size]
         (_, nearest, seconds), *others = sorted(timings, key=lambda timing: abs(timing[1] - batch))
         if others:
@@ -175,7 +161,7 @@ def forecast(
     """
     device = hardware.device_in_precision(gpu, schedule.recipe.precision)
     is_model_measured = bool(constants.batch_timings)  # the cost is then not asked for
-    model_cost = MODEL_COSTS.get(schedule.recipe.model.name, (0.0, 0) if is_model_measured else None)
+    model_cost = hardware.MODEL_COSTS.get(schedule.recipe.model.name, (0.0, 0) if is_model_measured else None)
     if model_cost is None or (device is None and constants.images_per_second is None and not is_model_measured):
         return None
     return _ForecastModel(
@@ -184,7 +170,7 @@ def forecast(
         gpus=gpus,
         gbit=gbit,
         vcpus=vcpus,
-        device=device or DeviceSpec(0.0, NVLINK_GBIT),
+        device=device or DeviceSpec(0.0, hardware.NVLINK_GBIT),
         model_cost=model_cost,
         constants=replace(constants, host_seconds=0.0) if gpu == "CPU" else constants,
         val_images=schedule.recipe.data.val if val_images is None else val_images,
@@ -268,15 +254,11 @@ class _ForecastModel:
         if self.constants.batch_timings:
             return self.constants.measured_batch_seconds(size, batch)
         speed = self.constants.images_per_second or self.device.images_per_second
-        seconds = batch * (size / REFERENCE_PIXELS) ** 2 * self.model_cost[0] / speed
+        seconds = batch * (size / hardware.REFERENCE_PIXELS) ** 2 * self.model_cost[0] / speed
         return max(seconds, self.constants.host_seconds)
 
     def step_terms(self, scheduled_phase: ScheduledPhase) -> dict[str, float]:
-        """Return the seconds of a full step by term.
-
-        The backward pass hides a part of the all-reduce; where gradients are accumulated over several batches, that of
-        the last batch.
-        """
+        """Return the seconds of a full step by term. The last batch's backward pass hides a part of the all-reduce."""
         batches_per_step = math.ceil(self.schedule.gpus / self.gpus_per_step)
         batch_seconds = self.batch_seconds(scheduled_phase.size, scheduled_phase.phase.batch)
         all_reduce = self.all_reduce_seconds()
@@ -306,7 +288,7 @@ class _ForecastModel:
     def validation_seconds(self, scheduled_phase: ScheduledPhase) -> float:
         """Return the seconds of one validation: the forward passes of all views, or the loader where that is slower."""
         phase = scheduled_phase.phase
-        views_of_pixels = 1 + (RECTANGLE_PIXEL_RATIO if phase.rect_val else 0.0)
+        views_of_pixels = 1 + (hardware.RECTANGLE_PIXEL_RATIO if phase.rect_val else 0.0)
         image_seconds = self.batch_seconds(scheduled_phase.size, phase.batch) / phase.batch
         gpu_seconds = self.val_images * views_of_pixels * image_seconds * self.constants.forward_share
         speed = self.loader_speed(scheduled_phase) * self.machines_per_step
@@ -316,9 +298,10 @@ class _ForecastModel:
     def all_reduce_seconds(self) -> float:
         """Return the seconds of an all-reduce: in a ring of all GPUs, or inside machines and in a ring of machines."""
         world_size, comm = self.gpus_per_step, self.schedule.recipe.comm
-        network = self.constants.network or (RDMA_NETWORK if self.gbit >= RDMA_MIN_GBIT else TCP_NETWORK)
+        by_speed = hardware.RDMA_NETWORK if self.gbit >= hardware.RDMA_MIN_GBIT else hardware.TCP_NETWORK
+        network = self.constants.network or by_speed
         is_cpu = self.device == hardware.DEVICES["CPU"]
-        if comm.hook == "auto" and self.machines_per_step > 1 and network == TCP_NETWORK and not is_cpu:
+        if comm.hook == "auto" and self.machines_per_step > 1 and network == hardware.TCP_NETWORK and not is_cpu:
             comm = replace(comm, hook="bf16")  # as train/distributed/ddp.py does
         if world_size == 1 or self.constants.batch_timings:
             return 0.0

@@ -38,18 +38,8 @@ from train.tools.host import threads_per_process
 from train.tools.process import disable_malloc_trim
 from train.tools.records import encode
 
-from .protocol import (
-    CROP_VIEWS,
-    Box,
-    CropAnswer,
-    EvalOptions,
-    Evaluation,
-    EvaluationRow,
-    ExampleImage,
-    RatioBucket,
-    emit_json_line,
-    reserve_stdout,
-)
+from . import protocol
+from .protocol import CROP_VIEWS, EvalOptions, EvaluationRow, RatioBucket, emit_json_line
 from .trained_network import open_trained, precision_of
 
 SQUARES_PER_IMAGE = 5  # of a crop of several views; a crop of more views than that mirrors them too
@@ -62,12 +52,9 @@ RATIO_DIGITS = 2  # digits of a ratio that are shown; images that agree in them 
 COUNT, IS_TOP1, IS_TOP5, PREDICTED, PROBABILITY = range(5)
 
 
-@reserve_stdout()
+@protocol.reserve_stdout()
 def evaluate_checkpoint(options: EvalOptions) -> None:
-    """Evaluate a checkpoint and print the messages.
-
-    Raises `TrainingError`, `DataError` or `OSError` with one line that says what is wrong and where.
-    """
+    """Evaluate a checkpoint and print the messages. Raises `TrainingError`, `DataError` or `OSError` of one line."""
     # Every process opens the files by itself, before any collective, so each can report what is wrong with them.
     trained = open_trained(Path(options.checkpoint), options.model)
     recipe, description = trained.recipe, trained.description
@@ -92,14 +79,13 @@ def evaluate_checkpoint(options: EvalOptions) -> None:
     if group.device.type == "cpu":
         torch.set_num_threads(threads_per_process(group.local_world_size))
         disable_malloc_trim()
-    process_group.check_same_on_all_ranks(
-        group, f"the names of the images in {val_index.folder}", val_index.names_checksum
-    )
+    compared = f"the names of the images in {val_index.folder}"
+    process_group.check_same_on_all_ranks(group, compared, val_index.names_checksum)
     model.to(group.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     evaluator = Evaluator(options, recipe, group, model, indexes, seed)
     rows = evaluator.run()
     if group.is_first:
-        evaluation = Evaluation(
+        evaluation = protocol.Evaluation(
             checkpoint=options.checkpoint,
             recipe=recipe.name,
             model=recipe.model.name,
@@ -167,8 +153,7 @@ class Evaluator:
     def copy_for(self, size: int) -> int | None:
         """Return the resized copy that images of a size are read from, None for the full-size images.
 
-        It is the copy that the run validated on, if that is on this machine and large enough. Raises `DataError` when
-        the full-size images are needed and only their index is here.
+        It is the copy that the run validated on, if it is here and large enough. Raises `DataError` without either.
         """
         phase = self.recipe.phases[-1]
         copy = phase.copy
@@ -183,18 +168,14 @@ class Evaluator:
         return None
 
     def predict(self, crop: str, size: int, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return scores [n, classes] and labels [n] on the device.
-
-        Raises `TrainingError` when the network fails, for example because it does not accept the size.
-        """
+        """Return scores [n, classes] and labels [n]. Raises `TrainingError` when the network fails, as for its size."""
         try:
             images, labels = self.preprocessor.prepare(batch)
             with self.preprocessor.autocast():
                 return mean_crop_scores(crop, self.model, images), labels
         except RuntimeError as error:  # torch's, for example of a fixed-size classifier, or out of memory
-            raise TrainingError(
-                f"{crop} at {size} pixels: {self.recipe.model.name} fails: {first_line(error)}"
-            ) from error
+            name = self.recipe.model.name
+            raise TrainingError(f"{crop} at {size} pixels: {name} fails: {first_line(error)}") from error
 
     def evaluate(self, crop: str, size: int, batches: Iterator[Batch]) -> EvaluationRow:
         """Evaluate one crop at one size. Each process has its own batches; all get the answers for all images.
@@ -257,7 +238,7 @@ class Evaluator:
         has_five = has_top5(len(self.val_index.classes))
         return RatioBucket(lowest=lowest, highest=highest, images=len(ids), top1=top1, top5=top5 if has_five else None)
 
-    def examples(self) -> tuple[ExampleImage, ...]:
+    def examples(self) -> tuple[protocol.ExampleImage, ...]:
         """Return images of different shapes, with the answers at the first size."""
         index, size = self.val_index, self.sizes[0]
         examples = []
@@ -267,20 +248,15 @@ class Evaluator:
             for crop in self.options.crops:
                 answer = self.answers[crop, size][image_id]
                 boxes = crop_boxes(crop, size, int(index.widths[image_id]), int(index.heights[image_id]))
-                predicted = index.classes[int(answer[PREDICTED])]
-                answers.append(
-                    CropAnswer(crop=crop, boxes=boxes, predicted=predicted, percent=100 * float(answer[PROBABILITY]))
-                )
+                predicted, percent = index.classes[int(answer[PREDICTED])], 100 * float(answer[PROBABILITY])
+                answers.append(protocol.CropAnswer(crop=crop, boxes=boxes, predicted=predicted, percent=percent))
             true = index.classes[index.labels[image_id]]
-            examples.append(ExampleImage(true=true, answers=tuple(answers), jpeg=jpeg))
+            examples.append(protocol.ExampleImage(true=true, answers=tuple(answers), jpeg=jpeg))
         return tuple(examples)
 
 
 def ratio_buckets(index: Index) -> list[NDArray[np.int64]]:
-    """Return the IDs of the images from the tallest to the widest, in at most `MAX_BUCKETS` buckets of similar size.
-
-    Images whose rounded ratios are equal are in the same bucket.
-    """
+    """Return the image IDs from tall to wide, in at most `MAX_BUCKETS` similar buckets that share no rounded ratio."""
     ratios = np.asarray(index.widths) / np.asarray(index.heights)
     ids_by_ratio = np.argsort(ratios, kind="stable")
     rounded = np.round(ratios[ids_by_ratio], RATIO_DIGITS)
@@ -294,8 +270,7 @@ def plan_eval_batches(
 ) -> list[BatchRequest]:
     """Return this rank's batches of a crop. Every image is in exactly one batch of one rank.
 
-    `index` is that of the full-size images; `copy` is the resized copy that the images are read from. A batch has about
-    `pixel_budget` pixels, and at least one image.
+    `index` is that of the full-size images, `copy` what is read. A batch has about `pixel_budget` pixels.
     """
     squares = min(CROP_VIEWS[crop], SQUARES_PER_IMAGE)
     batch_size = max(1, pixel_budget // (size * size * squares))
@@ -321,7 +296,7 @@ def mean_crop_scores(crop: str, model: nn.Module, images: torch.Tensor) -> torch
     return torch.logsumexp(views, 1) - math.log(views.shape[1])
 
 
-def crop_boxes(crop: str, size: int, width: int, height: int) -> tuple[Box, ...]:
+def crop_boxes(crop: str, size: int, width: int, height: int) -> tuple[protocol.Box, ...]:
     """Return the boxes of an image that a crop shows."""
     shape = rect_crop_shape(width, height, size) if crop == "rect" else (size, size)
     resized = resized_size((height, width), shape)

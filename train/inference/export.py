@@ -110,8 +110,7 @@ def write_onnx(trained: TrainedNetwork, file: Path) -> None:
     except OSError:
         raise
     except Exception as error:  # of many types, for an operation that ONNX does not have
-        raise TrainingError(
-            f"--format onnx: torch cannot convert {trained.description.model}: {first_line(error)}"
-        ) from error
+        name = trained.description.model
+        raise TrainingError(f"--format onnx: torch cannot convert {name}: {first_line(error)}") from error
     finally:
         temp.unlink(missing_ok=True)

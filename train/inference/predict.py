@@ -23,10 +23,7 @@ from .trained_network import open_trained, precision_of
 
 @reserve_stdout()
 def predict_images(options: PredictOptions) -> None:
-    """Print a message for each image: its most likely classes, or why it cannot be read.
-
-    Raises `TrainingError` when the network cannot be used.
-    """
+    """Print for each image its most likely classes, or what is wrong. Raises `TrainingError` for a bad network."""
     trained = open_trained(Path(options.source), options.model)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(threads_per_process(1))  # torch's own default knows no quota of a container
@@ -47,10 +44,7 @@ def predict_images(options: PredictOptions) -> None:
 def classify(
     path: Path, model: nn.Module, description: NetworkDescription, preprocessor: BatchPreprocessor
 ) -> list[dict[str, object]]:
-    """Return the most likely classes of an image file ("class", "percent"), the most likely first.
-
-    Raises `BadImage` for a file that is no image, `OSError`, and `TrainingError` when the network fails.
-    """
+    """Return the likeliest classes of an image ("class", "percent"). Raises `BadImage`, `OSError`, `TrainingError`."""
     pixels = validation_pixels(read_file(path), description)
     labels = np.zeros(1, dtype=np.int64)
     request = BatchRequest("val", None, labels, (pixels.shape[1], pixels.shape[2]))

@@ -44,10 +44,7 @@ class EvalOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RatioBucket:
-    """The accuracy in percent of images of similar aspect ratio (width / height), from `lowest` to `highest`.
-
-    There is no top-5 with at most five classes.
-    """
+    """Accuracy in percent for ratios (width / height) `lowest` to `highest`. No top-5 with at most five classes."""
 
     images: int
     top1: float
@@ -60,8 +57,7 @@ class RatioBucket:
 class EvaluationRow:
     """The accuracy in percent by one crop at one size, over all images and by their aspect ratio.
 
-    `copy` is the short side of the resized copy that was read, None for the full-size images. `confusion` is None for a
-    set of very many classes.
+    `copy` is the short side of what was read, None for full size. `confusion` is None for very many classes.
     """
 
     crop: str

@@ -45,28 +45,18 @@ class TrainedNetwork:
         return model.eval()
 
     def _require_shapes(self, model: nn.Module) -> None:
-        """Raise `TrainingError` unless the weights have the names and shapes of a model's own."""
         own = model.state_dict()
+        problem = f"{self.path}: its weights do not fit {self.recipe.model.name}"
         if own.keys() != self.weights.keys():
-            raise TrainingError(
-                f"{self.path}: its weights do not fit {self.recipe.model.name} as this version builds it"
-            )
+            raise TrainingError(f"{problem} as this version builds it")
         for name, tensor in own.items():
             if tensor.shape != self.weights[name].shape:
-                saved_shape, own_shape = (
-                    "x".join(map(str, shape)) for shape in (self.weights[name].shape, tensor.shape)
-                )
-                raise TrainingError(
-                    f"{self.path}: its weights do not fit {self.recipe.model.name} here: {name} is {saved_shape}, not "
-                    f"{own_shape}"
-                )
+                saved, expected = ("x".join(map(str, each.shape)) for each in (self.weights[name], tensor))
+                raise TrainingError(f"{problem} here: {name} is {saved}, not {expected}")
 
 
 def precision_of(recipe: Recipe) -> str:
-    """Return the precision in which a network is evaluated: that of its training.
-
-    For "bf16" it is "auto", which is bfloat16 where the GPU has it: a GPU without it can be used too.
-    """
+    """Return the precision of a network's training; "auto" for "bf16": a GPU without it can be used too."""
     return "auto" if recipe.precision == "bf16" else recipe.precision
 
 
@@ -79,7 +69,12 @@ def open_trained(path: Path, model_name: str | None = None) -> TrainedNetwork:
     if path.is_dir():
         raise TrainingError(f"{path}: is a folder; name a file in it, such as {MODEL_FILE}")
     try:
-        trained = _open_weights(path) if path.suffix == SAFETENSORS_SUFFIX else _open_checkpoint(path)
+        if path.suffix == SAFETENSORS_SUFFIX:
+            description, recipe = parse_metadata(verify_file(path), path)
+            weights = read_safetensors(path)
+            trained = TrainedNetwork(path=path, weights=weights, recipe=recipe, description=description)
+        else:
+            trained = _open_checkpoint(path)
     except FileNotFoundError as error:
         raise TrainingError(
             f"{path}: no such checkpoint; a newer one may have replaced it: list the folder again"
@@ -98,11 +93,6 @@ def open_trained(path: Path, model_name: str | None = None) -> TrainedNetwork:
     if model_name is not None and own_name != model_name:
         raise TrainingError(f"{path}: is of the network {own_name}, not {model_name}")
     return trained
-
-
-def _open_weights(path: Path) -> TrainedNetwork:
-    description, recipe = parse_metadata(verify_file(path), path)
-    return TrainedNetwork(path=path, weights=read_safetensors(path), recipe=recipe, description=description)
 
 
 def _open_checkpoint(path: Path) -> TrainedNetwork:

@@ -25,10 +25,7 @@ def has_top5(classes: int) -> bool:
 
 
 def top_guesses(scores: torch.Tensor) -> torch.Tensor:
-    """Return the classes of the five highest of scores [n, classes], the highest first: int64 [n, 5], or [n, classes].
-
-    Whoever takes the first column decides alike about equal scores.
-    """
+    """Return the classes of the five highest of scores [n, classes], the highest first: int64 [n, 5 or classes]."""
     return scores.topk(min(TOP_GUESSES, scores.shape[1]), dim=1).indices
 
 
@@ -39,10 +36,7 @@ def count_correct(scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Ten
 
 
 def is_correct(scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return two bool [n]: which of the scores [n, classes] are top-1 and top-5 hits for the labels [n].
-
-    With fewer than five classes, every label is a top-5 hit.
-    """
+    """Return two bool [n]: whether labels [n] are the best, and among the five best or all, of scores [n, classes]."""
     best = top_guesses(scores) == labels[:, None]
     return best[:, 0], best.any(1)
 

@@ -84,15 +84,11 @@ class Confusion:
 
     def most_confused(self, count: int) -> list[ConfusedPair]:
         """Return the most frequent errors, the most frequent first."""
-        return [
-            ConfusedPair(
-                true=self.classes[true],
-                predicted=self.classes[predicted],
-                images=images,
-                share=100 * images / (self.images[true] or 1),
-            )
-            for true, predicted, images in self.pairs[:count]
-        ]
+        names, pairs = self.classes, []
+        for true, predicted, images in self.pairs[:count]:
+            share = 100 * images / (self.images[true] or 1)
+            pairs.append(ConfusedPair(true=names[true], predicted=names[predicted], images=images, share=share))
+        return pairs
 
     def confused_labels(self, count: int) -> list[int]:
         """Return the numbers of the classes in the most frequent errors, each once."""

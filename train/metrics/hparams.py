@@ -17,8 +17,7 @@ HParamValue = int | float | str
 def flat_settings(schedule: Schedule, world_size: int) -> dict[str, HParamValue]:
     """Return the settings of a run of `world_size` processes. Yes is 1, no is 0.
 
-    Learning rates are those after the scaling rule, batches are global. `lr` is the highest rate, `warmup_epochs` the
-    number of epochs of the first phases, which lead up to it.
+    `lr` is the highest rate after the scaling rule, `warmup_epochs` the epochs that lead up to it; batches are global.
     """
     recipe, phases = schedule.recipe, schedule.scheduled_phases
     optim = recipe.optim

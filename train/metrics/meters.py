@@ -25,8 +25,7 @@ class StepMeter:
     def add(self, loss: torch.Tensor, scores: torch.Tensor, labels: torch.Tensor, share: float) -> None:
         """Add a chunk of the current step: its summed loss and its hits.
 
-        `share` is the weight of the chunk's images, less than 1 where images are repeated to fill a chunk. The loss
-        contains it already.
+        `share`, which the loss contains, is the weight of its images: less than 1 where some are repeated to fill it.
         """
         self.losses[self.steps] += loss
         self.correct[self.steps] += torch.stack(count_correct(scores, labels)) * share
@@ -50,7 +49,6 @@ class NetworkMeter:
 
     @staticmethod
     def _read_counters() -> tuple[int, int]:
-        """Return the bytes received and sent since the machine started."""
         counts = read_interface_bytes().values()
         return sum(received for received, _ in counts), sum(sent for _, sent in counts)
 

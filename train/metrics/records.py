@@ -51,10 +51,7 @@ class StartRow(MetricsRow):
 
 @dataclass(frozen=True, kw_only=True)
 class StepRow(MetricsRow):
-    """The scalars of an interval of steps, by their names in TensorBoard; None for one that is not a number.
-
-    `epoch` counts from 1.
-    """
+    """The scalars of an interval of steps, by name in TensorBoard; None: not a number. `epoch` counts from 1."""
 
     epoch: int
     scalars: dict[str, float | None]
@@ -77,10 +74,7 @@ def row_line(row: MetricsRow) -> str:
 
 
 def read_metrics_file(path: Path, row_type: type[RowT]) -> Iterator[RowT]:
-    """Yield the rows of one type in a file of metrics. Damaged and incomplete lines are skipped.
-
-    Raises `OSError` for anything but a missing file.
-    """
+    """Yield the rows of one type in a file, without damaged lines. Raises `OSError`, not for a missing file."""
     with contextlib.suppress(FileNotFoundError), open_regular(path) as file:
         for block, _ in line_blocks(file):
             for line in lines_with(KIND_MARKERS[row_type], block):

@@ -37,16 +37,12 @@ def epoch_header() -> str:
 
 def epoch_line(epoch: EpochResult) -> str:
     """Return the result of an epoch as a line. Values of a validation that was not made are dashes."""
-    return "".join(
-        f"{_format_cell(getattr(epoch, name), width, form):>{width}}" for _, width, name, form in EPOCH_COLUMNS
-    )
+    cells = ((_format_cell(getattr(epoch, name), width, form), width) for _, width, name, form in EPOCH_COLUMNS)
+    return "".join(f"{cell:>{width}}" for cell, width in cells)
 
 
 def _format_cell(value: float | None, width: int, form: str) -> str:
-    """Return a number of an epoch as text. One that would touch the column before it loses its decimals.
-
-    If it still would, its column is wider.
-    """
+    """Return a number as text. One that would touch the column before it loses its decimals, or widens its own."""
     if value is None:
         return "-"
     text = format(value, form)
@@ -81,10 +77,7 @@ def hours_text(hours: float) -> str:
 
 
 def format_lr_range(endpoints: Sequence[float], peak_lr: float = 0.0) -> str:
-    """Return the first and last learning rate as "0.1 to 0.2"; one number when they are equal.
-
-    A peak that is higher than both is put between them: "0.1 to 0.4 to 0.0".
-    """
+    """Return learning rates as "0.1 to 0.2", "0.1 to 0.4 to 0.0" with a higher peak; one number for equal ones."""
     lrs = endpoints if max(endpoints) >= peak_lr else (endpoints[0], peak_lr, endpoints[1])
     return " to ".join(dict.fromkeys(f"{lr:.4g}" for lr in lrs))
 
@@ -186,9 +179,8 @@ def time_table_lines(table: TimeTable, goodput: float | None = None) -> list[str
         lines.append(_part_line(title, part_time.seconds, wall) + worst)
     if table.pauses:
         lines.append(_part_line("losses, redone steps", table.pauses, wall))
-    lines.append(
-        f"  {'first step to last':20}{wall:10.2f}" + ("" if goodput is None else f"   goodput {100 * goodput:.1f} %")
-    )
+    shown_goodput = "" if goodput is None else f"   goodput {100 * goodput:.1f} %"
+    lines.append(f"  {'first step to last':20}{wall:10.2f}{shown_goodput}")
     if table.slower is not None:
         lines.append(_part_line("in slow steps", table.slower, wall) + "   beyond the usual seconds of a step")
     if table.gap:

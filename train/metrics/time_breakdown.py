@@ -65,9 +65,8 @@ class TimeState:
     """What a checkpoint stores of the measurements.
 
     `seconds_by_shape` has the seconds of each step and batch; the key is its kind and shape, such as "train 8 32".
-    `gap_steps_by_epoch` has the gap before each epoch, see `EpochTimes`. `startup_seconds` are those before the first
-    step, by what they were spent on. `first_seconds`, without waits, are those of the first step, and of the first
-    batch of each shape, in the current epoch; `gap_seconds` is the gap before that step.
+    `gap_steps_by_epoch`: see `EpochTimes`. `startup_seconds` are those before the first step, by use. `first_seconds`,
+    without waits, are those of the current epoch's first step and first batch of each shape, after `gap_seconds`.
     """
 
     seconds_by_shape: dict[str, list[float]] = field(default_factory=dict)

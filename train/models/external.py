@@ -1,8 +1,7 @@
 """Builds networks that this project does not define: timm's, torchvision's, or those of a function of the user.
 
 They are built without pretrained weights, which come from a file (train/models/pretrained.py). Before training, each is
-tried once: its scores must have the right shape, and it is adapted to other image sizes if possible
-(train/models/input_size.py).
+tried once: its scores must have the right shape, and it is adapted to other image sizes if possible (input_size.py).
 """
 
 import difflib
@@ -68,9 +67,8 @@ def _build_from_library(library: str, name: str, classes: int, zero_gamma: bool)
             f"({one_line_error(error)}); install it: pip install {library}"
         ) from error
     except Exception as error:  # for example a torchvision that was built for another torch
-        raise TrainingError(
-            f"model, name: {library} cannot be imported here, {user_code.describe_error(error)}"
-        ) from error
+        reason = user_code.describe_error(error)
+        raise TrainingError(f"model, name: {library} cannot be imported here, {reason}") from error
     _check_library_has_model(library, models, name)
 
     def build(**arguments: object) -> object:
@@ -104,10 +102,7 @@ def _check_library_has_model(library: str, models: ModuleType, name: str) -> Non
 
 
 def zero_init_residual(net: nn.Module) -> int:
-    """Set gamma to 0 in the last norm of each residual block, and return the number of such blocks.
-
-    A block is recognized by an attribute `last_norm`, as in train/models/resnet.py, or by timm's `zero_init_last`.
-    """
+    """Zero gamma in each block's last norm (`last_norm`, or timm's `zero_init_last`), and return their number."""
     block_count = 0
     for module in net.modules():
         last_norm = getattr(module, "last_norm", None)
@@ -139,10 +134,9 @@ def check_trainable(net: nn.Module, name: str) -> None:
 def check_scores_and_find_classifier(net: nn.Module, name: str, classes: int, side: int) -> None:
     """Check that two images give trainable scores [2, classes] in train mode, and record the classifier's name.
 
-    The classifier is the layer that was called last among those that have `classes` outputs and contribute, with a
-    gradient, to the scores. The order of registration does not count, because it need not be the order of execution.
-    The name is kept in the network's attribute `CLASSIFIER_ATTRIBUTE`, None when there is no such layer. Raises
-    `TrainingError` when the scores have another shape, or none of them depends on a parameter.
+    The classifier is the layer that was called last, not registered last, among those that have `classes` outputs and
+    contribute, with a gradient, to the scores. Its name, or None, is kept in the network's `CLASSIFIER_ATTRIBUTE`.
+    Raises `TrainingError` when the scores have another shape, or none of them depends on a parameter.
     """
     candidates = {module: path for path, module in net.named_modules() if output_features(module) == classes}
     called: list[nn.Module] = []
@@ -166,9 +160,7 @@ def check_scores_and_find_classifier(net: nn.Module, name: str, classes: int, si
         )
     # Candidates that were never called come first: their weights may be used without a call.
     in_order = [*candidates, *called]
-    contributing = [
-        module for module in in_order if any(id(parameter) in reached_ids for parameter in module.parameters())
-    ]
+    contributing = [module for module in in_order if reached_ids.intersection(map(id, module.parameters()))]
     object.__setattr__(net, CLASSIFIER_ATTRIBUTE, candidates[contributing[-1]] if contributing else None)
 
 

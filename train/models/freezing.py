@@ -15,10 +15,7 @@ from .resnet import BasicBlock, Bottleneck
 
 
 class Freezer:
-    """Switches a network between training all of it and training its last layers only.
-
-    Parameters that had requires_grad=False from the start are never trained.
-    """
+    """Trains all of a network or its last layers only; never what had requires_grad=False from the start."""
 
     def __init__(self, net: nn.Module) -> None:
         self.net = net
@@ -28,9 +25,8 @@ class Freezer:
     def set_frozen(self, frozen: bool | str) -> None:
         """Compute gradients for the last layers only (`Phase.frozen`), or for all trainable parameters.
 
-        All gradients are dropped, because they are views of the buckets of the last DistributedDataParallel. An
-        optimizer does not move a parameter without a gradient at all. Raises `TrainingError` when the classifier is
-        not known.
+        All gradients are dropped, because they are views of the last DistributedDataParallel's buckets. An optimizer
+        does not move a parameter without one. Raises `TrainingError` when the classifier is not known.
         """
         self.frozen = frozen
         last_ids = {id(parameter) for layer in self.last_layers() for parameter in layer.parameters()}

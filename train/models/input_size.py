@@ -4,8 +4,7 @@ A network that flattens its last feature map into a Linear takes images of one s
 is applied as a sliding window over the feature map, that is, as a convolution whose kernel has the size of the native
 map; the layers behind it run at each position, and the scores are averaged over the positions (Simonyan and Zisserman
 2014, section 3.2). A map that is smaller than the native one in a direction is first enlarged to it, by adaptive
-pooling. At the native size nothing changes: the scores are equal bit for bit. No layer is renamed and no weight is
-reshaped.
+pooling. At the native size the scores are equal bit for bit. No layer is renamed and no weight is reshaped.
 
 A network that ends in global pooling takes any size already. One that depends on its size in another way, such as a
 transformer with a table of positions, is left as it is; a recipe with other sizes is then refused.
@@ -26,10 +25,7 @@ CANDIDATE_SIZES = (224, 227, 256, 299, 288, 192, 160, 128, 96, 64, 32, 28)  # us
 
 
 def find_native_size(net: nn.Module, name: str) -> int:
-    """Return the side in pixels of a square image that the network accepts: timm's stated size, else a usual one.
-
-    Raises `TrainingError` when it accepts none of them.
-    """
+    """Return the side in pixels of a square image it accepts: timm's or a usual one. Raises `TrainingError`."""
     config = getattr(net, "default_cfg", None) or getattr(net, "pretrained_cfg", None) or {}
     stated_shape = config.get("input_size") if isinstance(config, dict) else None  # timm's, (channels, h, w)
     stated_sizes = [int(stated_shape[-1])] if stated_shape else []
@@ -72,10 +68,7 @@ def preserve_modes_and_buffers(net: nn.Module) -> Iterator[None]:
 
 
 def accept_any_size(net: nn.Module, native_size: int) -> str:
-    """Make a network accept rectangles and other sizes than its native one. Returns how, in one line.
-
-    Raises `TrainingError` with the reason when the network accepts its native size only; it is then unchanged.
-    """
+    """Make a network accept other sizes, and return how. Raises `TrainingError`, and changes nothing, if impossible."""
     shapes = (native_size + 32, native_size), (native_size, native_size + 64)  # a tall and a wide rectangle
     if not any(forward_error(net, *shape) for shape in shapes):
         return "accepts any size, because it pools before its classifier"
@@ -104,8 +97,7 @@ def check_shapes(net: nn.Module, name: str, shapes: Iterable[tuple[int, int]]) -
 class _SlidingClassifier:
     """Applies a network's first Linear as a sliding window over feature maps that are larger than the native one.
 
-    `feature_module` makes the feature map, `linear` takes it flattened, and the map has `native_height` x
-    `native_width` positions at the network's native size.
+    `feature_module` makes the map, of `native_height` x `native_width` at the native size; `linear` takes it flattened.
     """
 
     def __init__(self, feature_module: nn.Module, linear: nn.Linear, native_height: int, native_width: int) -> None:
@@ -119,10 +111,7 @@ class _SlidingClassifier:
 
     @classmethod
     def find(cls, net: nn.Module, side: int) -> "_SlidingClassifier":
-        """Find the feature map and its Linear by running an image of noise through the network.
-
-        Raises `TrainingError` when no map is flattened into a Linear, or more than a ReLU stands between the two.
-        """
+        """Find the feature map and its Linear by an image of noise. Raises `TrainingError` without such a pair."""
         last_map: list[tuple[nn.Module, torch.Tensor]] = []
         matches: list[_SlidingClassifier] = []
         reason = "it flattens no feature map into a Linear"

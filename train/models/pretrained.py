@@ -93,10 +93,9 @@ def strip_wrapper_prefix(state: Mapping[str, torch.Tensor], model_keys: Collecti
 
 def read_state_dict(path: Path) -> dict[str, torch.Tensor]:
     """Return a file's tensors by name. Raises `TrainingError` when it holds none, or cannot be read safely."""
+    where = f"model, weights: {path}"
     if not path.is_file():
-        raise TrainingError(
-            f"model, weights: {path}: no such file on this machine; put it there, or correct the recipe"
-        )
+        raise TrainingError(f"{where}: no such file on this machine; put it there, or correct the recipe")
     content = _read_file(path)
     for _ in range(MAX_NESTING):
         if not isinstance(content, dict):
@@ -105,18 +104,13 @@ def read_state_dict(path: Path) -> dict[str, torch.Tensor]:
         if not key:
             break
         content = content[key]
-    if (
-        not isinstance(content, dict)
-        or not content
-        or not all(isinstance(tensor, torch.Tensor) for tensor in content.values())
-    ):
-        raise TrainingError(f"model, weights: {path} holds no tensors by name; save the network's state_dict()")
-    for name, tensor in content.items():
+    tensors = content if isinstance(content, dict) else {}
+    if not tensors or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
+        raise TrainingError(f"{where} holds no tensors by name; save the network's state_dict()")
+    for name, tensor in tensors.items():
         if kind := unsupported_kind(tensor):
-            raise TrainingError(
-                f"model, weights: {path} holds {kind}: {name}; save the network's state_dict() with plain tensors"
-            )
-    return {str(name): tensor for name, tensor in content.items()}
+            raise TrainingError(f"{where} holds {kind}: {name}; save the network's state_dict() with plain tensors")
+    return {str(name): tensor for name, tensor in tensors.items()}
 
 
 def unsupported_kind(tensor: torch.Tensor) -> str:
@@ -129,7 +123,6 @@ def unsupported_kind(tensor: torch.Tensor) -> str:
 
 
 def _read_file(path: Path) -> object:
-    """Read a file in the format that its first bytes show."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -164,6 +157,5 @@ def _read_with(path: Path, reader: Callable[[Path], object]) -> object:
                 "the network's state_dict()"
             ) from error
         cause = f"{type(error).__name__}: {errors.one_line_error(error)}"
-        raise TrainingError(
-            f"model, weights: {path} cannot be read ({cause}); is it complete? Copy or save it again"
-        ) from error
+        problem = f"cannot be read ({cause}); is it complete? Copy or save it again"
+        raise TrainingError(f"model, weights: {path} {problem}") from error

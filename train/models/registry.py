@@ -42,10 +42,7 @@ def build_model(model: Model, classes: int, seed: int, log: Callable[[str], obje
 
 
 def init_classifier(net: nn.Module, model: Model, classes: int) -> None:
-    """Draw the classifier's weights from N(0, fc_std^2) and set its bias to 0.
-
-    Raises `TrainingError` when the network's classifier is not known.
-    """
+    """Draw the classifier's weights from N(0, fc_std^2), with bias 0. Raises `TrainingError` if it is not known."""
     classifier = find_classifier(net)
     if classifier is None or not isinstance(classifier.weight, nn.Parameter):
         raise TrainingError(
@@ -58,11 +55,7 @@ def init_classifier(net: nn.Module, model: Model, classes: int) -> None:
 
 
 def find_classifier(net: nn.Module) -> nn.Linear | nn.Conv2d | None:
-    """Return the layer that makes the scores, or None when it is not known.
-
-    The networks of this project have it as `fc`. For an external network it was recorded by
-    `external.check_scores_and_find_classifier`.
-    """
+    """Return the layer that makes the scores: `fc` in our networks, in others as recorded; None if not known."""
     if isinstance(net, ResNet | AlexNet):
         return net.fc
     name = vars(net).get(external.CLASSIFIER_ATTRIBUTE)

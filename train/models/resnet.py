@@ -5,8 +5,7 @@ al. 2017, section 5.1; Gross and Wilber 2016). `resnet10_tiny` and `resnet10_cif
 for computers without a GPU. The stem of `resnet10_tiny` halves the image; that of `resnet10_cifar` keeps its size,
 because its images have only 32 pixels.
 
-The modules have torchvision's names, which are timm's too, and its order. Their ResNets have had the v1.5 form since
-2017, so the weights fit.
+The modules have the names of torchvision and timm, whose ResNets have had the v1.5 form since 2017: the weights fit.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,10 +46,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """Residual block of convolutions 1x1, 3x3 (with the stride) and 1x1.
-
-    Maps [n, in_channels, h, w] to [n, 4 width, h / stride, w / stride].
-    """
+    """Residual block 1x1, 3x3 (with the stride), 1x1: [n, in_channels, h, w] to [n, 4 width, h / s, w / s]."""
 
     expansion = 4
 
@@ -85,8 +81,7 @@ def _shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Module:
 class ResNet(nn.Module):
     """Maps images [n, 3, h, w] to scores [n, classes]. h and w must be at least 16.
 
-    `block_counts` and `widths` have one entry for each of the four stages. Each stage but the first halves height and
-    width.
+    `block_counts` and `widths` are those of the four stages. Each stage but the first halves height and width.
     """
 
     def __init__(
@@ -182,13 +177,10 @@ class BlurredConvolution(nn.Conv2d):
 def blur_strided_convolutions(net: nn.Module) -> None:
     """Replace strided convolutions of at least `MIN_BLURRED_CHANNELS` input channels by blurred ones, against aliasing.
 
-    Zhang 2019, "Making convolutional networks shift-invariant again": to take every second pixel of a feature map is to
-    sample it below its Nyquist rate. Section 3.2 blurs first, with the filter "Tri-3", the outer product of [1, 2, 1] /
-    4 with itself. Section 3.3 replaces a strided convolution by the convolution with stride 1, its ReLU, the blur, and
-    the sampling. The recipes of FFCV (`BlurPoolConv2d` of ffcv-imagenet) and Composer's `blur_first` blur the input of
-    the strided convolution instead, which leaves the convolution a quarter of the pixels. That form is here, with
-    FFCV's rules: the input is padded with zeros, convolutions of fewer than 16 input channels (the first one) and the
-    max pooling of the stem stay as they are.
+    Zhang 2019, "Making convolutional networks shift-invariant again", section 3.2, with the filter "Tri-3": the outer
+    product of [1, 2, 1] / 4 with itself. Section 3.3 blurs after the convolution, which then has stride 1. As in FFCV
+    (`BlurPoolConv2d` of ffcv-imagenet) and Composer (`blur_first`), here its input is blurred, which leaves it a
+    quarter of the pixels, and padded with zeros; the first convolution and the max pooling stay as they are.
     """
     for parent in list(net.modules()):
         for name, child in list(parent.named_children()):

@@ -93,8 +93,7 @@ def keep_fused(optimizer: torch.optim.SGD | torch.optim.AdamW) -> torch.optim.Op
     """Return the optimizer; it stays fused, or not, when it loads the state of one that is the other.
 
     torch would take over from the checkpoint whether it is fused. And in a first step that is left out for its loss
-    scale, its fused SGD would keep uninitialized memory as momentum. So the momentum of all parameters starts as zeros,
-    which makes the same first step.
+    scale, its fused SGD would keep uninitialized memory as momentum: it starts as zeros, for the same first step.
     """
     settings = {name: optimizer.param_groups[0][name] for name in ("fused", "foreach")}
 
@@ -119,9 +118,8 @@ def _build_custom_optimizer(model: nn.Module, optim: Optim, param_groups: list[P
     function = user_code.import_function("optim, name", optim.name)
     optimizer = user_code.call_user_code("optim, name", optim.name, lambda: function(param_groups, optim))
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TrainingError(
-            f"optim, name: {optim.name} must return a torch.optim.Optimizer, not {type(optimizer).__name__}"
-        )
+        kind = type(optimizer).__name__
+        raise TrainingError(f"optim, name: {optim.name} must return a torch.optim.Optimizer, not {kind}")
     try:
         inspect.signature(optimizer.step).bind()
     except TypeError as error:

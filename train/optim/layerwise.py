@@ -1,8 +1,7 @@
 """LARS and LAMB: optimizers that scale the step of each layer by its own norms.
 
 Weights and gradients are float32 in any precision of a run: in float16 the ratio of a layer would leave the range (Jia
-et al. 2018, section 3.1). No operation makes the host wait for the device, and each goes over all tensors of a group
-at once.
+et al. 2018, section 3.1). No operation makes the host wait, and each goes over all tensors of a group at once.
 """
 
 from collections.abc import Callable
@@ -12,7 +11,7 @@ import torch
 
 # A group of parameters with its settings, the state of a parameter, or a whole state dict.
 ParamDict = dict[str, Any]  # Any: so torch.optim defines them
-TensorSequence = list[torch.Tensor] | tuple[torch.Tensor, ...]
+Tensors = list[torch.Tensor] | tuple[torch.Tensor, ...]
 
 
 class LayerwiseOptimizer(torch.optim.Optimizer):
@@ -29,9 +28,7 @@ class LayerwiseOptimizer(torch.optim.Optimizer):
     def __init__(self, groups: list[ParamDict], **defaults: Any) -> None:  # Any: as in ParamDict
         super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0, "adapt": True, **defaults})
 
-    def update_weights(
-        self, group: ParamDict, weights: TensorSequence, gradients: TensorSequence, states: list[ParamDict]
-    ) -> None:
+    def update_weights(self, group: ParamDict, weights: Tensors, gradients: Tensors, states: list[ParamDict]) -> None:
         """Change the weights of a group in place by one step; `weights`, `gradients` and `states` run in parallel."""
         raise NotImplementedError
 
@@ -51,7 +48,7 @@ class LayerwiseOptimizer(torch.optim.Optimizer):
                 self.update_weights(group, parameters, gradients, states)
 
     def _update_unless_infinite(
-        self, group: ParamDict, weights: TensorSequence, gradients: TensorSequence, states: list[ParamDict]
+        self, group: ParamDict, weights: Tensors, gradients: Tensors, states: list[ParamDict]
     ) -> None:
         """Update the weights by scaled gradients; put weights and state back if a gradient was not finite."""
         is_infinite = self.found_inf.reshape(()) > 0  # type: ignore[attr-defined]
@@ -98,9 +95,7 @@ class Lars(LayerwiseOptimizer):
 
     state_names = ("momentum_buffer",)
 
-    def update_weights(
-        self, group: ParamDict, weights: TensorSequence, gradients: TensorSequence, states: list[ParamDict]
-    ) -> None:
+    def update_weights(self, group: ParamDict, weights: Tensors, gradients: Tensors, states: list[ParamDict]) -> None:
         """Apply one step of LARS, as the formulas above say, to the weights of a group in place."""
         decay, momentum, is_google = group["weight_decay"], group["momentum"], group["form"] == "google"
         steps: tuple[torch.Tensor, ...] | list[torch.Tensor] = torch._foreach_add(gradients, weights, alpha=decay)
@@ -135,9 +130,7 @@ class Lamb(LayerwiseOptimizer):
 
     state_names = ("mean", "square")
 
-    def update_weights(
-        self, group: ParamDict, weights: TensorSequence, gradients: TensorSequence, states: list[ParamDict]
-    ) -> None:
+    def update_weights(self, group: ParamDict, weights: Tensors, gradients: Tensors, states: list[ParamDict]) -> None:
         """Apply one step of LAMB, as the formulas above say, to the weights of a group in place."""
         b1, b2 = group["betas"]
         for state in states:
@@ -160,7 +153,7 @@ class Lamb(LayerwiseOptimizer):
         torch._foreach_add_(weights, steps, alpha=-group["lr"])
 
 
-def state_tensors(name: str, weights: TensorSequence, states: list[ParamDict]) -> list[torch.Tensor]:
+def state_tensors(name: str, weights: Tensors, states: list[ParamDict]) -> list[torch.Tensor]:
     """Return the state tensor of each parameter by its name. Before a parameter's first step it is made, as zeros."""
     for weight, state in zip(weights, states, strict=True):
         if name not in state:
@@ -179,7 +172,7 @@ def bias_corrections(beta: float, states: list[ParamDict]) -> list[float] | list
     return list((1 - beta ** (steps - skipped)).float().unbind())
 
 
-def tensor_norms(tensors: TensorSequence) -> torch.Tensor:
+def tensor_norms(tensors: Tensors) -> torch.Tensor:
     """Return the Euclidean norm of each of n tensors, as one vector [n]."""
     return torch.stack(torch._foreach_norm(tensors))
 

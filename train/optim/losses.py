@@ -65,9 +65,8 @@ def check_losses(function: LossFunction, name: str) -> LossFunction:
             losses = user_code.call_user_code("optim, loss", name, lambda: function(scores, labels))
         if not isinstance(losses, torch.Tensor) or losses.shape != labels.shape:
             returned = list(losses.shape) if isinstance(losses, torch.Tensor) else type(losses).__name__
-            raise TrainingError(
-                f"optim, loss: {name} must return each image's loss {list(labels.shape)}, not {returned}"
-            )
+            expected = list(labels.shape)
+            raise TrainingError(f"optim, loss: {name} must return each image's loss {expected}, not {returned}")
         has_succeeded = True
         return losses
 

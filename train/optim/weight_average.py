@@ -8,9 +8,7 @@ steps is nearer to the optimum than the last weights are. The details are those 
 (1 + t) / (10 + t) where that is lower, so that the random initial weights are soon forgotten; running means and
 variances of batch norm are averaged like weights.
 
-On another than the nominal number of GPUs the decay is raised to the power k = GPUs / nominal GPUs: the average then
-reaches back over as many images (Busbridge et al. 2023, "How to scale your EMA", definition 1.2). See
-`Schedule.ema_decay`.
+On another than the nominal number of GPUs the average reaches back over as many images (`Schedule.ema_decay`).
 """
 
 import contextlib

@@ -2,8 +2,7 @@
 
     recipe = Command(argv=["python", "train.py", "--lr", "0.1"], machines=4)
 
-Its processes get the environment variables that torchrun sets. Like a recipe, a command is checked when it is built: a
-`ValueError` names the field and the value.
+Its processes get torchrun's environment variables. It is checked when built: a `ValueError` names field and value.
 """
 
 import re
@@ -154,7 +153,6 @@ class Command(OptionSet):
         object.__setattr__(self, "types", check_machine_types(where, self.types))
 
     def _default_name(self) -> str:
-        """Return the name of the script, or else that of the program."""
         script = self.script or self.module or self.argv[0]
         return PurePosixPath(script).name.removesuffix(".py") or "command"
 
@@ -173,10 +171,7 @@ class Command(OptionSet):
         return words[1] if len(words) > 1 and words[0] == "-m" else ""
 
     def _words_after_flags(self) -> list[str]:
-        """Return the words from the script on, or from the flag -m or -c on, without the interpreter's other flags.
-
-        Flags may stand together, as in `bash -euo pipefail -c` and `python -Im`.
-        """
+        """Return the words from the script, -m or -c on, after other flags: `bash -euo pipefail -c`, `python -Im`."""
         is_python = PurePosixPath(self.argv[0]).name.startswith("python")
         last_flags, flags_with_value = ("mc", "WX") if is_python else ("cs", "oO")
         words = list(self.argv[1:])

@@ -1,7 +1,6 @@
 """The parts of a recipe that hold for the whole run: `Model`, `Optim`, `Comm` and `Data`.
 
-Every object is frozen, takes keyword arguments only, and is checked when it is built: a `ValueError` names the part,
-the field and the value.
+Every object is frozen, and is checked when it is built: a `ValueError` names the part, the field and the value.
 """
 
 from dataclasses import dataclass
@@ -37,9 +36,7 @@ class Model:
         weights: File of pretrained weights: a checkpoint of this trainer, a PyTorch state dict or safetensors
             (train/models/pretrained.py). Default None: start from random weights.
         blurpool: Blur the input of each strided convolution of a ResNet but the first, so that sampling every second
-            pixel aliases less: the 3x3 filter of Zhang 2019, "Making convolutional networks shift-invariant again",
-            section 3.2. The blur comes before the convolution as in FFCV's recipes, which needs fewer operations than
-            the order of section 3.3 (train/models/resnet.py). Default False.
+            pixel aliases less (Zhang 2019, as in FFCV's recipes; train/models/resnet.py). Default False.
         compile: Train through torch.compile. Compilation takes time for each image shape before the first step;
             validation is not compiled. Default False.
     """
@@ -82,9 +79,8 @@ class Optim:
         betas: Decay rates of the two moment estimates of LAMB and AdamW, each below 1. Default (0.9, 0.999).
         eps: Added to the denominator of LAMB and AdamW, above 0. Default 1e-6.
         trust: Trust coefficient (eta) of LARS, above 0 (You et al. 2017, equation 6). Default 0.001.
-        lars_form: One of `LARS_FORMS`; `train.optim.layerwise.Lars` has the formulas. In "paper", the buffer holds the
-            scaled steps with weight decay. In "google", as in TensorFlow, it holds the gradients with weight decay, and
-            what it holds is scaled at each step. Rates of one form do not fit the other. Default "paper".
+        lars_form: One of `LARS_FORMS`; `train.optim.layerwise.Lars` has the formulas of the paper's and of TensorFlow's
+            form. Rates of one do not fit the other. Default "paper".
         weight_decay: Weight decay of the weights that are neither norms nor biases. Default 1e-4.
         norm_decay: Also decay the parameters of norm layers. Default False, as in Jia et al. 2018, section 3.2. Not
             allowed for LARS and LAMB, whose skip rule excludes norms and biases.
@@ -166,9 +162,8 @@ class Comm:
     """How gradients are summed over the processes.
 
     Attributes:
-        hook: One of `COMM_HOOKS`; train/distributed/ddp.py describes them. "none" sums float32, "fp16" and "bf16" send
-            half the bytes, "powersgd" approximates, "hierarchical" sums inside each machine first. "auto" is "bf16"
-            where GPUs of several machines send over sockets, else "none". Default "auto".
+        hook: One of `COMM_HOOKS`, which train/distributed/ddp.py describes. "auto" is "bf16" where GPUs of several
+            machines send over sockets, else "none". Default "auto".
         bucket: Size of the buckets that gradients are sent in, in MB (1e6 bytes). Default 25, which leaves it to
             torch: a first bucket of 1 MiB, then buckets of 25 MiB.
         overlap: Send each bucket during the backward pass, as soon as it is full; False: after the backward pass.

@@ -42,8 +42,7 @@ def read_recipes(name: str) -> list[Recipe]:
 def read_work(name: str) -> list[Recipe | Command]:
     """Return the recipes and commands in `recipes/x.py`, `recipes.x` or `x.json`, each with its own name.
 
-    What the file prints goes to stderr. Raises `RecipeError` when the file is missing, cannot be imported, has no
-    recipe, or yields two of the same name.
+    What the file prints goes to stderr. Raises `RecipeError`, also for no recipe, and for two of the same name.
     """
     if not name:
         raise RecipeError(f"no recipe is named; those of this project are in {PROJECT_RECIPES}")
@@ -55,9 +54,8 @@ def read_work(name: str) -> list[Recipe | Command]:
     duplicates = sorted({each for each in names if names.count(each) > 1})
     if duplicates:
         kind = "commands" if all(isinstance(recipe, Command) for recipe in recipes) else "recipes"
-        raise RecipeError(
-            f"{name}: yields two {kind} named {', '.join(map(repr, duplicates))}; give each its own name, name=..."
-        )
+        listed = ", ".join(map(repr, duplicates))
+        raise RecipeError(f"{name}: yields two {kind} named {listed}; give each its own name, name=...")
     return recipes
 
 
@@ -71,18 +69,12 @@ def _load_json_recipe(path: Path) -> Recipe:
 
 
 def import_folder(name: str) -> Path:
-    """Return the folder from which a recipe's file imports its modules: its own, or that of its outermost package.
-
-    Raises `RecipeError` when there is no such file.
-    """
+    """Return where a recipe's file imports from: its folder, or its outermost package's. Raises `RecipeError`."""
     return _package_and_root(_find_file(name))[1]
 
 
 def _find_file(name: str) -> Path:
-    """Return the file that `recipes/x.py`, `recipes/x` or `recipes.x` means.
-
-    In a folder without such a file, the recipe of this project is found, also as `x`.
-    """
+    """Return the file that `recipes/x.py`, `recipes/x` or `recipes.x` means; or, also as `x`, that of this project."""
     path = Path(name)
     candidates = (path, Path(f"{name}.py"), Path(f"{name.replace('.', '/')}.py"))
     project_files = [PROJECT_RECIPES / file.name for file in candidates if file.parent in (Path(), Path("recipes"))]
@@ -106,10 +98,7 @@ def _files_of_similar_name(path: Path) -> list[str]:
 
 
 def _import_file(path: Path) -> ModuleType:
-    """Import a file under its dotted name, so that a recipe may say `from .other import recipe`.
-
-    The module search path and `sys.modules` are restored afterwards, so that a changed file is read again.
-    """
+    """Import a file under its dotted name, for `from .other import recipe`. The search path is restored afterwards."""
     if path.suffix != ".py":
         raise RecipeError(f"{path.name}: is not a Python file; a recipe's name ends in .py")
     if bound_names(path).isdisjoint({"recipe", "recipes", "*"}):  # a training script, which must not be executed
@@ -150,8 +139,7 @@ def _package_and_root(path: Path) -> tuple[list[str], Path]:
 def bound_names(path: Path) -> set[str]:
     """Return the names that a Python file defines, assigns or imports anywhere, without running it.
 
-    Among them is "*" when the file imports all names of a module, and when it cannot be parsed: the attempt to import
-    it says what is wrong.
+    "*" is one when it imports all names of a module, or cannot be parsed: the attempt to import it says what is wrong.
     """
     try:
         nodes = list(ast.walk(ast.parse(path.read_bytes())))
@@ -187,7 +175,6 @@ def _describe_error(error: BaseException) -> str:
 
 
 def _collect_recipes(name: str, module: ModuleType) -> list[Recipe | Command]:
-    """Return what a recipe file's `recipes()` yields, or its `recipe`."""
     make_recipes = getattr(module, "recipes", None)
     if make_recipes is not None and not callable(make_recipes):
         raise RecipeError(f"{name}: `recipes` must be a function that yields recipes: def recipes(): yield Recipe(...)")
@@ -208,10 +195,7 @@ def _collect_recipes(name: str, module: ModuleType) -> list[Recipe | Command]:
 
 
 def select_recipes(recipes: Iterable[WorkT], names: Iterable[str]) -> list[WorkT]:
-    """Return the recipes with the given names, in this order; all recipes when no name is given.
-
-    Raises `RecipeError` on an unknown name.
-    """
+    """Return the recipes with these names, in this order; all for no names. Raises `RecipeError` for an unknown one."""
     recipe_list, name_list = list(recipes), list(names)
     by_name = {recipe.name: recipe for recipe in recipe_list}
     unknown = [name for name in name_list if name not in by_name]

@@ -2,8 +2,7 @@
 
 A schedule depends on (recipe, training images, GPUs) only. It is computed for a number of GPUs, whatever number of
 processes carries it out. One step takes `global_batch` images as `gpus` chunks of `batch` images each. A chunk is what
-one GPU sees at once, so batch-norm statistics are the same on any number of processes (Goyal et al. 2017, section 2.3:
-batch norm per worker, of unchanged size n).
+one GPU sees at once, so batch-norm statistics are the same on any number of processes (Goyal et al. 2017, section 2.3).
 """
 
 import math
@@ -84,8 +83,7 @@ class ScheduledPhase:
     def lr_at(self, step: int) -> float:
         """Return the learning rate of a step, counted from the start of the phase with all its sizes.
 
-        The first step has the first learning rate that is stated, and the last step the last one. The step of a phase
-        with a single step has the first one.
+        The first step has the first learning rate that is stated, a single one too, and the last step the last one.
         """
         first, last = (lr * self.lr_factor for lr in self.phase.lr_endpoints)
         done = step / (self.steps_of_phase - 1) if self.steps_of_phase > 1 else 0.0
@@ -109,8 +107,7 @@ class ScheduledPhase:
 class PhaseRow:
     """A scheduled phase as plans, results and reports show it: epochs `start` to `end`, counted from 0, `end` excluded.
 
-    `steps` are the steps that are run, `lr` the learning rates at the ends of these epochs, `lr_per_256` the same per
-    256 images, `peak` the highest one.
+    `steps` are those that are run, `lr` the rates at the ends (`lr_per_256`: per 256 images), `peak` the highest one.
     """
 
     start: int
@@ -161,8 +158,7 @@ class Schedule:
     """All steps of a run over `images` training images on `gpus` GPUs.
 
     `max_steps` shortens the run. The steps are shared out over the phases in proportion to their length, at least one
-    step each, so that a short rehearsal still meets every phase. Raises `ValueError` when `max_steps` is smaller than
-    the number of scheduled phases.
+    step each, so that a short rehearsal still meets every phase. Raises `ValueError` for fewer steps than phases.
     """
 
     recipe: Recipe
@@ -191,7 +187,7 @@ class Schedule:
     def ema_decay(self) -> float | None:
         """The recipe's decay of averaged weights to the power k if learning rates are scaled; None without average.
 
-        Busbridge et al. 2023, definition 1.2: a step of k times the images counts as k steps.
+        Busbridge et al. 2023 ("How to scale your EMA"), definition 1.2: a step of k times the images counts as k steps.
         """
         optim = self.recipe.optim
         if optim.ema is None or optim.scaling == "none":
@@ -256,7 +252,6 @@ class Schedule:
         return tuple(epochs)
 
     def _steps_per_phase(self) -> list[int]:
-        """Return the number of steps of each phase."""
         full = [phase.steps for phase in self.scheduled_phases]
         total = sum(full)
         if self.max_steps is None or self.max_steps >= total:
@@ -342,8 +337,7 @@ def epochs_by_size(phase: Phase) -> list[tuple[int, tuple[int, int]]]:
 def one_cycle_lr(peak_lr: float, progress: float) -> float:
     """Return the learning rate of a one-cycle schedule after a fraction `progress` of its steps.
 
-    From peak / 25 up to the peak at three tenths, then down to peak / 250,000, both by half a cosine (Smith and Topin
-    2017, with the constants of torch's OneCycleLR).
+    From peak / 25 to the peak at 3/10, then to peak / 250,000, by half cosines (Smith and Topin 2017; torch's numbers).
     """
     first_lr, last_lr, peak_at = peak_lr / 25, peak_lr / 25 / 1e4, ONE_CYCLE_PEAK
     if progress < peak_at:

@@ -167,10 +167,7 @@ def check_machine_types(where: str, types: object) -> tuple[str, ...]:
 
 
 def _check_phases(where: str, phases: Sequence[Phase]) -> None:
-    """Check that phases start at epoch 0 and follow each other without gap or overlap.
-
-    Raises `ValueError`, which begins with `where` and names the row, counted from 1.
-    """
+    """Check that phases follow each other from epoch 0. Raises `ValueError` with `where` and the row, from 1."""
     if not isinstance(phases, Sequence):
         raise ValueError(f"{where}, phases: must be a list of Phase, not {phases!r}")
     if not phases:
@@ -305,11 +302,7 @@ class Recipe:
         return tuple(sorted({phase.copy for phase in self.phases if phase.copy is not None}))
 
     def for_machines(self, machines: int) -> Self:
-        """Return the recipe with the table for a number of machines.
-
-        Without a table of its own, the number takes the next smaller table, or else the smallest one. A recipe without
-        tables is returned as it is.
-        """
+        """Return the recipe with the table for a number of machines, else the next smaller or the smallest table."""
         if not self.tables:
             return self
         chosen = max((count for count in self.tables if count <= machines), default=min(self.tables))
@@ -321,10 +314,7 @@ class Recipe:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:  # Any: JSON that may be damaged
-        """Build a recipe from what `to_json` returned. Fields that have a default may be missing.
-
-        Raises `ValueError` when the value describes no valid recipe.
-        """
+        """Build a recipe from what `to_json` returned; fields with a default may be missing. Raises `ValueError`."""
         known = {field.name for field in fields(cls)}
         try:
             if not {"name", "data", "model", "phases"} <= value.keys() <= known:

@@ -25,12 +25,8 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
             value = text
         try:
             match path.split("."):
-                case ["model", field]:
-                    recipe = replace(recipe, model=_changed(recipe.model, field, value))
-                case ["optim", field]:
-                    recipe = replace(recipe, optim=_changed(recipe.optim, field, value))
-                case ["comm", field]:
-                    recipe = replace(recipe, comm=_changed(recipe.comm, field, value))
+                case ["model" | "optim" | "comm" as part, field]:
+                    recipe = replace(recipe, **{part: _changed(getattr(recipe, part), field, value)})
                 case ["patience" | "transform" | "kernel_search" | "graphs" as field]:
                     recipe = replace(recipe, **{field: value})
                 case ["phases", number, field] if number in map(str, range(1, len(recipe.phases) + 1)):

@@ -45,10 +45,7 @@ class Target:
 
     @classmethod
     def from_options(cls, requested: str, recipe: Recipe) -> "Target | None":
-        """Return the target of `--target` ("": not given), else the recipe's own, else None.
-
-        The recipe's own target is only reported and stops nothing. Raises `ValueError` as `parse` does.
-        """
+        """Return the target of `--target`, else the recipe's, which stops nothing, else None. Raises `ValueError`."""
         if requested:
             return cls.parse(requested)
         return None if recipe.target is None else cls("top5", recipe.target, stops_training=False)
@@ -104,10 +101,7 @@ def ends_training(requested: str, patience: int | None, history: Sequence[EpochR
 
 
 def has_stalled(patience: int | None, history: Sequence[EpochResult], since: int = 0) -> bool:
-    """Return whether the last `patience` validations (None: no limit) have brought no higher top-1.
-
-    All of them must have come after epoch `since`, after which the run was given more epochs.
-    """
+    """Return whether the last `patience` validations (None: no limit), all after epoch `since`, raised no top-1."""
     validated = [(epoch.epoch, epoch.top1) for epoch in history if epoch.top1 is not None]
     if patience is None or len(validated) <= patience or validated[-patience][0] <= since:
         return False

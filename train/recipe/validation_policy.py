@@ -21,10 +21,7 @@ NEAR_TARGET_POINTS = 3.0  # percentage points of top-5 accuracy
 
 
 def should_validate(schedule: Schedule, epoch_index: int, history: Sequence[EpochResult]) -> bool | None:
-    """Return whether an epoch of the schedule is validated, None when that depends on epochs that are not done yet.
-
-    `history` are the epochs that are done.
-    """
+    """Return whether an epoch is validated, None when that depends on epochs that are not in `history` yet."""
     epochs = schedule.epochs
     if epoch_index == len(epochs) - 1:
         return True

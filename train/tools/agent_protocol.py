@@ -17,8 +17,7 @@ The agent starts a trainer with the variable `WORK_VARIABLE`, which names a fold
 
 Below the shared folder, the trainers write checkpoints/000007/step-00000123.pt, and in the end the network (files of
 `NETWORK_FOLDER`) and result.json. On its own disk each machine has folders whose files only grow (`LOG_FOLDERS`); the
-agent copies them to the shared folder. A trainer's exit code is 0 after the result, `EXIT_SAVED` after a requested
-save, and another one after a failure.
+agent copies them to the shared folder. A trainer's exit code is 0 after the result, `EXIT_SAVED` after a save.
 """
 
 import os
@@ -128,10 +127,7 @@ def known_step(path: Path) -> int | None:
 
 
 def checkpoint_step(path: Path) -> int:
-    """Return the step in the name of a checkpoint or of best weights: step-00000123.pt, resume-00000123-1a2b3c4d.pt.
-
-    Raises `ValueError` for another name.
-    """
+    """Return the step in the name of a checkpoint, such as step-00000123.pt. Raises `ValueError` for another name."""
     step = known_step(path)
     if step is None:
         raise ValueError(f"{path}: its name has no step")
@@ -139,10 +135,7 @@ def checkpoint_step(path: Path) -> int:
 
 
 def checkpoint_files(folder: Path, pattern: str) -> list[Path]:
-    """Return the files and folders of a pattern, such as `CHECKPOINT_PATTERN`, by ascending step.
-
-    Those of other names, such as the copy step-old.pt that somebody made, are left out.
-    """
+    """Return what has a pattern and a step in its name, by ascending step: not a user's copy step-old.pt."""
     found = [(step, path) for path in folder.glob(pattern) if (step := known_step(path)) is not None]
     return [path for _, path in sorted(found)]
 
@@ -165,9 +158,6 @@ def metrics_files(folder: Path) -> list[Path]:
 def rank_log_file(folder: Path, attempt: int, rank: int) -> Path:
     """Return the file of what a rank prints in an attempt, in the folder of one machine's logs."""
     return folder / LOGS_FOLDER / attempt_name(attempt) / f"rank-{rank}.log"
-
-
-# --- what a trainer reports: its state, its numbers, and why it failed ------------------------------------------------
 
 
 class TrainerState(StrEnum):

@@ -22,6 +22,7 @@ from .files import make_folder_below
 
 KEEP_COUNT = 2  # checkpoints kept of one attempt: the newest, and the one before it in case the disk fails
 State = dict[str, Any]  # Any: tensors and plain data, nested as torch.save takes them
+StateWriter = Callable[[State], object]
 BACKGROUND_NICENESS = 5  # added to the niceness of the writing thread
 TICK_SECONDS = 0.05  # of who waits for the writing thread
 
@@ -30,8 +31,7 @@ def copy_to_cpu(value: Any) -> Any:  # Any: what torch.save takes
     """Return a copy of nested dicts and lists with the tensors on the CPU, so that training can go on.
 
     Tuples become lists, parameters become plain tensors. Other values are not copied. All tensors of a GPU are under
-    way at once, into pinned memory, which torch keeps for the next checkpoint; the host waits once. Where memory cannot
-    be pinned, the host waits for each.
+    way at once, into pinned memory, which torch keeps for the next checkpoint; the host waits once, else for each.
     """
     copied = _begin_copy(value)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -57,8 +57,7 @@ def _begin_copy(value: Any) -> Any:
 def write_checkpoint(folder: Path, step: int, state: State) -> None:
     """Write the checkpoint of a step and delete all others of the folder but the one before it.
 
-    An existing file of the same step is replaced: the end of an epoch is saved before and after its validation, and a
-    damaged file must not stay for ever. Raises `OSError`.
+    One of the same step is replaced: an epoch's end is saved twice, and no damaged file may stay. Raises `OSError`.
     """
     path = folder / checkpoint_file(step)
     sealed_files.write_with_checksum(path, lambda stream: torch.save(state, stream))
@@ -76,11 +75,7 @@ def delete_all_but_newest(path: Path, pattern: str) -> None:
 
 
 def load_checkpoint(path: Path) -> State:
-    """Return the state in a checkpoint file, on the CPU.
-
-    Raises `ValueError` when the file is damaged, or contains anything but a dict of tensors and plain data, and
-    `OSError`.
-    """
+    """Return the state in a file, on the CPU. Raises `OSError`, and `ValueError` unless it is a state of plain data."""
     payload = io.BytesIO(sealed_files.read_with_checksum(path))
     try:
         if any(entry.compress_type for entry in zipfile.ZipFile(payload).infolist()):
@@ -138,9 +133,7 @@ class CheckpointWriter:
         """Whether a file is being written. The trainer then skips a checkpoint: a slow disk must not delay steps."""
         return self.thread is not None and self.thread.is_alive()
 
-    def save(
-        self, step: int, state: State, urgent: bool = False, write_first: Callable[[State], object] | None = None
-    ) -> None:
+    def save(self, step: int, state: State, urgent: bool = False, write_first: StateWriter | None = None) -> None:
         """Wait for the previous checkpoint, copy the state, and start to write it. Raises the `OSError` of the former.
 
         The writing thread has a lower priority than training, unless `urgent`: then the run waits for the file.
@@ -153,7 +146,7 @@ class CheckpointWriter:
         self.thread.start()
 
     def _write_in_thread(
-        self, folder: Path, step: int, state: State, urgent: bool, write_first: Callable[[State], object] | None
+        self, folder: Path, step: int, state: State, urgent: bool, write_first: StateWriter | None
     ) -> None:
         if not urgent:  # else, on a CPU, the training step beside this thread takes twice as long
             with contextlib.suppress(OSError):

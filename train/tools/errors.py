@@ -31,10 +31,7 @@ OWN_NCCL_PATTERN = re.compile(
 
 
 def find_gpu_failure(text: str, local_rank: int) -> tuple[Fault, str] | None:
-    """Return whose fault an error on this process's own GPU is, and one line that names both; None for other errors.
-
-    The error of another process, which ends the collectives of this one, is none.
-    """
+    """Return whose fault an error on this process's own GPU is, and one line of it; None for other errors."""
     visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     gpu = visible[local_rank] if local_rank < len(visible) and visible[local_rank] else local_rank
     if match := BROKEN_GPU_PATTERN.search(text):

@@ -24,6 +24,7 @@ SHARED_LOCK = 0o666  # permissions of a lock in a folder that a group may share
 MAX_FILE_BYTES = 64_000_000  # of a file that is read as a whole
 UTF8_VARIABLE = "PYTHONUTF8"  # of Python: 1 for file names and text in UTF-8
 FORMER_UTF8_VARIABLE = "IMGNET_FORMER_PYTHONUTF8"  # what it was before `use_utf8_names` has set it
+ContentWriter = Callable[[BinaryIO], object]
 
 
 def use_utf8_names() -> None:
@@ -39,9 +40,7 @@ def use_utf8_names() -> None:
 
 
 @contextlib.contextmanager
-def _temp_file(
-    path: Path, write_content: Callable[[BinaryIO], object], durable: bool = True, mode: int = 0o666
-) -> Iterator[Path]:
+def _temp_file(path: Path, write_content: ContentWriter, durable: bool = True, mode: int = 0o666) -> Iterator[Path]:
     """Yield a temporary file beside `path`, with what a function writes into it. At the end the file is gone.
 
     An `OSError` names `path`. With `durable` the file is synced to disk, and at the end its folder.
@@ -73,19 +72,14 @@ def write_atomic(path: Path, content: bytes, durable: bool = True, mode: int = 0
     write_atomic_with(path, lambda file: file.write(content), durable, mode)
 
 
-def write_atomic_with(
-    path: Path, write_content: Callable[[BinaryIO], object], durable: bool = True, mode: int = 0o666
-) -> None:
+def write_atomic_with(path: Path, write_content: ContentWriter, durable: bool = True, mode: int = 0o666) -> None:
     """Write or replace a file like `write_atomic`, with what a function writes into it. Raises `OSError`."""
     with _temp_file(path, write_content, durable, mode) as temp:
         temp.replace(path)
 
 
 def create_once(path: Path, content: bytes) -> bool:
-    """Create a file, durably and as a whole, unless it exists. Of several writers the first one wins.
-
-    Returns whether this call created it. When the file exists already, nothing is changed. Raises `OSError`.
-    """
+    """Create a file, durably and as a whole, unless it exists; return whether this call did. Raises `OSError`."""
     try:
         with _temp_file(path, lambda file: file.write(content)) as temp:
             os.link(temp, path)
@@ -141,10 +135,7 @@ def file_version(path: Path) -> FileVersion | None:
 
 
 def is_visible(path: Path) -> bool:
-    """Return whether a path exists; False also while its file server answers with an error.
-
-    `Path.exists` would raise such errors, as ESTALE and EIO of NFS.
-    """
+    """Whether a path exists; False where its file server fails: `Path.exists` would raise ESTALE and EIO of NFS."""
     return os.path.exists(path)  # noqa: PTH110
 
 
@@ -164,9 +155,8 @@ def read_file(path: Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
 def locked(path: Path, timeout_seconds: float = math.inf, permissions: int = 0o600) -> Iterator[None]:
     """Hold an exclusive lock on a file while the `with` block runs. The kernel releases the lock of a dead process.
 
-    While it is held, the file contains the ID of this process. Waits for the present holder, at most `timeout_seconds`;
-    raises `BlockingIOError` when the lock is then still held. Whoever may read the file can hold its lock, so other
-    users may not, unless `permissions` say so.
+    While it is held, the file contains the ID of this process. Waits at most `timeout_seconds` for the present holder,
+    then raises `BlockingIOError`. Whoever may read the file can hold its lock; `permissions` say who.
     """
     deadline = time.monotonic() + timeout_seconds
     with open(path, "a", opener=partial(_open_regular, permissions=permissions)) as lock:
@@ -187,10 +177,7 @@ def locked(path: Path, timeout_seconds: float = math.inf, permissions: int = 0o6
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether a process holds a lock file; one of another computer, where the file system shares locks.
-
-    A missing file is not locked.
-    """
+    """Return whether a process holds a lock file, also one of another computer where the file system shares locks."""
     with contextlib.suppress(FileNotFoundError), open_regular(path) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

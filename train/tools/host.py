@@ -82,9 +82,8 @@ NFS_DEFAULT_REQUEST_BYTES = 1 << 20
 def read_nfs_counters(folder: Path, root: Path = Path("/")) -> NfsCounters | None:
     """Return the counters of the NFS mount that holds a folder, None when no such mount does.
 
-    Reads /proc/self/mountstats (the kernel's fs/nfs/super.c and net/sunrpc/stats.c, version 1.1): a line "bytes:" whose
-    fifth and sixth number are the bytes read from and written to the server, and a line for each operation, such as
-    "READ: 5 5 0 ...", whose first number counts its requests.
+    Of /proc/self/mountstats (fs/nfs/super.c, net/sunrpc/stats.c; version 1.1): the fifth and sixth number of "bytes:"
+    are read from and written to the server, the first of each operation, as "READ: 5 5 0 ...", counts its requests.
     """
     with contextlib.suppress(OSError, ValueError, LookupError):
         lines = _mount_lines((root / "proc/self/mountstats").read_text(), folder)
@@ -186,10 +185,7 @@ class SteadyClock:
         return self.offset + seconds_since_boot()
 
     def go_on_from(self, last_boot_id: str, last_offset: float, last_jump: float, last_time: float) -> None:
-        """Go on from the clock of an earlier process of this computer, of which these were the last values.
-
-        After a boot this clock starts from the wall clock again, but never goes back.
-        """
+        """Go on from the last values of an earlier process's clock; after a boot from the wall clock, never back."""
         if last_boot_id and last_boot_id == boot_id():
             self.offset, self.last_jump = last_offset, last_jump
         else:
@@ -230,9 +226,6 @@ steady_clock = SteadyClock()
 def unix_time() -> float:
     """Return the Unix time by this process's steady clock."""
     return steady_clock.time()
-
-
-# --- provenance of results -----------------------------------------------------------------------------------------
 
 
 def package_versions() -> dict[str, str]:
@@ -287,11 +280,10 @@ def threads_per_process(processes: int) -> int:
 
 def cpu_model() -> str:
     """Return the model name of this machine's processors, "" where /proc/cpuinfo does not say it."""
-    try:
+    with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return ""
 
 
 def git_commit(folder: Path = PROJECT_ROOT) -> str | None:
@@ -300,9 +292,8 @@ def git_commit(folder: Path = PROJECT_ROOT) -> str | None:
         return None
 
     def git(*arguments: str) -> str:
-        completed = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, timeout=GIT_TIMEOUT_SECONDS
-        )
+        argv = ["git", "-C", str(folder), *arguments]
+        completed = subprocess.run(argv, capture_output=True, timeout=GIT_TIMEOUT_SECONDS)
         return os.fsdecode(completed.stdout).strip() if completed.returncode == 0 else ""
 
     try:

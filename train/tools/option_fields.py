@@ -1,8 +1,7 @@
 """Options that are declared once: as fields of a dataclass, from which every command line is generated.
 
 `option_field()` makes such a field with its flags, range and help text. The dataclass inherits from `OptionSet`, which
-checks the values also when they come from Python or from a file. argparse is served here, click in
-cluster/cli/options.py.
+checks values also from Python or a file. argparse is served here, click in cluster/cli/options.py.
 """
 
 import math
@@ -208,10 +207,7 @@ class OptionSet:
 
 
 def add_arguments(parser: "ArgumentParser", options_class: type[OptionSet]) -> None:
-    """Add the options of a dataclass to a parser of argparse, as texts: the dataclass checks and converts them.
-
-    With `argument_default=argparse.SUPPRESS`, parsing returns only what the user gave.
-    """
+    """Add a dataclass's options to argparse, as texts. With SUPPRESS as default, only given ones are returned."""
     for option in options_class.options():
         settings: dict[str, Any] = {  # Any: argparse takes arguments of many types
             "help": option.full_help().replace("%", "%%")

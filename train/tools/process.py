@@ -17,6 +17,7 @@ import sys
 import termios
 import time
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -32,10 +33,12 @@ _M_TRIM_THRESHOLD = -1  # of mallopt(3)
 _M_MMAP_MAX = -4
 
 
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent ends. Only Linux can do that."""
+def die_with_parent(parent: int | None = None) -> None:
+    """Ask the kernel, on Linux, to kill this process when its parent ends. If `parent` has ended before, exit."""
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent not in (None, os.getppid()):
+        os._exit(1)
 
 
 def adopt_orphans() -> None:
@@ -47,8 +50,7 @@ def adopt_orphans() -> None:
 def leave_terminal() -> None:
     """Let no program that this process will start ask a question on its terminal: one in tmux that nobody sees.
 
-    Such a program, of AWS's credential_process or of ssh, then fails instead of waiting for ever. macOS does not let
-    the first process of a session leave its terminal.
+    One of AWS's credential_process or of ssh then fails instead. On macOS the first process of a session cannot leave.
     """
     with Path(os.devnull).open() as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -61,8 +63,7 @@ def leave_terminal() -> None:
 def disable_malloc_trim() -> None:
     """Let malloc keep the memory that this process frees instead of returning it to the kernel.
 
-    On a CPU each training step frees and allocates the same gigabyte: steps are 18 % faster (LOG.md). A loader worker
-    does so with the memory of one image after the other.
+    On a CPU each step, and a loader's each image, allocates the same memory anew: steps are 18 % faster (LOG.md).
     """
     if sys.platform == "linux":
         for option, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1)):
@@ -96,10 +97,7 @@ def command_line(pid: int) -> str:
 
 
 def free_port() -> int:
-    """Return a TCP port of this machine on which nothing listens now.
-
-    It is below those that systems give to outgoing connections, so that it is still free when somebody binds it.
-    """
+    """Return a TCP port that is free, and not among those given to outgoing connections, so that it stays so."""
     for port in random.SystemRandom().sample(PORTS, 20):
         with socket.socket() as listener, contextlib.suppress(OSError):
             listener.bind(("", port))
@@ -124,10 +122,8 @@ def rank_environments(
         "MASTER_ADDR": master_address,
         "MASTER_PORT": str(master_port),
     }
-    return [
-        {**common, "RANK": str(first_rank + local_rank), "LOCAL_RANK": str(local_rank)}
-        for local_rank in range(process_count)
-    ]
+    local_ranks = range(process_count)
+    return [{**common, "RANK": str(first_rank + local), "LOCAL_RANK": str(local)} for local in local_ranks]
 
 
 def start_process(
@@ -135,33 +131,26 @@ def start_process(
     log: Path | None,
     environment: Mapping[str, str] | None = None,
     stdin: int = subprocess.DEVNULL,
-    output: IO[bytes] | None = None,
+    output: IO[bytes] | int | None = None,
     *,
     folder: Path | None = None,
     without: Collection[str] = (),
 ) -> subprocess.Popen[bytes]:
     """Start a process in its own session that dies with this one. Raises `OSError`.
 
-    Its output is appended to `log`, or goes to the open file `output`, or where the output of this process goes. It
-    runs in `folder`, by default in that of this process. `environment` is added to the environment of this process, of
-    which it does not get the variables in `without`.
+    Its output is appended to `log`, or goes to `output` as for `Popen`, or where the output of this process goes. It
+    runs in `folder`, by default in that of this process. `environment` is added to that of this process, of which it
+    does not get the variables in `without`.
     """
-    parent = os.getpid()
-
-    def prepare() -> None:
-        die_with_parent()
-        if os.getppid() != parent:  # the parent died before the line above
-            os._exit(1)
-
     with contextlib.ExitStack() as files:
         output = files.enter_context(open_regular(log, "ab")) if log else output
         return subprocess.Popen(
             argv,
             stdin=stdin,
             stdout=output,
-            stderr=output,
+            stderr=None if output is None else subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=prepare,
+            preexec_fn=partial(die_with_parent, os.getpid()),
             cwd=folder,
             env={**{name: value for name, value in os.environ.items() if name not in without}, **(environment or {})},
         )
@@ -170,8 +159,7 @@ def start_process(
 def kill_process_groups(processes: Sequence[subprocess.Popen[bytes]], timeout_seconds: float | None = None) -> None:
     """Kill processes together with the groups that they lead, and wait until they are gone.
 
-    Raises `subprocess.TimeoutExpired` when a process is still there after `timeout_seconds`: it is stuck in the kernel,
-    for example in a driver.
+    Raises `subprocess.TimeoutExpired` when a process is still there after `timeout_seconds`: stuck in a driver.
     """
     for process in processes:
         with contextlib.suppress(ProcessLookupError):
@@ -184,8 +172,7 @@ def launch_ranks(argv: list[str], procs: int) -> int:
     """Start `procs` processes of a command as ranks of one run, and wait until all have ended.
 
     In these processes, this project's packages precede all of PYTHONPATH. When one fails, the others are killed.
-    SIGTERM is passed on to the processes, so that they write a checkpoint; killed together with their parent they could
-    not. Returns the first non-zero exit code, 130 after Ctrl-C, else 0.
+    SIGTERM is passed on: they write a checkpoint. Returns the first non-zero exit code, 130 after Ctrl-C, else 0.
     """
     environment = {"PYTHONPATH": project_search_path(), TOKEN_VARIABLE: secrets.token_hex(16)}
     ranks: list[subprocess.Popen[bytes]] = []

@@ -41,9 +41,8 @@ class LogFileHandler(logging.Handler):
         message = record.getMessage()
         if record.exc_info:
             message += "\n" + logging.Formatter().formatException(record.exc_info)
-        return json.dumps(
-            {"time": record.created, "level": record.levelname.lower(), "source": record.name, "message": message}
-        )
+        level = record.levelname.lower()
+        return json.dumps({"time": record.created, "level": level, "source": record.name, "message": message})
 
     def emit(self, record: logging.LogRecord) -> None:
         """Append a record. A message that cannot be written is dropped."""
@@ -56,10 +55,7 @@ class LogFileHandler(logging.Handler):
 
 
 def log_to_file(path: Path) -> None:
-    """Send the messages of this program's modules to a file and, with the time of day, to stdout.
-
-    A second call replaces the first one's file.
-    """
+    """Send this program's messages to a file and, with the time of day, to stdout. A second call replaces the first."""
     terminal = logging.StreamHandler(sys.stdout)
     terminal.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     _set_handlers(terminal, LogFileHandler(path))
@@ -95,10 +91,7 @@ def log_end(path: Path, max_bytes: int) -> str:
 
 
 def format_line(line: bytes) -> bytes:
-    """Return one line of a JSON log as text: date, time and message. Other lines are returned unchanged.
-
-    An agent's log has its changes of state instead of messages.
-    """
+    """Return a line of a JSON log, messages or an agent's states, as text with date and time; others unchanged."""
     try:
         entry = json.loads(line)
         moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry["time"]))

@@ -81,10 +81,7 @@ def decode_json(record_type: type[RecordT], text: bytes, source: object = "") ->
 
 
 def decode_line(record_type: type[RecordT], line: bytes) -> RecordT:
-    """Return the record in a line of a long file. Takes a tenth of the time of `decode_json`: skips unknown fields.
-
-    Raises `DamagedRecord`.
-    """
+    """Return the record in a line of a long file, in a tenth of the time of `decode_json`. Raises `DamagedRecord`."""
     try:
         record: RecordT = _line_decoder(cast(Hashable, record_type)).decode(line)
     except (ValueError, RecursionError) as error:
@@ -103,10 +100,7 @@ def _line_decoder(record_type: Hashable) -> "msgspec.json.Decoder[Any]":  # Any:
 
 
 def read_record(path: Path, record_type: type[RecordT], max_bytes: int = MAX_FILE_BYTES) -> RecordT | None:
-    """Return the record in a JSON file, None when there is no such file.
-
-    Raises `DamagedRecord` for a file that cannot be read, is torn, or holds no such record.
-    """
+    """Return the record in a JSON file, None when there is no such file. Raises `DamagedRecord` for any other file."""
     try:
         text = read_file(path, max_bytes)
     except FileNotFoundError:
@@ -116,11 +110,15 @@ def read_record(path: Path, record_type: type[RecordT], max_bytes: int = MAX_FIL
     return decode_json(record_type, text, path)
 
 
-class History(Generic[RowT]):
-    """The newest rows of a history that another computer writes, so that its length cannot fill the memory.
+def read_intact(path: Path, record_type: type[RecordT]) -> RecordT | None:
+    """Return the record in a JSON file, None when there is no such file, or it is damaged."""
+    with contextlib.suppress(DamagedRecord):
+        return read_record(path, record_type)
+    return None
 
-    The oldest are forgotten when the files of all have more than `max_bytes`.
-    """
+
+class History(Generic[RowT]):
+    """The newest rows of a history, whose files have at most `max_bytes`, so that its length cannot fill the memory."""
 
     def __init__(self, max_bytes: int = MAX_HISTORY_BYTES) -> None:
         self.max_bytes = max_bytes

@@ -16,8 +16,7 @@ HASHED_BYTES = 1 << 20  # that are hashed at a time
 def with_checksum(payload: bytes) -> bytes:
     """Return the content of a sealed file: the payload, then a line with its length and SHA-256.
 
-    The line comes last, so that a program that knows nothing of it still finds the payload's own format at the
-    beginning: `torch.load` reads a sealed zip archive as it is.
+    The line comes last, so that other programs find the payload's own format: `torch.load` reads a sealed archive.
     """
     return payload + _checksum_footer(len(payload), hashlib.sha256(payload).hexdigest())
 
@@ -57,10 +56,7 @@ class _HashingStream:
 
 
 def write_with_checksum(path: Path, write_payload: Callable[[IO[bytes]], object]) -> None:
-    """Write a sealed file atomically. `write_payload` writes the payload into a stream: memory holds no second copy.
-
-    Raises `OSError`.
-    """
+    """Write a sealed file atomically, without a second copy in memory: into a stream. Raises `OSError`."""
 
     def write(file: BinaryIO) -> None:
         stream = _HashingStream(file)

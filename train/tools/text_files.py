@@ -116,10 +116,7 @@ def is_valid_json(data: bytes) -> bool:
 
 
 def parse_json(text: bytes) -> Any:  # Any: JSON of any shape
-    """Return the value of a JSON text in UTF-8.
-
-    Raises `ValueError`, also when it is nested too deep, or has a number that is not finite or too long to be one.
-    """
+    """Return the value of a JSON text. Raises `ValueError`, also for deep nesting and numbers not finite or too big."""
     checks: dict[str, Any] = {"parse_constant": _refuse_number}  # Any: json.loads has arguments of other types too
     if LARGE_NUMBER_PATTERN.search(text):
         checks |= {"parse_float": _parse_finite_float, "parse_int": _parse_short_integer}

@@ -21,9 +21,8 @@ NON_USER_PATH_PREFIXES = (str(Path(__file__).parents[1]), sysconfig.get_path("st
 def import_function(where: str, name: str) -> Callable[..., Any]:  # Any: a function of the user
     """Return the function that `package.module:function` names.
 
-    The folders of `MODULE_FOLDERS_VARIABLE` are searched first, as they are while the recipe is read. The folder in
-    which the program started is searched last. Raises `TrainingError`, which begins with `where` (such as "optim,
-    name"), when the module cannot be imported or has no such function.
+    The folders of `MODULE_FOLDERS_VARIABLE` are searched first, as they are while the recipe is read, the folder in
+    which the program started last. Raises `TrainingError`, which begins with `where`, such as "optim, name".
     """
     module_name, _, function_name = name.partition(":")
     folders = [folder for folder in os.environ.get(MODULE_FOLDERS_VARIABLE, "").split(os.pathsep) if folder]
@@ -52,11 +51,7 @@ def import_function(where: str, name: str) -> Callable[..., Any]:  # Any: a func
 
 
 def call_user_code(where: str, name: str, function: Callable[[], T]) -> T:
-    """Call a function that runs a user's code and return its result.
-
-    Any exception becomes a `TrainingError` of one line that says `where` in the recipe the code is named, and its
-    `name`.
-    """
+    """Call a user's code. Any error becomes a `TrainingError` of a line with `where` in the recipe, and its `name`."""
     try:
         return function()
     except TrainingError:

@@ -1,9 +1,8 @@
 """The tracker process: follows a file of metrics and logs its rows, until the trainer has ended.
 
 `python -m train.trackers`, with a `TrackerRequest` as the first line of stdin. The second line, "done" or
-"interrupted", ends it when all rows are logged; so does the death of the trainer. Whatever a tracker does, only this
-process waits for it. What its library prints goes to a log on the machine, and one line about its first error to the
-trainer's output.
+"interrupted", ends it when all rows are logged; so does the death of the trainer. Only this process waits for a
+tracker. What its library prints goes to a log on the machine, and a line on its first error to the trainer's output.
 """
 
 import contextlib
@@ -13,7 +12,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from train.metrics.records import EpochRow, StepRow, parse_row, val_scalars
 from train.tools import process
@@ -25,28 +24,16 @@ from .tracker_process import TrackerRequest
 POLL_SECONDS = 1.0
 RETRY_SECONDS = 30.0  # after an error of the library
 LOG_FILE = "tracker.log"
-DONE = "done"
 CREDENTIALS = re.compile(r"//[^/@\s]+@")  # in a URL
 MAX_ERROR_CHARACTERS = 300
 PROJECT = "imgnet-cluster"  # of the runs, unless the user's environment names another
 RUN_ID_TAG = "imgnet.run_id"  # of MLflow
 
 
-class TrackedRun(Protocol):
-    """A run in a tracker such as MLflow. Its methods may block, and raise any exception of the tracker's library."""
-
-    def log(self, images: int, time: float, values: dict[str, float]) -> None:
-        """Log scalars at x = `images`, measured at `time` (seconds since 1970)."""
-
-    def finish(self, is_complete: bool) -> None:
-        """End the run, or leave it to a later attempt."""
-
-
-class WandbRun(TrackedRun):
+class WandbRun:
     """The run of a job in Weights & Biases. Its step is the number of images seen, as in TensorBoard.
 
-    wandb drops values whose step is smaller than the last one. After a loss, the steps that are done again are
-    therefore logged once.
+    wandb drops values whose step is smaller than the last one, so that steps done again after a loss are logged once.
     """
 
     def __init__(self, request: TrackerRequest) -> None:
@@ -63,7 +50,7 @@ class WandbRun(TrackedRun):
         )
 
     def log(self, images: int, time: float, values: dict[str, float]) -> None:
-        """Log scalars at x = `images`."""
+        """Log scalars at x = `images`, measured at `time` (seconds since 1970)."""
         self.run.log(values, step=images)
 
     def finish(self, is_complete: bool) -> None:
@@ -71,12 +58,11 @@ class WandbRun(TrackedRun):
         self.run.finish(exit_code=0 if is_complete else 1)
 
 
-class MlflowRun(TrackedRun):
+class MlflowRun:
     """The run of a job in MLflow, found by a tag. Its step is the number of images seen, as in TensorBoard.
 
     MLflow keeps all values of a step, so that those that are measured again after a loss are left out here. How far an
-    earlier attempt came is looked up for steps and for validations: it may have logged the last step of an epoch and no
-    validation. The first scalar tells, because all scalars of a row are logged at once.
+    earlier attempt came is looked up for steps and for validations by the first scalar of a row, logged as a whole.
     """
 
     def __init__(self, request: TrackerRequest) -> None:
@@ -102,26 +88,24 @@ class MlflowRun(TrackedRun):
                 self.client.log_param(self.run_id, name, value)
 
     def log(self, images: int, time: float, values: dict[str, float]) -> None:
-        """Log scalars at x = `images`."""
-        if not values or images <= self.last_images_before(next(iter(values))):
-            return
-        moment = int(1000 * time)
-        metrics = [self.make_metric(name, value, moment, images) for name, value in values.items()]
-        self.client.log_batch(self.run_id, metrics=metrics)
-
-    def last_images_before(self, name: str) -> int:
-        """Return up to which number of images earlier attempts have logged a scalar, -1 where none has."""
-        if name not in self.last_images:
-            history = self.client.get_metric_history(self.run_id, name) if self.is_resumed else []
-            self.last_images[name] = max((metric.step for metric in history), default=-1)
-        return self.last_images[name]
+        """Log scalars at x = `images`, measured at `time` (seconds since 1970)."""
+        first = next(iter(values), "")
+        if first and first not in self.last_images:
+            history = self.client.get_metric_history(self.run_id, first) if self.is_resumed else []
+            self.last_images[first] = max((metric.step for metric in history), default=-1)
+        if first and images > self.last_images[first]:
+            moment = int(1000 * time)
+            metrics = [self.make_metric(name, value, moment, images) for name, value in values.items()]
+            self.client.log_batch(self.run_id, metrics=metrics)
 
     def finish(self, is_complete: bool) -> None:
         """End the run; one that is not complete counts as killed until a later attempt goes on with it."""
         self.client.set_terminated(self.run_id, "FINISHED" if is_complete else "KILLED")
 
 
-RUN_TYPES: dict[str, type[WandbRun | MlflowRun]] = {"wandb": WandbRun, "mlflow": MlflowRun}
+# The methods of a run may block, and raise any exception of the tracker's library.
+TrackedRun = WandbRun | MlflowRun
+RUN_TYPES: dict[str, type[TrackedRun]] = {"wandb": WandbRun, "mlflow": MlflowRun}
 
 
 class TrackerLoop:
@@ -148,7 +132,7 @@ class TrackerLoop:
                 try:
                     self.log_new_rows()
                     if end and self.run:
-                        self.run.finish(end == DONE)
+                        self.run.finish(end == "done")
                 except Exception as error:  # of a library and its network
                     self.report(error)
                     next_try = time.monotonic() + RETRY_SECONDS

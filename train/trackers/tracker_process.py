@@ -21,13 +21,7 @@ FINISH_SECONDS = 15.0  # for the last rows of a finished run
 INTERRUPT_SECONDS = 5.0  # of an attempt that was asked to stop: a later one goes on with the run
 # The library must not take the tracker process for a rank, and the trainer's GPUs are not its business.
 HIDDEN_VARIABLES = (
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    TOKEN_VARIABLE,
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", TOKEN_VARIABLE),
 )
 
 
@@ -46,10 +40,7 @@ class TrackerRequest:
 
 
 def run_id(out: Path) -> str:
-    """Return the id of the run that is trained in a folder: the same for all attempts on all machines.
-
-    Raises `OSError`.
-    """
+    """Return the id of the run that is trained in a folder, equal for all attempts and machines. Raises `OSError`."""
     if job := os.environ.get(JOB_VARIABLE):
         return job
     path = out / RUN_ID_FILE
@@ -96,10 +87,7 @@ class TrackerProcess:
 def start_tracker(
     tracker: str, out: Path, log_dir: Path, attempt: int, settings: dict[str, int | float | str]
 ) -> TrackerProcess | None:
-    """Start the tracker process of an attempt. Call it in the main thread.
-
-    Returns None with one line on stdout when that is impossible: training goes on without it.
-    """
+    """Start an attempt's tracker process, in the main thread; None, with a line on stdout, where that is impossible."""
     if find_spec(tracker) is None:
         print(f"--log {tracker}: it is not installed here; training goes on without it: pip install {tracker}")
         return None

@@ -8,7 +8,6 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from uuid import uuid4
 
 import torch
 
@@ -44,10 +43,7 @@ def network_weights(state: checkpoint_io.State) -> dict[str, torch.Tensor]:
 def write_weights(
     path: Path, weights: Mapping[str, torch.Tensor], description: NetworkDescription, recipe: Recipe
 ) -> bool:
-    """Write a file of weights with its description. Returns False, and says so, when the format cannot hold them.
-
-    Raises `OSError`.
-    """
+    """Write a file of weights with its description; False, and a line, if it cannot hold them. Raises `OSError`."""
     try:
         write_safetensors(path, weights, description.metadata(recipe))
     except ValueError as error:
@@ -66,8 +62,7 @@ def publish_network(
 ) -> None:
     """Write the files of a finished run's network: the last weights, the best ones, and what its classes are.
 
-    `best_weights` is the file of the best ones, None when they are the last ones or were not kept. `confusion` is a
-    record of the last validation by class. Raises `OSError`.
+    `best_weights` is None if they are the last ones, or lost; `confusion` is of the last validation. Raises `OSError`.
     """
     folder = out / agent_protocol.NETWORK_FOLDER
     out.mkdir(parents=True, exist_ok=True)
@@ -76,7 +71,7 @@ def publish_network(
         (folder / name).unlink(missing_ok=True)
     write_weights(folder / agent_protocol.MODEL_FILE, weights, description, recipe)
     if best_weights:
-        _link(best_weights, folder / agent_protocol.BEST_MODEL_FILE)
+        os.link(best_weights, folder / agent_protocol.BEST_MODEL_FILE)
     write_atomic(folder / agent_protocol.CLASSES_FILE, to_json_bytes(encode(description)))
     if confusion is not None:
         write_atomic(folder / agent_protocol.CONFUSION_FILE, to_json_bytes(encode(confusion)))
@@ -85,10 +80,7 @@ def publish_network(
 def find_best_weights(
     out: Path, attempts: Iterable[int], history: Sequence[EpochResult], schedule: Schedule
 ) -> Path | None:
-    """Return the intact file of the weights of the best validation, None when that was the last one, or it is lost.
-
-    They are looked for in the folders of these attempts, in this order.
-    """
+    """Return the best validation's weights in the first of these attempts that has them; None if last, or lost."""
     best = best_epoch(history)
     if best is None or best is history[-1]:
         return None
@@ -100,10 +92,3 @@ def find_best_weights(
             return path
     print(f"the weights of the best validation, after epoch {best.epoch}, are lost", flush=True)
     return None
-
-
-def _link(source: Path, path: Path) -> None:
-    """Give a file a second name. A reader sees the whole file or none."""
-    temp = path.with_name(f".{path.name}.{uuid4().hex}")
-    os.link(source, temp)
-    temp.replace(path)

@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 
@@ -28,10 +28,7 @@ ALIGNMENT = 8  # of the values in the file
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, "torch.Tensor"], metadata: Mapping[str, str]) -> None:
-    """Write named tensors atomically, with a checksum in the metadata.
-
-    Raises `ValueError` for a tensor that the format cannot hold, and `OSError`.
-    """
+    """Write tensors by name, with a checksum. Raises `ValueError` for what the format cannot hold, and `OSError`."""
     from safetensors.torch import save
 
     try:
@@ -45,12 +42,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, "torch.Tensor"], metadat
     sha256 = hashlib.sha256(blank_header)
     sha256.update(content[data_start:])
     header = blank_header.replace(BLANK_SHA256.encode(), sha256.hexdigest().encode(), 1)
-
-    def write(file: BinaryIO) -> None:
-        file.write(header)
-        file.write(content[data_start:])
-
-    write_atomic_with(path, write)
+    write_atomic_with(path, lambda file: file.writelines((header, content[data_start:])))
 
 
 def header_bytes(entries: Mapping[str, object], metadata: Mapping[str, str]) -> bytes:
@@ -62,10 +54,7 @@ def header_bytes(entries: Mapping[str, object], metadata: Mapping[str, str]) -> 
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Return the metadata of a safetensors file.
-
-    Raises `DamagedRecord` unless the tensors that its header names fill the rest of the file exactly, and `OSError`.
-    """
+    """Return a file's metadata. Raises `OSError`, and `DamagedRecord` unless the tensors fill the file exactly."""
     with path.open("rb") as file:
         if int.from_bytes(file.read(LENGTH_BYTES), "little") > MAX_HEADER_BYTES:
             raise DamagedRecord(f"{path}: is cut short, or is no safetensors file")
@@ -77,10 +66,7 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def verify_file(path: Path) -> dict[str, str]:
-    """Return the metadata of a file of ours that is what its checksum says, read without much memory.
-
-    Raises `DamagedRecord` for any other file, and `OSError`.
-    """
+    """Return the metadata of a file of ours, with little memory. Raises `DamagedRecord` for any other, `OSError`."""
     metadata = read_metadata(path)
     stated = metadata.get(SHA256_KEY, "")
     with path.open("rb") as file:

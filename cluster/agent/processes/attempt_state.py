@@ -62,10 +62,7 @@ class AttemptState:
         return self.is_handover or not self.obstacle
 
     def can_go_on_in(self, newest: Attempt, own_id: str) -> bool:
-        """Whether the trainers can go on in the newest attempt with the state that they have kept.
-
-        They cannot when they have missed an attempt: the state of the others comes from a later one.
-        """
+        """Whether the trainers can go on with the state they have kept: not when they have missed an attempt."""
         is_next = newest.live_step is not None and newest.number == self.number + 1
         return self.kept_step is not None and is_next and own_id in newest.members
 

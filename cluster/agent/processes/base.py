@@ -32,8 +32,7 @@ class UnkillableProcess(Exception):
 class ProcessesExit:
     """How an attempt's processes ended on this machine.
 
-    `phase` is SAVED, FAILED or FINISHED. `fault` is NONE when another machine was the cause of a failure. `rank` is the
-    one that failed, None when it is not known.
+    `phase` is SAVED, FAILED or FINISHED. `fault` is NONE for one of another machine, `rank` None if it is not known.
     """
 
     phase: AgentPhase
@@ -65,10 +64,7 @@ class AttemptProcesses(ABC):
         """
 
     def begin_attempt(self, attempt: Attempt, machine_rank: int) -> tuple[Path, list[dict[str, str]]]:
-        """Make the folder for the logs of an attempt.
-
-        Returns the log of this machine's first rank, and the variables by which each of its ranks finds the others.
-        """
+        """Make the folder for an attempt's logs. Returns its first log here, and the variables of each rank."""
         procs = self.spec.procs
         self.attempt_number = attempt.number
         self.first_rank = machine_rank * procs
@@ -89,8 +85,8 @@ class AttemptProcesses(ABC):
     def request_save_and_exit(self) -> None:
         """Ask the processes to save and to exit."""
 
-    def request_save(self) -> None:
-        """Ask the processes to save soon and go on, if they can. Has an effect once in each attempt."""
+    def request(self, file: str) -> None:
+        """Make a request of train/tools/agent_protocol.py, by its file, once in each attempt. A command knows none."""
         return
 
     @abstractmethod
@@ -108,10 +104,6 @@ class AttemptProcesses(ABC):
     def problem(self) -> str:
         """Return one line about what goes wrong beside the processes, which go on meanwhile; "" for nothing."""
         return ""
-
-    def request_abort(self) -> None:
-        """Ask the processes to leave their collectives and to keep their state, if they can."""
-        return
 
     def read_kept_states(self) -> list[KeptStateReport]:
         """Return the reports of the processes that keep their state for the next attempt."""
@@ -134,28 +126,20 @@ class AttemptProcesses(ABC):
         return ""
 
     def kill(self) -> None:
-        """Kill the processes without waiting for their end.
-
-        Needed where this process exits in another thread than the one that started them: the kernel kills them only
-        when that thread has ended.
-        """
+        """Kill the processes in another thread: the kernel kills them only when the one that started them has ended."""
         for child in self.processes:
             with contextlib.suppress(OSError):
                 os.killpg(child.pid, signal.SIGKILL)
 
     def stop(self, include_standby: bool = False) -> None:
-        """Kill the processes of the attempt and all that they started; with `include_standby` the standby too.
-
-        Raises `UnkillableProcess`.
-        """
+        """Kill all that the attempt has started, with `include_standby` the standby too. Raises `UnkillableProcess`."""
         killed, self.processes = self.processes, []
         if include_standby:
             killed, self.standby_processes = killed + self.standby_processes, []
         kill_process_groups(killed)
         # What the processes have left behind are children of this process now (`adopt_orphans`).
-        spared_pids = {
-            pid for child in self.standby_processes for pid in (child.pid, *process.descendant_pids(child.pid))
-        }
+        standby_pids = [child.pid for child in self.standby_processes]
+        spared_pids = {pid for own_pid in standby_pids for pid in (own_pid, *process.descendant_pids(own_pid))}
         for pid in set(process.descendant_pids(os.getpid())) - spared_pids:
             with contextlib.suppress(OSError):  # also ChildProcessError: the process is not our child, or is gone
                 if guard.has_variable(pid, f"{OWNER_VARIABLE}={self.environment[OWNER_VARIABLE]}"):

@@ -121,10 +121,7 @@ class CommandProcesses(AttemptProcesses):
         return variables | dict(self.command.env)
 
     def start(self, attempt: Attempt, machine_rank: int, goes_on_in_place: bool = False) -> Path:
-        """Start the command once for each rank (see `AttemptProcesses.start`). A command never goes on in place.
-
-        `collect_exit` reports a command that cannot be started.
-        """
+        """Start the command once for each rank, never in place. `collect_exit` reports one that cannot be started."""
         first_log, rank_environments = self.begin_attempt(attempt, machine_rank)
         self.start_problem = ""
         shared_environment = {
@@ -215,7 +212,6 @@ class CommandProcesses(AttemptProcesses):
             self.environment |= {"PATH": os.pathsep.join([str(programs), path]), "VIRTUAL_ENV": str(programs.parent)}
 
     def _container_argv(self, rank: int, folder: Path, environment: Mapping[str, str]) -> list[str]:
-        """Return the command line that runs a rank in a container."""
         data = self.spec.train.data
         return container.run_argv(
             self.command.image,
@@ -263,10 +259,7 @@ class CommandProcesses(AttemptProcesses):
             self.guard = None
 
     def _copy_project(self) -> Path:
-        """Bring this machine's copy of the project up to date, and return the folder in which the command runs.
-
-        What the command has written there stays. Raises `OSError`.
-        """
+        """Bring this machine's copy of the project up to date, and return where the command runs. Raises `OSError`."""
         copy = self.work / PROJECT_FOLDER
         copy.mkdir(parents=True, exist_ok=True)
         if self.source is None or self.spec.user_project is None:
@@ -383,10 +376,7 @@ class CommandProcesses(AttemptProcesses):
         return replace(self.found_exit, reason=self.found_exit.reason or self.problem())
 
     def _find_exit(self, exit_codes: list[int | None]) -> ProcessesExit | None:
-        """Return how the processes ended: asked to, well, or by a failure of one of them; None while they run.
-
-        When the processes were asked to exit, they count as saved, also those that were killed after the grace.
-        """
+        """Return how the processes ended, None while they run. Those that were asked to exit count as saved."""
         if self.start_problem:
             return ProcessesExit(AgentPhase.FAILED, f"the command cannot be started: {self.start_problem}", Fault.INPUT)
         if self.exit_requested_at is not None:

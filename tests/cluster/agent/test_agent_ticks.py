@@ -42,8 +42,8 @@ class NotedProcesses(AttemptProcesses):
     def request_save_and_exit(self) -> None:
         self.calls.append("save and exit")
 
-    def request_save(self) -> None:
-        self.calls.append("save")
+    def request(self, file: str) -> None:
+        self.calls.append(file)
 
     def read_progress(self) -> TrainerProgress | None:
         return self.progress

@@ -7,7 +7,7 @@ import pytest
 from support.simcloud.gpus import break_gpu, install_gpus
 from support.waiting import wait_for
 
-from cluster.agent.gpus import ANSWER_SECONDS, QUERY_SECONDS, STALE_SECONDS, Gpus
+from cluster.agent.host_metrics import ANSWER_SECONDS, QUERY_SECONDS, STALE_SECONDS, Gpus
 from cluster.state.heartbeats import GpuLoad
 
 

@@ -29,12 +29,12 @@ def assert_equals_full_reading(path: Path, steps: list[int]) -> None:
     """Compare the ends and the last row until each step, that of an epoch's end too, with what all rows give."""
     rows = [(row.step, row.images, row.time) for row in read_metrics_file(path, StepRow)]
     ends = step_search.first_and_last_step(path)
-    assert ends and [tuple(vars(end).values()) for end in (ends.first, ends.last)] == [rows[0], rows[-1]]
+    assert ends and [(end.step, end.images, end.time) for end in (ends.first, ends.last)] == [rows[0], rows[-1]]
     rows += [(row.step, row.images, row.time) for row in read_metrics_file(path, EpochRow)]
     for step in steps:
         expected = max((row for row in rows if row[0] <= step), default=None)
         found = step_search.last_step_until(path, step)
-        assert (found and tuple(vars(found).values())) == expected, step
+        assert (found and (found.step, found.images, found.time)) == expected, step
 
 
 @pytest.mark.parametrize("seed", range(6))

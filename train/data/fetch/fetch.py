@@ -59,10 +59,7 @@ def fetch_sets(
     progress: Progress = no_progress,
     log: LogFunction = print,
 ) -> FetchResult:
-    """Fetch sets in this order, each completely before the next.
-
-    Raises `FetchError`, and other errors of a source. Complete files stay, and the same call fetches the others.
-    """
+    """Fetch sets in this order. Raises `FetchError`, and errors of a source; a repeated call keeps complete files."""
     start_time = time.monotonic()
     # Before any folder is created.
     manifests = [{split: fetch_manifest(part.source, split) for split in SPLITS} for part in sets]
@@ -205,7 +202,6 @@ def _lock_target(target: Path, locks: contextlib.ExitStack, log: LogFunction) ->
 
 
 def _check_disk_space(split_fetches: Sequence[SplitFetch]) -> None:
-    """Raise `FetchError` when a disk does not have room for what is still to be fetched to it."""
     fetches_by_disk = defaultdict[int, list[SplitFetch]](list)
     for fetch in split_fetches:
         fetches_by_disk[fetch.folder.stat().st_dev].append(fetch)

@@ -36,8 +36,7 @@ class Index(ABC):
     """The images of one split, sorted by class and file name.
 
     `classes` are the class names by label. `skipped_files` are the files that were left out as (path, reason).
-    `known_digests` are (stems_digest, names_checksum), where they are stored with the index. `has_images` is False
-    where only names, sizes and labels were fetched to this machine.
+    `known_digests` are (stems_digest, names_checksum), where they are stored. `has_images`: not only the index is here.
     """
 
     folder: Path
@@ -92,10 +91,7 @@ class Index(ABC):
 
 def names_crc32(names: Iterable[str]) -> int:
     """Return the checksum of names.txt, that is of each name with its line break."""
-    crc = 0
-    for name in names:
-        crc = zlib.crc32(encode_name_line(name), crc)
-    return crc
+    return functools.reduce(lambda crc, name: zlib.crc32(encode_name_line(name), crc), names, 0)
 
 
 def stems_sha256(names: Iterable[str]) -> str:

@@ -4,8 +4,7 @@ The layout is ImageNet's: `train/<class>/*.JPEG` and `val/<class>/*.JPEG`. The h
 file that is no image, and a JPEG without an end, are named before the training; pixels that are lost in the middle of a
 file are found when it is decoded. With `skip_bad` every file is decoded, as packing does: both leave out the same ones.
 The cache holds numpy arrays without pickle. It is rebuilt when a file's name, size or modification time differs. A file
-that could not be read (its mode, a fault of a disk or of a server, too little memory) is tried again each time. Names
-that begin with a dot are ignored.
+that could not be read (its mode, a disk, too little memory) is tried again. Names that begin with a dot are ignored.
 
 The cache is optional: where it cannot be written or locked beside the folder, it lies in the user's cache folder, and
 where that fails too, every process reads the images for itself.
@@ -74,8 +73,7 @@ class ProbedFiles:
     """The outcome of reading the files of a split, by their position in the scan.
 
     `sizes` [n, 2] are (width, height), zeros for a bad file; `reasons` say what is wrong with each bad file. `unread`
-    are those that could not be read, and those that were not tried yet. `digests` are (stems_digest, names_checksum)
-    of the good files.
+    are those not read, or not yet. `digests` are (stems_digest, names_checksum) of the good files.
     """
 
     sizes: NDArray[np.int64]
@@ -136,9 +134,8 @@ def load_folder_index(
     """Return the index of the given class folders of root/split. It is built first where it is missing or stale.
 
     `classes` are the class names by label. With `skip_bad` all files are decoded, and bad ones left out. Without it
-    their headers are read, and bad files raise `DataError`: also those that a run with `skip_bad` has found. No file is
-    read, and all sizes are 0, where the files have the names of a copy whose digest is `stems_of_copy`. Raises
-    `DataError` when there are no images.
+    their headers are read, and bad files raise `DataError`, also those that a run with `skip_bad` has found; so does a
+    set without images. No file is read, and all sizes are 0, where `stems_of_copy` is the digest of the files' names.
     """
     paths, sizes_and_mtimes = scan_class_folders(root / split, class_folder_names)
     if stems_of_copy and stems_sha256(paths) == stems_of_copy:
@@ -162,10 +159,7 @@ def _cache_paths(root: Path, split: str) -> Iterator[Path]:
 
 @contextmanager
 def _locked_caches(root: Path, split: str) -> Iterator[list[Path]]:
-    """Yield the files to which the index may be written, the best first, and hold a lock on that one meanwhile.
-
-    So only one rank of a run builds the index, and the others wait and read it.
-    """
+    """Yield where the index may be written, the best first, which is locked: one rank of a run builds it."""
     caches, faults = list(_cache_paths(root, split)), []
     with ExitStack() as stack:
         for number, cache in enumerate(caches):
@@ -309,7 +303,6 @@ def _read_cache(root: Path, split: str, signatures: Sequence[str]) -> ProbedFile
 
 
 def _write_cache(root: Path, caches: Sequence[Path], signature: str, files: ProbedFiles) -> None:
-    """Write the first of the caches that can be written."""
     buffer, bad = BytesIO(), sorted(files.reasons)
     np.savez_compressed(
         buffer,

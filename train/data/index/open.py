@@ -1,8 +1,7 @@
 """Opens a split by its folder, whether it holds image files or packed shards, and checks the layout of a data set.
 
 A data set is a root folder with `train` and `val`. Each has a folder per class, or is packed and has a manifest.json.
-Where a folder of files has no `val`, a fraction of `train` can be held out (`train.data.validation_split`): then both
-splits are indexes of the same folder.
+Where a folder of files has no `val`, a part of `train` can be held out: both splits are indexes of the same folder.
 """
 
 import unicodedata
@@ -31,8 +30,7 @@ OTHER_UNICODE_FORM = "a class that train/ has in another Unicode form (NFC, NFD)
 def check_layout(root: Path, val_fraction: float = 0.0) -> None:
     """Raise `DataError` unless the root has train/ and val/ with classes, and every class of val/ is in train/ too.
 
-    With `val_fraction`, val/ may be missing. Reads only folder names and manifests, so it is quick; `load_index` reads
-    the files.
+    With `val_fraction`, val/ may be missing. It is quick: it reads folder names and manifests, `load_index` the files.
     """
     if not root.is_dir():
         folders = [path.name for path in root.parent.glob("*/")]
@@ -43,10 +41,7 @@ def check_layout(root: Path, val_fraction: float = 0.0) -> None:
 
 
 def has_held_out_val(root: Path, val_fraction: float) -> bool:
-    """Return whether the validation images of a data set are a fraction of those in train/.
-
-    Raises `DataError` for a set that has a val/ of its own, unless it was packed with the same fraction.
-    """
+    """Return whether val is a part of train/. Raises `DataError` for an own val/, unless packed with that fraction."""
     if not val_fraction:
         return False
     val = root / "val"
@@ -61,11 +56,7 @@ def has_held_out_val(root: Path, val_fraction: float) -> bool:
 
 
 def layout_problems(root: Path, val_fraction: float = 0.0) -> list[tuple[str, str]]:
-    """Return (place, problem) for each image and each broken link beside the class folders, and each class of val/ that
-    train/ lacks.
-
-    Raises `DataError` as `class_names` does when a split has no classes at all.
-    """
+    """Return (place, problem) of stray entries and classes that train/ lacks. Raises `DataError` for no classes."""
     splits = ("train",) if has_held_out_val(root, val_fraction) else SPLITS
     classes = {split: _split_classes(root, split) for split in splits}
     strays = [stray for split in splits for stray in _stray_entries(root / split)]
@@ -119,11 +110,7 @@ def _refuse(problems: Sequence[tuple[str, str]]) -> None:
 
 
 def class_names(root: Path, split: str) -> list[str]:
-    """Return the class names of a split, sorted.
-
-    Raises `DataError` when there are none, packing is unfinished, or images or broken links lie beside the class
-    folders.
-    """
+    """Return the class names of a split, sorted. Raises `DataError` for none, an unfinished set, and stray entries."""
     classes = _split_classes(root, split)
     _refuse(_stray_entries(root / split))
     return classes
@@ -163,9 +150,8 @@ def load_index(
 
     `classes` are the class names by label; val/ gets those of train/. `val_fraction` of train/ is held out where the
     root has no val/. Raises `DataError` for an empty folder, a class that is not in `classes`, a packed set that is
-    damaged or incomplete, and, unless `skip_bad`, for files that are not images: the error counts them and names the
-    first. With `skip_layout_problems`, what `layout_problems` names is left out of a folder of files. `stems_of_copy`
-    is that of `load_folder_index`: the images' own sizes are not needed.
+    damaged or incomplete, and, unless `skip_bad`, for files that are not images. With `skip_layout_problems`, what
+    `layout_problems` names is left out of a folder of files. `stems_of_copy`: see `load_folder_index`.
     """
     is_held_out = has_held_out_val(root, val_fraction)
     folder_name = "train" if is_held_out else split
@@ -190,8 +176,7 @@ def stems_of_packed(folder: Path) -> str:
 def _take_split(index: index_folder.FolderIndex, split: str, val_fraction: float) -> index_folder.FolderIndex:
     """Return the part of train/ that is trained on, or the part that is held out.
 
-    Files that are no images take part in the choice, as in packing, which does not know yet which files these are. So
-    both choose the same images.
+    Files that are no images take part in the choice, as in packing, which does not know them yet: both choose alike.
     """
     names = index.names()
     held_out = held_out_names([*names, *(path for path, _ in index.skipped_files)], val_fraction)

@@ -6,9 +6,11 @@ names.txt            `class/file name`, one per line: for messages and compariso
 manifest.json        written last: without it the set is not finished
 """
 
+import os
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from io import FileIO
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self
@@ -16,20 +18,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from train.data.manifest import (
-    INDEX_FILE,
-    MANIFEST_FILE,
-    NAMES_FILE,
-    VERSION,
-    Manifest,
-    ManifestError,
-    OtherVersion,
-    shard_name,
-)
+from train.data.manifest import INDEX_FILE, MANIFEST_FILE, NAMES_FILE, Manifest, ManifestError, OtherVersion, shard_name
 from train.tools.errors import one_line_error
 
 from .base import DataError, ImageIds, Index
-from .shards import ShardError, ShardReader, describe_size_mismatch
 
 UNFINISHED_MARKER = ".unfinished"  # this file exists from the first byte until the manifest is written
 ROW_DTYPE = np.dtype([
@@ -37,6 +29,7 @@ ROW_DTYPE = np.dtype([
     ("label", "<u4"), ("width", "<u2"), ("height", "<u2"), ("crc", "<u4"),
 ])  # fmt: skip
 ROWS_PER_CHECK = 1 << 14  # few, so that a check takes little memory
+MAX_OPEN_SHARDS = 128  # per split and process: three copies of ImageNet stay below a limit of 1,024 open files
 IndexRows = NDArray[np.void]
 
 
@@ -58,8 +51,7 @@ def read_manifest(folder: Path) -> Manifest:
         return Manifest.parse(path.read_bytes())
     except OtherVersion as error:
         raise DataError(
-            f"{path}: the set has format version {error}, this program reads {VERSION}; create it again, or use the "
-            "version of imgnet-cluster that created it"
+            f"{path}: the set has {error}; create it again, or use the version of imgnet-cluster that created it"
         ) from None
     except (OSError, ManifestError):
         raise DataError(
@@ -83,12 +75,68 @@ class MappedColumn:
         return np.asarray(self[:], dtype)
 
 
+class ShardError(Exception):
+    """A shard that is not as the manifest says. The text says what is wrong, without the shard's name."""
+
+
+class ShardReader:
+    """Reads the shards of a folder, each opened on first use, from threads and forked processes without a lock.
+
+    `sizes` are the expected sizes in bytes, by number. With pread a disk error is an exception; with mmap it kills the
+    process. A file is closed when the last reference goes, so never while another thread reads from it.
+    """
+
+    def __init__(self, folder: Path, sizes: Sequence[int]) -> None:
+        self.folder = folder
+        self.sizes = sizes
+        self._open_files: dict[int, FileIO] = {}
+
+    def __reduce__(self) -> tuple[type["ShardReader"], tuple[Path, Sequence[int]]]:
+        return ShardReader, (self.folder, self.sizes)  # file descriptors are not pickled
+
+    def read(self, shard: int, offset: int, length: int) -> bytes:
+        """Return `length` bytes of a shard. Raises `ShardError`."""
+        data = b""
+        try:
+            file = self._open_files.get(shard) or self._open_shard(shard)
+            while more := os.pread(file.fileno(), length - len(data), offset + len(data)):
+                data += more
+        except OSError as error:
+            raise ShardError(error.strerror or str(error)) from error
+        if len(data) < length:
+            raise ShardError(f"the file is cut short: it ends at byte {offset + len(data)} of {self.sizes[shard]}")
+        return data
+
+    def _open_shard(self, shard: int) -> FileIO:
+        if shard >= len(self.sizes):
+            raise ShardError("the manifest has no such shard")
+        file = FileIO(self.folder / shard_name(shard))
+        size = os.fstat(file.fileno()).st_size
+        if size != self.sizes[shard]:
+            raise ShardError(describe_size_mismatch(size, self.sizes[shard]))
+        if len(self._open_files) >= MAX_OPEN_SHARDS:
+            self._open_files.popitem()  # any of them: images are read in random order
+        self._open_files[shard] = file
+        return file
+
+    def was_replaced(self, shard: int) -> bool:
+        """Return whether the path of an open shard now names another file."""
+        try:
+            current = (self.folder / shard_name(shard)).stat()
+            opened = os.fstat(self._open_files[shard].fileno())
+        except (OSError, KeyError):
+            return False
+        return (current.st_dev, current.st_ino) != (opened.st_dev, opened.st_ino)
+
+
+def describe_size_mismatch(actual: int, expected: int) -> str:
+    """Return the error text for a file whose size in bytes is not the one in the manifest."""
+    return f"the file {'is cut short' if actual < expected else 'was replaced'}: {actual} bytes instead of {expected}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class PackedIndex(Index):
-    """The images of a packed split.
-
-    `rows` are the memory-mapped rows of all images. `ids` are the images of this index, None for all.
-    """
+    """The images of a packed split. `rows` are those of all its images, `ids` those of this index, None for all."""
 
     manifest: Manifest
     rows: IndexRows
@@ -111,9 +159,9 @@ class PackedIndex(Index):
         except ShardError as error:
             raise self._damaged_error(number, str(error)) from error
         if zlib.crc32(data) != crc:
-            if self.shards.was_replaced(shard):
-                raise self._damaged_error(number, "the file was replaced during the run (checksum)")
-            raise self._damaged_error(number, "its bytes have changed (checksum)")
+            was_replaced = self.shards.was_replaced(shard)
+            reason = "the file was replaced during the run" if was_replaced else "its bytes have changed"
+            raise self._damaged_error(number, f"{reason} (checksum)")
         return data
 
     def _damaged_error(self, number: int, reason: str) -> DataError:
@@ -156,9 +204,8 @@ def _list_damage_hint(folder: Path) -> str:
 def load_packed_index(folder: Path, classes: Sequence[str] | None, *, check_shard_sizes: bool = True) -> PackedIndex:
     """Return the index of a packed split, labeled by the position of each class in `classes` (None: its own classes).
 
-    Raises `DataError` when the index is damaged or, with `check_shard_sizes`, when a shard does not have its size. The
-    shards are not checked where only the index was fetched: a run that reads only the copies needs no more than names
-    and sizes of the full-size images.
+    Raises `DataError` when the index is damaged or, with `check_shard_sizes`, when a shard does not have its size. Of
+    full-size images only the index may be there: a run that reads the copies needs no more.
     """
     manifest = read_manifest(folder)
     rows = map_index_rows(folder, manifest)
@@ -183,10 +230,7 @@ def load_packed_index(folder: Path, classes: Sequence[str] | None, *, check_shar
 
 
 def map_index_rows(folder: Path, manifest: Manifest) -> IndexRows:
-    """Memory-map index.npy.
-
-    Raises `DataError` unless its checksum is the one in the manifest, and each image lies in a shard and has a class.
-    """
+    """Memory-map index.npy. Raises `DataError` for a wrong checksum, and for an image without a shard or a class."""
     path = folder / INDEX_FILE
     rows: IndexRows | None = None
     try:
@@ -211,10 +255,7 @@ def map_index_rows(folder: Path, manifest: Manifest) -> IndexRows:
 
 
 def file_crc32(path: Path) -> int:
-    """Return a file's crc32.
-
-    The file is read and not memory-mapped: a file that is truncated meanwhile must not kill the process (SIGBUS).
-    """
+    """Return a file's crc32, without mmap: a file that is truncated meanwhile would kill the process (SIGBUS)."""
     crc = 0
     buffer = memoryview(bytearray(1 << 20))
     with path.open("rb", buffering=0) as file:

@@ -121,10 +121,7 @@ class DistributedBatchSampler:
         return {}
 
     def val_plans(self, scheduled_phase: ScheduledPhase) -> dict[str, BatchPlan]:
-        """Return this rank's validation plan by view.
-
-        The plans are cached by size, batch and view: 50,000 rectangles take 60 ms.
-        """
+        """Return this rank's validation plan by view, cached by size, batch and view: 50,000 images take 60 ms."""
         size, phase = scheduled_phase.size, scheduled_phase.phase
         key = (size, phase.batch, phase.rect_val)
         if key not in self._val_plan_cache:
@@ -139,9 +136,8 @@ class DistributedBatchSampler:
     ) -> Iterator[BatchRequest]:
         """Yield every batch from a position on: each epoch's training, then its validation if it has one.
 
-        Whether an epoch is validated may depend on `history`, the rows of the finished epochs, which grows while this
-        generator runs. The loader asks ahead of time. While the answer is not known yet, validation batches are
-        yielded, and the trainer skips them if it turns out that they are not needed.
+        Whether an epoch is validated may depend on `history`, the rows of the finished epochs, which grows meanwhile.
+        While the answer is not known yet, validation batches are yielded; the trainer skips those it does not need.
         """
         for epoch_index in range(first_epoch_index, len(self.schedule.epochs)):
             epoch = self.schedule.epochs[epoch_index]

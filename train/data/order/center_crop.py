@@ -19,13 +19,11 @@ def resized_short_side(crop_side: int) -> int:
 def resized_size(size: ImageSize, shape: ImageSize) -> ImageSize:
     """Return the size to resize an image to before a crop of this shape is cut from it.
 
-    The short side becomes `resized_short_side`; the long side is rounded down. An image that would still be smaller
-    than the crop is enlarged until the crop fits; torchvision would pad it with black. This does not happen in
-    validation, whose crops fit their images.
+    The short side becomes `resized_short_side`; the long side is rounded down. An image that is smaller than the crop,
+    which validation has not, is enlarged until the crop fits; torchvision would pad it with black.
     """
-    factor = max(
-        Fraction(resized_short_side(min(shape)), min(size)), Fraction(shape[0], size[0]), Fraction(shape[1], size[1])
-    )
+    fitting = (Fraction(wanted, own) for wanted, own in zip(shape, size, strict=True))
+    factor = max(Fraction(resized_short_side(min(shape)), min(size)), *fitting)
     return int(size[0] * factor), int(size[1] * factor)
 
 

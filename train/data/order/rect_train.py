@@ -2,8 +2,7 @@
 
 In every epoch the images are sorted by ratio, with a jitter of about a tenth of the ratio, and cut into global batches,
 which are then shuffled. Steps, images per step and work are those of square training, and every image is used once. A
-last step that is not full takes the images that square training would take there, drawn from all, in the shape of the
-mean ratio of all images.
+last step that is not full takes the images that square training takes there, in the shape of the mean ratio of all.
 
 All arithmetic is on integers. If two processors rounded a logarithm or a long sum differently, two machines would
 disagree on the order, and an image would be used twice. Imports no torch.

@@ -39,10 +39,7 @@ def _crop_shape(short_side: int, signed_long_side: int) -> CropShape:
 def plan_square_validation(
     image_count: int, size: int, batch: int, rank: int, world_size: int
 ) -> list[tuple[CropShape, NDArray[np.int64]]]:
-    """Return this rank's validation batches (shape, image IDs) for the square center crop.
-
-    Every image is in exactly one batch of one rank.
-    """
+    """Return this rank's batches (shape, image IDs) of square center crops. Each image is in one batch of one rank."""
     rank_ids = np.arange(rank, image_count, world_size, dtype=np.int64)
     return [((size, size), rank_ids[start : start + batch]) for start in range(0, len(rank_ids), batch)]
 
@@ -52,8 +49,7 @@ def plan_rect_validation(
 ) -> list[tuple[CropShape, NDArray[np.int64]]]:
     """Return this rank's validation batches (shape, image IDs), in the global order of width / height.
 
-    Every image is in exactly one batch of one rank. The image counts of the ranks differ by at most one in all,
-    whatever the shapes.
+    Every image is in exactly one batch of one rank. The image counts of the ranks differ by at most one in all.
     """
     ratios = np.asarray(widths) / np.asarray(heights)
     order = np.argsort(ratios, kind="stable")

@@ -58,11 +58,9 @@ def random_boxes(
 ) -> tuple[Boxes, NDArray[np.bool_]]:
     """Draw a random resized crop for each image (Szegedy et al. 2014, section 6).
 
-    Returns boxes [n, 4] of (top, left, height, width) in pixels, and flags [n] of the images to mirror.
-
-    A box covers min_scale to 1 of the image's area. Its width / height is `aspect`, that of the crop's target shape,
-    times a factor of 3/4 to 4/3. The first of MAX_CROP_TRIES boxes that fits into the image is taken; when none fits,
-    the largest centered box within these ratios.
+    Returns boxes [n, 4] of (top, left, height, width) in pixels, and flags [n] of the images to mirror. A box covers
+    min_scale to 1 of the image's area. Its width / height is `aspect`, that of the target shape, times 3/4 to 4/3. The
+    first of MAX_CROP_TRIES boxes that fits is taken, or else the largest centered box within these ratios.
     """
     width, height = (np.asarray(side, np.float64)[:, None] for side in (widths, heights))
     u = uniforms(seed, epoch, ids, 2 * MAX_CROP_TRIES + 3)

@@ -6,7 +6,6 @@ A rank writes its line before it takes part in the step's all-reduce. So a step 
 logs of all ranks. But the last lines of a machine that is lost may be lost with it. If the other machines go on without
 repeating these steps, their ranks compute from the run's order which images each rank used, and log them in lines with
 a field "rank". Such a line counts only if that rank's own line is missing and another rank has logged the step.
-Imports no torch.
 """
 
 import contextlib
@@ -27,10 +26,7 @@ _FILE_NAME = re.compile(r"([0-9]{6,9})-rank-([0-9]+)\.jsonl")
 
 @dataclass(frozen=True, kw_only=True)
 class UsageRow:
-    """A line of the log: the IDs of the images of a step. Steps and epochs count from 0.
-
-    `rank` is None for what the writer itself has used, else the rank that had to use these images.
-    """
+    """The IDs of a step's images; steps and epochs count from 0. `rank`: whose they are, None for the writer's."""
 
     step: int
     epoch: int
@@ -67,9 +63,8 @@ def find_usage_errors(
     """Return what is wrong in a run's logs; [] when every image was used exactly once in every epoch.
 
     `first_steps` is the first step of each attempt: steps that an earlier attempt did beyond it were repeated, and do
-    not count. `images_per_epoch` is one number, or the number of each epoch from 0, since a shortened run uses only a
-    part of the images. `steps_per_epoch` is the number of steps of each epoch from 0. Machines write the logs: other
-    files, and damaged lines, are left out.
+    not count. `images_per_epoch` is one number, or that of each epoch from 0 in a shortened run, as `steps_per_epoch`
+    is. Machines write the logs: other files, and damaged lines, are left out.
     """
     ids_by_step: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))  # by epoch, then step
     attempts = sorted(first_steps)

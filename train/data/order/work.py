@@ -14,9 +14,8 @@ class BatchRequest:
 
     `copy` is the short side of the copy to read, None for full-size images. `ids` are the image IDs. `shape` is
     (height, width) in pixels. `min_scale` is the smallest share of an image's area that a random crop covers; None asks
-    for the center crop of validation. `augment` is that of the phase. `sample_weight` is the weight of each image in
-    its step: 1, except for fillers in a last step that is not full. With `squares` = 5, a batch has five squares of
-    each image, one after the other: at the four corners and at the center.
+    for the center crop of validation. `augment` is that of the phase. `sample_weight` is 1, except for fillers in a
+    last step. With `squares` = 5, a batch has five squares of each image in a row: at the corners and at the center.
     """
 
     split: str

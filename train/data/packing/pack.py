@@ -38,8 +38,7 @@ SHARD_BYTES = 256 * 10**6
 class PackResult:
     """The result of packing: images written, images kept from an earlier call, sources left out, and messages.
 
-    `skipped_files` are (where, reason). `messages` tell the user which sets were packed again and why, and which
-    classes have no validation images.
+    `skipped_files` are (where, reason). `messages` tell which sets were packed again, and which classes lack images.
     """
 
     written: int = 0
@@ -77,15 +76,15 @@ def pack_set(
 
     `val_fraction` of train/ is held out for validation where the source has no val/. Images are never enlarged. A
     finished set of other images, or of sources that have changed since, is replaced only with `overwrite`. Without
-    `skip_bad`, the first file that is not an image ends the call; the shards finished so far stay, and the next call
-    resumes after them.
-
+    `skip_bad`, the first file that is not an image ends the call; the next one resumes after the finished shards.
     Raises `DataError`, and `OSError` when the disk is full.
     """
     source_splits = open_source_splits(source, val_fraction)
     for root in targets.values():
         _check_target(source, source_splits, root)
-    result = PackResult(messages=_warnings(source_splits))
+    untrained, unvalidated = (empty_classes(split.classes, split.labels) for split in source_splits)
+    notes = notes_on_empty_classes(untrained, unvalidated, len(source_splits[0].classes))
+    result = PackResult(messages=[f"warning: {note}" for note in notes])
     total = sum(len(split_source.names) for split_source in source_splits)
     with ExitStack() as locks:
         for root in sorted({*targets.values()}):
@@ -110,13 +109,6 @@ def pack_set(
             _pack_split(split_source, writers, skip_bad, result, report_progress)
             done_before += len(split_source.names)
     return result
-
-
-def _warnings(source_splits: Sequence[SourceImages]) -> list[str]:
-    """Return a warning each if classes have no images in a split."""
-    untrained, unvalidated = (empty_classes(split.classes, split.labels) for split in source_splits)
-    notes = notes_on_empty_classes(untrained, unvalidated, len(source_splits[0].classes))
-    return [f"warning: {note}" for note in notes]
 
 
 def _check_target(source: Path, source_splits: Sequence[SourceImages], target: Path) -> None:

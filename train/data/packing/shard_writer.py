@@ -75,8 +75,7 @@ class SplitWriter:
     ) -> None:
         """Look at what the folder has. Nothing is changed before `start`.
 
-        Raises `DataError` when it is a finished set that was not made of these sources, unless `overwrite`: that set
-        may be the only copy of its images.
+        Raises `DataError` for a finished set of other sources, unless `overwrite`: it may be the only copy.
         """
         self.folder = folder
         self.source = source
@@ -182,7 +181,6 @@ class SplitWriter:
         self.position = number + 1
 
     def _finish_shard(self, end: int) -> None:
-        """Finish the open shard, which covers the source images up to `end`."""
         assert self._current_shard
         first = self._finished_shards[-1].end if self._finished_shards else 0
         open_shard, self._current_shard = self._current_shard, None

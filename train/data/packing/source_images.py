@@ -1,7 +1,6 @@
 """The source of packing: the images of one split in the order of their IDs, from a folder of files or a packed set.
 
-Nothing is decoded here. Names, sizes and modification times show whether an image has changed since a shard was
-written.
+Nothing is decoded here. Names, sizes and modification times show whether an image has changed since it was packed.
 """
 
 from collections.abc import Callable
@@ -25,8 +24,7 @@ class SourceImages:
 
     `classes` are the class names of train/. `names` are `class/file name`. `change_marks` [n, 2] are two integers per
     image that change when the image does: size and modification time of a file, length and crc32 in a packed set.
-    `read` returns the bytes of an image by ID, `location` where it is stored. `val_fraction` is the fraction of train/
-    that is held out for validation, 0 where the source has a val/ of its own.
+    `read` returns the bytes of an image by ID, `location` its place. `val_fraction` of train/ is held out, 0 for none.
     """
 
     root: Path
@@ -57,10 +55,7 @@ class SourceImages:
 
 
 def open_source_splits(root: Path, val_fraction: float = 0.0) -> list[SourceImages]:
-    """Return the images of train and val. Raises `DataError` for a wrong layout, or a split without images.
-
-    `val_fraction` of train/ is held out for validation where the source has no val/.
-    """
+    """Return the images of train and val, or of a part of train. Raises `DataError`, also for no images."""
     check_layout(root, val_fraction)
     classes = class_names(root, "train")
     if not has_held_out_val(root, val_fraction):
@@ -77,11 +72,8 @@ def open_source_splits(root: Path, val_fraction: float = 0.0) -> list[SourceImag
 
 def _open_split(root: Path, split: str, classes: list[str]) -> SourceImages:
     folder = root / split
-    return _open_packed(root, split, classes) if packed.is_packed(folder) else open_folder(root, split, classes)
-
-
-def _open_packed(root: Path, split: str, classes: list[str]) -> SourceImages:
-    folder = root / split
+    if not packed.is_packed(folder):
+        return open_folder(root, split, classes)
     index = packed.load_packed_index(folder, classes)
     if not index.has_images:
         raise DataError(f"{folder}: has the index and no images; fetch them too: imgnet-cluster data fetch")

@@ -15,7 +15,7 @@ import math
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -46,10 +46,7 @@ _IMAGES_PER_CHUNK = 50  # in one task of a worker: about a quarter of a second
 
 
 def draw_image(seed: int, split: str, number: int) -> bytes:
-    """Return the JPEG bytes of image `number` of a split. Its class is CLASSES[number % 10].
-
-    The bytes are a pure function of the arguments and the versions of the libraries.
-    """
+    """Return image `number`, of class CLASSES[number % 10], as JPEG. Only arguments and libraries determine it."""
     rng = np.random.default_rng([seed, SPLITS.index(split), number])
     size = _random_size(rng)
     background_color = rng.uniform(20, 235, 3)
@@ -68,11 +65,8 @@ def draw_sample_set(
 
     The layout is root/train/CLASS/CLASS_00000012.JPEG, and the same for val. sample.json is written last and marks a
     complete set. An interrupted call resumes: complete files stay, and its parameters are kept in .sample.json. A
-    second call at the same time waits for the first. There is a process for each core that this process may use.
-    `progress` gets (files present, files in all), in this process, about every 50 images.
-
-    Raises `ValueError` for another sample or other classes in `root`, and `OSError` where a file cannot be written. No
-    worker process outlives the call.
+    second call at the same time waits for the first. There is a process for each core; none outlives the call.
+    `progress` gets (files present, files in all). Raises `ValueError` for another sample in `root`, and `OSError`.
     """
     parameters = {"seed": seed, "train": train, "val": val, "version": SAMPLE_VERSION}
     if _is_complete(root, parameters):
@@ -86,11 +80,12 @@ def _draw_missing_images(root: Path, parameters: dict[str, int], progress: Progr
     _prepare_folders(root)
     pending = root / ".sample.json"
     pending.write_text(json.dumps(parameters) + "\n", encoding="ascii")
-    tasks = [task for task in _draw_tasks(root, parameters) if not task[-1].exists()]
-    total = parameters["train"] + parameters["val"]
+    numbered = [(split, number) for split in SPLITS for number in range(parameters[split])]
+    all_tasks = [(parameters["seed"], split, number, _image_path(root, split, number)) for split, number in numbered]
+    tasks = [task for task in all_tasks if not task[-1].exists()]
 
     def report(drawn: int) -> None:
-        progress(total - len(tasks) + drawn, total)
+        progress(len(all_tasks) - len(tasks) + drawn, len(all_tasks))
 
     _run_in_pool(tasks, report)
     pending.replace(root / "sample.json")
@@ -134,12 +129,9 @@ def _prepare_folders(root: Path) -> None:
             )
 
 
-def _draw_tasks(root: Path, parameters: dict[str, int]) -> Iterator[DrawTask]:
-    for split in SPLITS:
-        for number in range(parameters[split]):
-            class_name = CLASSES[number % len(CLASSES)]
-            path = root / split / class_name / f"{class_name}_{number:08d}.JPEG"
-            yield parameters["seed"], split, number, path
+def _image_path(root: Path, split: str, number: int) -> Path:
+    class_name = CLASSES[number % len(CLASSES)]
+    return root / split / class_name / f"{class_name}_{number:08d}.JPEG"
 
 
 def _run_in_pool(tasks: list[DrawTask], report: Callable[[int], object]) -> None:
@@ -159,9 +151,7 @@ def _run_in_pool(tasks: list[DrawTask], report: Callable[[int], object]) -> None
 def _init_draw_worker(parent_pid: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    die_with_parent()
-    if os.getppid() != parent_pid:  # the parent died before the call above
-        os._exit(1)
+    die_with_parent(parent_pid)
 
 
 def _write_image(task: DrawTask) -> None:

@@ -9,7 +9,6 @@ from train.data.decode import BadImage, decode_image
 from train.data.index import folder as index_folder
 from train.data.index import packed
 from train.data.index.base import DataError, stems_sha256
-from train.data.index.shards import describe_size_mismatch
 from train.data.manifest import INDEX_FILE, MANIFEST_FILE, NAMES_FILE, SPLITS, Manifest, is_shard, shard_name
 from train.data.threads import map_in_threads
 from train.tools.process_log import Progress, no_progress
@@ -60,36 +59,20 @@ def list_sets(folder: Path) -> list[SplitSummary]:
 
 
 def _summarize_split(folder: Path) -> SplitSummary:
+    root, split = folder.parent, folder.name
     if packed.is_packed(folder):
         manifest = packed.read_manifest(folder)
-        return SplitSummary(
-            root=folder.parent,
-            split=folder.name,
-            kind="packed",
-            copy=manifest.short_side,
-            images=manifest.images,
-            bytes=manifest.bytes,
-            classes=len(manifest.classes),
-        )
+        copy, classes = manifest.short_side, len(manifest.classes)
+        return SplitSummary(root, split, "packed", copy, manifest.images, manifest.bytes, classes)
     if packed.is_unfinished(folder):
-        return SplitSummary(folder.parent, folder.name, "unfinished")
-    classes = index_folder.class_folders(folder)
-    paths, sizes_and_mtimes = index_folder.scan_class_folders(folder, classes)
-    return SplitSummary(
-        root=folder.parent,
-        split=folder.name,
-        kind="files",
-        images=len(paths),
-        bytes=int(sizes_and_mtimes[:, 0].sum()),
-        classes=len(classes),
-    )
+        return SplitSummary(root, split, "unfinished")
+    class_names = index_folder.class_folders(folder)
+    paths, sizes_and_mtimes = index_folder.scan_class_folders(folder, class_names)
+    return SplitSummary(root, split, "files", None, len(paths), int(sizes_and_mtimes[:, 0].sum()), len(class_names))
 
 
 def verify_packed_sets(folder: Path, progress: Progress = no_progress) -> VerifyResult:
-    """Verify the sha256 of every file, and the checksum and pixels of every image, of the packed sets in a folder.
-
-    Raises `DataError` when the folder has no packed set.
-    """
+    """Verify the sha256 of all files, and all images, of the packed sets in a folder. Raises `DataError` for none."""
     split_folders = [path for path in find_splits(folder) if packed.is_packed(path) or packed.is_unfinished(path)]
     if not split_folders:
         raise DataError(
@@ -139,7 +122,7 @@ def _verify_files(folder: Path, manifest: Manifest, result: VerifyResult) -> set
         try:
             size = path.stat().st_size
             if size != entry.bytes:
-                return describe_size_mismatch(size, entry.bytes)
+                return packed.describe_size_mismatch(size, entry.bytes)
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             return "" if digest == entry.sha256 else "its bytes have changed (sha256)"
@@ -171,9 +154,8 @@ def _verify_images(
         return
     for number, (name, label) in enumerate(zip(names, index.labels[:].tolist(), strict=True)):
         if name.split("/")[0] != index.classes[label]:
-            result.faults.append(
-                (index.location(number), f"{INDEX_FILE} and {MANIFEST_FILE} say class {index.classes[label]}")
-            )
+            fault = f"{INDEX_FILE} and {MANIFEST_FILE} say class {index.classes[label]}"
+            result.faults.append((index.location(number), fault))
             break  # the other images would repeat this fault
     if not index.has_images:
         return

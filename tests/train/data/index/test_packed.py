@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from support.error_lines import error_line
 
-from train.data.index import shards
+from train.data.index import packed as packed_module
 from train.data.index.open import DataError, Index, check_same_images, class_names, load_index
 from train.data.manifest import INDEX_FILE, MANIFEST_FILE, NAMES_FILE
 from train.data.packing.pack import copy_targets, pack_set
@@ -176,7 +176,7 @@ def test_shard_reader_bounds_and_closes_open_files(full: Path, monkeypatch: pyte
     assert count > 3 and count_open_files(full) == before + count
     del index
     assert count_open_files(full) == 0
-    monkeypatch.setattr(shards, "MAX_OPEN_SHARDS", 2)
+    monkeypatch.setattr(packed_module, "MAX_OPEN_SHARDS", 2)
     index = load_index(full, "train")
     read_all(index)
     assert count_open_files(full) - before <= 2
@@ -186,6 +186,6 @@ def test_read_is_safe_in_threads(full: Path, monkeypatch: pytest.MonkeyPatch) ->
     """A thread may close the shard from which another one reads."""
     index = load_index(full, "train")
     expected = read_all(index)
-    monkeypatch.setattr(shards, "MAX_OPEN_SHARDS", 1)
+    monkeypatch.setattr(packed_module, "MAX_OPEN_SHARDS", 1)
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(index.read, [*range(COUNT)] * 20)) == expected * 20
