@@ -11,7 +11,7 @@ from cluster.errors import BadInput
 from cluster.jobs import submit
 from cluster.jobs.job import Job
 from cluster.planning.launch_options import make_launch_options
-from cluster.planning.resolve import load_work, plan_command, plan_work, read_environment
+from cluster.planning.resolve import plan_command, read_environment
 from cluster.planning.resume import options_of
 from cluster.state.spec import JobSpec
 from train.recipe import Command
