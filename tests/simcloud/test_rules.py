@@ -93,7 +93,8 @@ def test_group_of_reservations_that_is_too_small_is_left_in_silence_unless_the_r
     zone, type, arn = "us-east-1a", "p5.48xlarge", "arn:aws:resource-groups:us-east-1:123456789012:group/mine"
     id = cloud.sim.reserve(type, zone, 1, groups=[arn])
     target = {"CapacityReservationTarget": {"CapacityReservationResourceGroupArn": arn}}
-    arguments = {"InstanceType": type, "Placement": {"AvailabilityZone": zone}, "MinCount": 2, "MaxCount": 2}
+    arguments: dict[str, Any] = {"InstanceType": type, "Placement": {"AvailabilityZone": zone}}
+    arguments |= {"MinCount": 2, "MaxCount": 2}
     for preference, expected in ("open", COMBINATION), ("capacity-reservations-only", "ReservationCapacityExceeded"):
         specification = {**target, "CapacityReservationPreference": preference}
         assert error_code(cloud, CapacityReservationSpecification=specification, **arguments) == expected

@@ -40,6 +40,7 @@ class CapacityReservation:
     is_block: bool = False
     groups: Collection[str] = ()  # ARNs of resource groups
     placement_group: str = ""
+    placement_group_owner: str = ACCOUNT
     state: str = ""  # "" follows from the time
     tenancy: str = "default"
     platform: str = "Linux/UNIX"
@@ -119,6 +120,8 @@ def _mismatch(sim: SimulatedAws, reservation: CapacityReservation, request: Any)
     state = reservation.state_at(sim.now())
     if state != "active":
         return AwsError(NOT_ACTIVE, f"The capacity reservation '{reservation.id}' is {state}.")
+    if request.group and not reservation.placement_group:  # what is reserved may be anywhere in its zone
+        return AwsError("InsufficientInstanceCapacity", f"'{reservation.id}' was not made in '{request.group}'.")
     is_block = request.market == CAPACITY_BLOCK
     group = request.group if reservation.placement_group else ""
     reserved = (reservation.is_block, reservation.type, reservation.zone, reservation.placement_group)
@@ -133,6 +136,11 @@ def join_reservation(request: Any, instance: Any) -> None:
         instance.lifecycle = CAPACITY_BLOCK
     if request.reservations:
         instance.life.reservation_id = instance.capacity_reservation_id = request.reservations.pop(0)
+    target = {"CapacityReservationId": request.reservation}
+    if request.reservation_group:
+        target = {"CapacityReservationResourceGroupArn": request.reservation_group}
+    if any(target.values()):
+        instance.capacity_reservation_specification = {"CapacityReservationTarget": target}
 
 
 # --- calls ----------------------------------------------------------------------------------------------------------
@@ -164,7 +172,8 @@ def _describe(sim: SimulatedAws, reservation: CapacityReservation) -> dict[str, 
     if reservation.end is not None:
         description["EndDate"] = _to_date(reservation.end)
     if reservation.placement_group:
-        description["PlacementGroupArn"] = f"{arn}:placement-group/{reservation.placement_group}"
+        owner = f"arn:aws:ec2:{reservation.region}:{reservation.placement_group_owner}"
+        description["PlacementGroupArn"] = f"{owner}:placement-group/{reservation.placement_group}"
     return description
 
 

@@ -104,7 +104,7 @@ def choose_instance_types(
             raise ClusterError(amis.explain_legacy_arch(known_types[names[0]].gpu_arch))
         names = [name for name in names if name not in old_names]
         if old_names:
-            notes += [f"{', '.join(old_names)}: not requested, AWS has no image for such old GPUs (--ami)"]
+            notes += [f"{', '.join(old_names)}: not requested, AWS has no image: docs/aws.md, 'V100 machines'"]
     first = known_types[names[0]]
     torch_index = amis.get_torch_index_url(first.gpu_arch)
     mixed_names = [name for name in names if amis.get_torch_index_url(known_types[name].gpu_arch) != torch_index]
@@ -170,15 +170,6 @@ def choose_reserved_place(account: Account, reservation: Reservation, machine_co
     type_offers = offers.list_offers(account, names=[reservation.type])
     prices = [offer.on_demand_price for offer in type_offers if offer.zone == reservation.zone]
     return reservation.place(prices[0] if prices else None)
-
-
-def needs_placement_group(reservation: Reservation | None) -> bool:
-    """Whether a placement group of ours is needed to have the machines close together.
-
-    EC2 places those of a capacity block so by itself ("automatically placed close together inside Amazon EC2
-    UltraClusters": AWS, API reference, CapacityBlock), and others may be reserved in a placement group already.
-    """
-    return reservation is None or not (reservation.placement_group or reservation.market == CAPACITY_BLOCK)
 
 
 def describe_reservation(reservation: Reservation) -> str:
