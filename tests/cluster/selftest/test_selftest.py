@@ -141,7 +141,8 @@ def test_spot_pair_shows_its_transport_and_its_checkpoint_on_the_new_machine(
     session: SelftestSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str
 ) -> None:
     (tmp_path / "log").write_text(f"{line}\n")
-    job: Any = Mock(log_path=lambda: tmp_path / "log", state="stopped", spec=SimpleNamespace(uid="job-1-00000000"))
+    job: Any = Mock(log_path=lambda: tmp_path / "log", state="stopped")
+    job.spec = SimpleNamespace(uid="job-1-00000000")
     job.timeline.return_value, job.machine_details.return_value = [], {}
     machine = {"zone": "us-east-1a", "placement_group": "", "launch_index": 0}
     machines = [SimpleNamespace(name=name, **machine) for name in ("0", "1")]

@@ -104,7 +104,7 @@ def choose_instance_types(
             raise ClusterError(amis.explain_legacy_arch(known_types[names[0]].gpu_arch))
         names = [name for name in names if name not in old_names]
         if old_names:
-            notes += [f"{', '.join(old_names)}: not requested, AWS has no image: docs/aws.md, 'V100 machines'"]
+            notes += [f"{', '.join(old_names)}: not requested, no AWS image: docs/aws.md, 'V100 machines'"]
     first = known_types[names[0]]
     torch_index = amis.get_torch_index_url(first.gpu_arch)
     mixed_names = [name for name in names if amis.get_torch_index_url(known_types[name].gpu_arch) != torch_index]
