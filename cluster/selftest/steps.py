@@ -17,6 +17,7 @@ from cluster.jobs import billing
 from cluster.jobs.job import Job
 from cluster.state.states import JobState
 from infra.aws.instances.instances import Instance
+from train.tools.agent_protocol import CHECKPOINTS_FOLDER
 from train.tools.host import git_commit
 
 from .report import Observation, SelftestReport, StepResult, StepState
@@ -115,6 +116,11 @@ def replace_lost_machine(session: SelftestSession) -> Iterator[Observation]:
     session.wait_for_training(job, after_attempt=attempt)
     pauses = ", ".join(f"{row.pause:.0f}" for row in job.timeline() if row.pause is not None)
     yield Observation("a lost machine is replaced and joins", True, f"pauses of {pauses} s")
+    transport = _transport(job)
+    yield Observation("the log names the transport", bool(transport), "; ".join(transport) or "it names none")
+    files = f"~/.imgnet/shared/{job.spec.uid}/{CHECKPOINTS_FOLDER}/*/step-*"
+    session.run_on_machine(job, "1", ["timeout", "50", "sh", "-c", f"until ls {files}; do sleep 1; done"])
+    yield Observation("the new machine sees a checkpoint in the shared folder", True, files)
     if session.ask:
         yield from _see_interruption(session, job, session.ask)
     yield _stop(session, job)
@@ -158,13 +164,18 @@ def use_several_network_cards(session: SelftestSession) -> Iterator[Observation]
     seen = f"{with_address} of {len(machines)} {machines[0].type}, {machines[0].market}; {_start(job)}"
     what = "machines with several network cards get public addresses"
     yield Observation(what, with_address == len(machines), seen)
-    log = job.log_path()
-    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    transport = [line for line in lines if " processes, by " in line or "THIS MACHINE HAS EFA" in line]
+    transport = _transport(job)
     is_efa_used = bool(transport) and not any("EFA" in line for line in transport)
     seen = "; ".join(transport) or "the log names no transport"
     yield Observation("the machines talk over EFA where they have it", is_efa_used, seen)
     yield _stop(session, job)
+
+
+def _transport(job: Job) -> list[str]:
+    """Return the lines of a job's log that say how its processes talk."""
+    log = job.log_path()
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    return [line for line in lines if " processes, by " in line or "THIS MACHINE HAS EFA" in line]
 
 
 def _start(job: Job) -> str:

@@ -72,7 +72,8 @@ _CODES_BY_KIND = {
         "FileSystemNotFound MountTargetNotFound NoSuchEntity InvalidVpcEndpointId.NotFound NoSuchBucket "
         "PolicyNotFound AccessPointNotFound Gateway.NotAttached InvalidAssociationID.NotFound "
         "InvalidPermission.NotFound InvalidVolume.NotFound InvalidAddress.NotFound InvalidAddressID.NotFound "
-        "NatGatewayNotFound InvalidRouteTableId.NotFound InvalidNetworkInterfaceID.NotFound"
+        "NatGatewayNotFound InvalidRouteTableId.NotFound InvalidNetworkInterfaceID.NotFound InvalidGatewayID.NotFound "
+        "InvalidNatGatewayID.NotFound"
     ),
 }
 KIND_BY_CODE = {code: kind for kind, codes in _CODES_BY_KIND.items() for code in codes.split()}

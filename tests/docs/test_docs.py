@@ -31,6 +31,8 @@ FOREIGN_OPTIONS = {
     *("--index-url", "--no-deps"),  # of pip, as is --constraint
     *("--service-code", "--quota-code", "--desired-value"),  # of aws service-quotas
     *("--query", "--name", "--instance-id", "--instance-ids", "--logs"),  # of aws and cloud-init
+    *("--role-name", "--tags", "--assume-role-policy-document", "--policy-name", "--policy-document"),  # of aws iam
+    *("--instance-profile-name", "--account-id", "--budget", "--notifications-with-subscribers"),  # and aws budgets
     *("--lr", "--epochs", "--small"),  # of published programs, in the page of papers
     *("--dist-url", "--dist-backend", "--no-accel", "--cpu"),  # of training scripts of other projects
     *("--output_dir", "--checkpointing_steps", "--resume_from_checkpoint", "--save_steps", "--use_cpu", "--bf16"),

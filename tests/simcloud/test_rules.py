@@ -87,3 +87,17 @@ def test_launch_has_to_match_the_reservation(cloud: Cloud) -> None:
         target = {"CapacityReservationTarget": {"CapacityReservationId": id} if id else {}}
         arguments = {"InstanceType": type, "Placement": {"AvailabilityZone": zone}, **market, **changes}
         assert error_code(cloud, CapacityReservationSpecification=target, **arguments) == expected, (id, arguments)
+
+
+def test_group_of_reservations_that_is_too_small_is_left_in_silence_unless_the_request_forbids_it(cloud: Cloud) -> None:
+    zone, type, arn = "us-east-1a", "p5.48xlarge", "arn:aws:resource-groups:us-east-1:123456789012:group/mine"
+    id = cloud.sim.reserve(type, zone, 1, groups=[arn])
+    target = {"CapacityReservationTarget": {"CapacityReservationResourceGroupArn": arn}}
+    arguments: dict[str, Any] = {"InstanceType": type, "Placement": {"AvailabilityZone": zone}}
+    arguments |= {"MinCount": 2, "MaxCount": 2}
+    for preference, expected in ("open", COMBINATION), ("capacity-reservations-only", "ReservationCapacityExceeded"):
+        specification = {**target, "CapacityReservationPreference": preference}
+        assert error_code(cloud, CapacityReservationSpecification=specification, **arguments) == expected
+    cloud.launch(CapacityReservationSpecification=target, **arguments)
+    described = cloud.ec2.describe_instances()["Reservations"][0]["Instances"]
+    assert [instance.get("CapacityReservationId") for instance in described] == [id, None]

@@ -252,13 +252,14 @@ class AwsAdministration:
     def iam_policies(
         self, region: str | None = None, data: str | None = None, vpc: str | None = None
     ) -> dict[str, stack_policies.Policy]:
-        """Return the least permissions of user and machines, for a region or all.
+        """Return the least permissions of user and machines, for a region or all, and who may use the machines' role.
 
         With `data` also to read there, with `vpc` also to rent in this network of the user's.
         """
         policies = {
             "user": stack_policies.user_policy(region=region or "*"),
             "machines": stack_policies.machine_policy(region=region or "*"),
+            "trust": stack_policies.trust_policy(),
         }
         if vpc:
             policies["network"] = stack_policies.network_policy(vpc, region=region or "*")

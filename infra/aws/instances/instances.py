@@ -71,6 +71,7 @@ class Instance:
     primary_interface_id: str
     expires: str  # when it powers itself off at the latest
     boots_slowly: bool  # a whole computer, whose firmware takes minutes
+    reservation: str = ""  # the one that its request named, or the ARN of a group of them
     tags: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -83,6 +84,7 @@ def parse_instance(description: Resource, region: str) -> Instance:
     """Return the instance of a DescribeInstances entry."""
     own_tags = aws_tags.read_tags(description)
     placement = description.get("Placement", {})
+    target = description.get("CapacityReservationSpecification", {}).get("CapacityReservationTarget", {})
     interfaces = description.get("NetworkInterfaces") or [{}]
     state = description["State"]["Name"]
     has_ended = state in NOT_BILLED_STATES
@@ -102,6 +104,7 @@ def parse_instance(description: Resource, region: str) -> Instance:
         private_ip=description.get("PrivateIpAddress", ""),
         public_ip=description.get("PublicIpAddress", ""),
         boots_slowly=".metal" in description["InstanceType"],
+        reservation=target.get("CapacityReservationResourceGroupArn") or target.get("CapacityReservationId", ""),
         launch_time=launch_time,
         end_time=_parse_end_time(description, launch_time) if has_ended else None,
         end_reason=reason if has_ended else "",

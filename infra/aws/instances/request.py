@@ -95,7 +95,10 @@ def build_launch_request(
     if place.reservation:
         is_group = place.reservation.startswith("arn:")
         target_key = "CapacityReservationResourceGroupArn" if is_group else "CapacityReservationId"
-        parameters["CapacityReservationSpecification"] = {"CapacityReservationTarget": {target_key: place.reservation}}
+        reservation: Resource = {"CapacityReservationTarget": {target_key: place.reservation}}
+        if is_group and place.market == "on-demand":  # else EC2 buys what the group lacks, and nothing tells it
+            reservation["CapacityReservationPreference"] = "capacity-reservations-only"
+        parameters["CapacityReservationSpecification"] = reservation
 
     def specifications(token: str) -> list[Resource]:
         """Return the tags of the machines and of the disks, network interfaces and spot requests with them."""

@@ -153,12 +153,13 @@ def build_user_data(
 ) -> str:
     """Return the user data of a machine that powers off after `poweroff_seconds`.
 
-    `boot_key` is the boot host key, its private and its public half. A machine that has a way to the internet tries it
-    before anything else, and fails when there is none for 50 seconds, or for 10 minutes with several network
-    `cards`: its public address comes when all machines of its request run.
+    `boot_key` is the boot host key, its private and its public half. A machine that we give a way to the internet tries
+    it before anything else, and fails when there is none for 50 seconds, or for 10 minutes with several network
+    `cards`: its public address comes when all machines of its request run. The user's own way may let nothing out to
+    the address that is tried, which a machine with the EFS client does not need.
     """
     fetch_seconds = "600" if internet is Internet.PUBLIC and cards > 1 else "50"
-    check_url = "" if internet is Internet.NONE else EFS_UTILS_URL
+    check_url = EFS_UTILS_URL if internet in (Internet.PUBLIC, Internet.NAT) else ""
     private_key, public_key = boot_key
     setup_arguments = [stack.file_system, stack.access_point, image.ssh_user, image.python, fetch_seconds, check_url]
     scripts = {"imgnet-limit": LIMIT_SCRIPT, "imgnet-hostkey": HOST_KEY_SCRIPT}

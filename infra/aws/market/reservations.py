@@ -167,7 +167,7 @@ def _look_up_reservations(account: Account, reservation_id: str) -> list[Reserva
         if error.code not in NOT_FOUND_CODES:
             raise
         return []
-    reservations = [_parse_reservation(description, account.region) for description in descriptions]
+    reservations = [_parse_reservation(description, account) for description in descriptions]
     if not is_group:
         return reservations
     return [reservation for reservation in reservations if reservation_id in _list_groups(account, reservation.id)]
@@ -181,10 +181,11 @@ def _list_groups(account: Account, reservation_id: str) -> list[str]:
     return [group["GroupArn"] for group in groups]
 
 
-def _parse_reservation(description: Resource, region: str) -> Reservation:
+def _parse_reservation(description: Resource, account: Account) -> Reservation:
     is_block = description.get("ReservationType") == CAPACITY_BLOCK
     tenancy = description.get("Tenancy", "default")
     platform = description.get("InstancePlatform", PLATFORM)
+    group_arn = description.get("PlacementGroupArn", "")
     refusal = ""
     if description.get("Interruptible"):
         refusal = "EC2 may interrupt its machines (an interruptible reservation), which is not supported"
@@ -192,9 +193,11 @@ def _parse_reservation(description: Resource, region: str) -> Reservation:
         refusal = f"its tenancy is {tenancy}; only default tenancy is supported"
     elif platform != PLATFORM:
         refusal = f"its platform is {platform}; the machine images are {PLATFORM}"
+    elif group_arn and group_arn.split(":")[4] != account.identity[0]:
+        refusal = "its placement group belongs to another account, which is not supported"
     return Reservation(
         id=description["CapacityReservationId"],
-        region=region,
+        region=account.region,
         zone=description["AvailabilityZone"],
         type=description["InstanceType"],
         market=CAPACITY_BLOCK if is_block else "on-demand",
@@ -203,7 +206,7 @@ def _parse_reservation(description: Resource, region: str) -> Reservation:
         end_time=end.timestamp() if (end := description.get("EndDate")) else None,
         machine_count=description["TotalInstanceCount"],
         free_count=description["AvailableInstanceCount"],
-        placement_group=description.get("PlacementGroupArn", "").rpartition("/")[2],
+        placement_group=group_arn.rpartition("/")[2],
         refusal=refusal,
     )
 

@@ -115,6 +115,28 @@ def test_jobs_of_a_failed_part_are_terminated_before_the_next_part(
     assert log == ["terminated", "next"]
 
 
+@pytest.mark.parametrize("line", ["rank 0: 2 processes, by gloo", "rank 0: ready"])
+def test_spot_pair_shows_its_transport_and_its_checkpoint_on_the_new_machine(
+    session: SelftestSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str
+) -> None:
+    (tmp_path / "log").write_text(f"{line}\n")
+    job: Any = Mock(log_path=lambda: tmp_path / "log", state="stopped")
+    job.spec = SimpleNamespace(uid="job-1-00000000")
+    job.timeline.return_value, job.machine_details.return_value = [], {}
+    machine = {"zone": "us-east-1a", "placement_group": "", "launch_index": 0}
+    machines = [SimpleNamespace(name=name, **machine) for name in ("0", "1")]
+    ran = Mock()
+    for name, value in {"launch": lambda _: job, "machines": lambda _: machines, "run_on_machine": ran}.items():
+        monkeypatch.setattr(session, name, value)
+    monkeypatch.setattr(session, "wait_for_training", Mock())
+    observations = {each.what: each for each in selftest.replace_lost_machine(session)}
+    assert observations["the log names the transport"].is_right == ("processes, by" in line)
+    (_, name, argv), _ = ran.call_args
+    assert name == "1" and "~/.imgnet/shared/job-1-00000000/checkpoints/*/step-*" in argv[-1]
+    ran.side_effect = ClusterError("machine 1: no such file")
+    assert [each.is_right for each in selftest._observe(session, selftest.replace_lost_machine)][-1] is False
+
+
 def test_a_job_beyond_the_limit_is_refused_with_the_option_that_sets_it(
     session: SelftestSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

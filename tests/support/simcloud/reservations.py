@@ -20,6 +20,7 @@ CLOSING_SECONDS = 1800.0  # from the end of a block's machines to the end of the
 END_REASON = "Server.CapacityBlockExpired"  # ours: AWS documents none
 NOT_ACTIVE = "InvalidCapacityReservationState"  # ours: AWS documents none
 COMBINATION = "InvalidParameterCombination"
+ONLY_RESERVED = "capacity-reservations-only"  # a preference
 HOLDING_STATES = (*BILLED_STATES, "shutting-down", "stopping")  # EC2 cleans a machine up before its place is free
 BLOCK_PRICE_FACTOR = 0.6  # of the on-demand price: ours
 
@@ -37,6 +38,7 @@ class CapacityReservation:
     is_block: bool = False
     groups: Collection[str] = ()  # ARNs of resource groups
     placement_group: str = ""
+    placement_group_owner: str = ACCOUNT
     state: str = ""  # "" follows from the time
     tenancy: str = "default"
     platform: str = "Linux/UNIX"
@@ -70,8 +72,14 @@ def tick(sim: SimulatedAws) -> None:
 
 
 def check_reservation(sim: SimulatedAws, request: Any) -> None:
-    """Choose the reservations of a launch: `request.reservations`, one for each machine. Raises `AwsError`."""
+    """Choose the reservations of a launch: `request.reservations`, one for each machine. Raises `AwsError`.
+
+    A launch into a group whose reservations have too few free machines takes others on demand, and nothing tells it,
+    unless its preference forbids that (AWS, "Work with Capacity Reservation groups").
+    """
     is_targeted = bool(request.reservation or request.reservation_group)
+    is_contradictory = is_targeted and request.preference not in (None, ONLY_RESERVED)
+    refuse_if(is_contradictory, COMBINATION, f"A target and the preference {request.preference} exclude each other.")
     if not is_targeted and request.market != CAPACITY_BLOCK:
         return
     refuse_if(not is_targeted, COMBINATION, "The market type capacity-block must target a Capacity Block.")
@@ -84,7 +92,8 @@ def check_reservation(sim: SimulatedAws, request: Any) -> None:
         members = [one for one in _all_of(sim, request.region) if request.reservation_group in one.groups]
     matching = [member for member in members if _mismatch(sim, member, request) is None]
     places = [member.id for member in matching for _ in range(member.free_count(sim))]
-    is_too_small = len(places) < request.min_count and (request.reservation or request.market == CAPACITY_BLOCK)
+    is_bound = request.reservation or request.market == CAPACITY_BLOCK or request.preference == ONLY_RESERVED
+    is_too_small = len(places) < request.min_count and is_bound
     message = f"The targeted Capacity Reservation has {len(places)} instances available."
     refuse_if(is_too_small, "ReservationCapacityExceeded", message)
     request.reservations = places[: request.max_count]
@@ -105,6 +114,8 @@ def _mismatch(sim: SimulatedAws, reservation: CapacityReservation, request: Any)
     state = reservation.state_at(sim.now())
     if state != "active":
         return AwsError(NOT_ACTIVE, f"The capacity reservation '{reservation.id}' is {state}.")
+    if request.group and not reservation.placement_group:  # what is reserved may be anywhere in its zone
+        return AwsError("InsufficientInstanceCapacity", f"'{reservation.id}' was not made in '{request.group}'.")
     is_block = request.market == CAPACITY_BLOCK
     group = request.group if reservation.placement_group else ""
     reserved = (reservation.is_block, reservation.type, reservation.zone, reservation.placement_group)
@@ -119,6 +130,11 @@ def join_reservation(request: Any, instance: Any) -> None:
         instance.lifecycle = CAPACITY_BLOCK
     if request.reservations:
         instance.life.reservation_id = instance.capacity_reservation_id = request.reservations.pop(0)
+    target = {"CapacityReservationId": request.reservation}
+    if request.reservation_group:
+        target = {"CapacityReservationResourceGroupArn": request.reservation_group}
+    if any(target.values()):
+        instance.capacity_reservation_specification = {"CapacityReservationTarget": target}
 
 
 def _to_date(time: float) -> datetime:
@@ -147,7 +163,8 @@ def _describe(sim: SimulatedAws, reservation: CapacityReservation) -> dict[str, 
     if reservation.end is not None:
         description["EndDate"] = _to_date(reservation.end)
     if reservation.placement_group:
-        description["PlacementGroupArn"] = f"{arn}:placement-group/{reservation.placement_group}"
+        owner = f"arn:aws:ec2:{reservation.region}:{reservation.placement_group_owner}"
+        description["PlacementGroupArn"] = f"{owner}:placement-group/{reservation.placement_group}"
     return description
 
 

@@ -38,7 +38,9 @@ class LaunchRequest:
         self.group = get("Placement.GroupName")  # placement group
         self.zone = get("Placement.AvailabilityZone")
         self.market = get("InstanceMarketOptions.MarketType") or "on-demand"
-        target = "CapacityReservationSpecification.CapacityReservationTarget"
+        specification = "CapacityReservationSpecification"
+        self.preference = get(f"{specification}.CapacityReservationPreference")
+        target = f"{specification}.CapacityReservationTarget"
         self.reservation = get(f"{target}.CapacityReservationId")
         self.reservation_group = get(f"{target}.CapacityReservationResourceGroupArn")
         self.reservations: list[str] = []  # of the new instances; set by the check

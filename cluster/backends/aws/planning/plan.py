@@ -49,7 +49,6 @@ from .rental_request import (
     choose_instance_types,
     choose_reserved_place,
     describe_reservation,
-    needs_placement_group,
     options_of_resume,
 )
 
@@ -94,7 +93,7 @@ def plan_rental(
     knows_price = account is not None or any(place.price is not None for place in places)
     max_dollars = options.max_dollars if knows_price else None
     no_group_reasons = [] if options.use_placement_group else ["--no-group"]
-    no_group_reasons += [] if needs_placement_group(reservation) else ["EC2 places those of the reservation"]
+    no_group_reasons += ["EC2 places those of the reservation"] if reservation else []  # or anywhere in the zone
     ungrouped = [each.name for each in types_by_name.values() if not each.takes_placement_group]
     no_group_reasons += [f"EC2 puts no {name} into one" for name in ungrouped]
     rental_spec = RentalSpec(

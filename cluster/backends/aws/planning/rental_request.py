@@ -100,7 +100,7 @@ def choose_instance_types(
         if all(amis.is_legacy_arch(each.gpu_arch) for each in types.values()):
             raise ClusterError(amis.explain_legacy_arch(next(iter(types.values())).gpu_arch))
         is_old = {name: amis.is_legacy_arch(each.gpu_arch) for name, each in types.items()}
-        types = _leave_out(types, is_old, "AWS has no image for such old GPUs (--ami)", notes)
+        types = _leave_out(types, is_old, "no AWS image: docs/aws.md, 'V100 machines'", notes)
     first = next(iter(types.values()))
     index = amis.get_torch_index_url(first.gpu_arch)
     is_mixed = {name: amis.get_torch_index_url(each.gpu_arch) != index for name, each in types.items()}
@@ -169,15 +169,6 @@ def choose_reserved_place(account: Account, reservation: Reservation, machine_co
     type_offers = offers.list_offers(account, offers.list_instance_types(account, [reservation.type]).values())
     prices = [offer.on_demand_price for offer in type_offers if offer.zone == reservation.zone]
     return reservation.place(prices[0] if prices else None)
-
-
-def needs_placement_group(reservation: Reservation | None) -> bool:
-    """Whether a placement group of ours is needed to have the machines close together.
-
-    EC2 places those of a capacity block so by itself ("automatically placed close together inside Amazon EC2
-    UltraClusters": AWS, API reference, CapacityBlock), and others may be reserved in a placement group already.
-    """
-    return reservation is None or not (reservation.placement_group or reservation.market == CAPACITY_BLOCK)
 
 
 def describe_reservation(reservation: Reservation) -> str:

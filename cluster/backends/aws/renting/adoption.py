@@ -114,6 +114,7 @@ class AwsAdoption:
             type=first.type,
             market=first.market,
             price=offer.price(first.market),
+            reservation=first.reservation,
         )
         spare_place = replace(place, market="on-demand", price=offer.on_demand_price)
         self.instance_type = offer.instance_type
@@ -298,6 +299,7 @@ def adopted_options(rental_spec: RentalSpec) -> AwsOptions:
         market=place.market,
         regions=(place.region,),
         zones=(place.zone,),
+        reservation=place.reservation or None,
         internet=rental_spec.internet,
         on_demand_spares=rental_spec.on_demand_spares > 0,
         late_spares=rental_spec.late_spares > 0,

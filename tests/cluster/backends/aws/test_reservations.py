@@ -10,6 +10,8 @@ from support.aws_journal import launch_request, request_granted, write_journal
 from support.simcloud.http_server import AwsFrontend
 from support.specs import TINY
 
+from cluster.backends.aws.renting import instances as rented_instances
+from cluster.backends.aws.renting.adoption import AwsAdoption, adopted_options
 from cluster.backends.aws.renting.instances import JobInstances
 from cluster.backends.aws.terms.rental_spec import RentalSpec
 from cluster.backends.planner import Plan
@@ -68,7 +70,7 @@ def test_plan_of_a_reservation_on_demand_has_its_price_its_placement_group_and_n
     rental, rental_spec = rental_of(plan)
     (place,) = rental_spec.places
     assert (place.market, place.price, place.closing_time) == ("on-demand", 55.04, None)
-    assert rental_spec.use_placement_group and rental.max_hours == 2.0
+    assert not rental_spec.use_placement_group and rental.max_hours == 2.0
     limited = [rental_of(make_plan(id, max_dollars=dollars))[0] for dollars in (100.0, 1000.0)]
     assert [each.is_dollar_limit_set for each in limited] == [True, False], "of 1000 dollars two hours take 250"
     assert any("cost the on-demand price, whether they are used or not" in note for note in plan.notes)
@@ -126,6 +128,26 @@ def test_supervisor_looks_at_the_reservation_again_before_it_rents(front: AwsFro
     with pytest.raises(NoMachines, match="it is payment-failed"):
         job.rent_all()
     assert front.count("RunInstances") == 0
+
+
+@pytest.mark.parametrize("group", ["", GROUP])
+def test_machines_of_a_reservation_on_demand_are_rented_in_no_group_of_ours_and_adopted_with_it(
+    front: AwsFrontend, hand_made: Any, monkeypatch: pytest.MonkeyPatch, group: str
+) -> None:
+    """EC2 may have reserved them anywhere in the zone. The other computer rents lost ones where they were."""
+    id = group or front.sim.reserve(TYPE, ZONE, 3)
+    if group:
+        front.sim.reserve(TYPE, ZONE, 3, groups=[group])
+    monkeypatch.setattr(rented_instances, "ACQUIRE_TIMEOUT_SECONDS", 0.0)
+    monkeypatch.setattr(JobInstances, "ensure_reachable", lambda self, machines: machines)
+    job = job_instances(hand_made, make_plan(id))
+    machines = job.rent_all()
+    assert {machine.placement_group for machine in machines.values()} == {""}
+    adoption: Any = AwsAdoption.__new__(AwsAdoption)
+    adoption.account, adoption.instances, adoption.terms = job.account, machines, job.terms(front.sim.now())
+    adoption.uid, adoption.address, adoption.stack = job.spec.uid, "127.0.0.1/32", job.stack
+    adopted = adoption._rental_spec()
+    assert [place.reservation for place in adopted.places] == [id] and adopted_options(adopted).reservation == id
 
 
 @pytest.mark.parametrize("is_reserved", [False, True])

@@ -443,6 +443,7 @@ def test_terminate_job_waits_for_invisible_machines(bed: GangTestbed, is_sent_ag
 
 def reserve(bed: GangTestbed, count: int, **details: Any) -> Place:
     id = bed.sim.reserve("g5.xlarge", A, count, **details)
+    id = details.get("groups", [id])[0]
     return find_reservation(bed.account, ["us-east-1"], id, bed.sim.now()).place(0.0)
 
 
@@ -471,3 +472,11 @@ def test_acquire_joins_the_placement_group_of_a_reservation_and_leaves_it(bed: G
     bed.gang().terminate_job()
     assert bed.placement_group_names() == ["theirs"]
     bed.account.ec2.delete_placement_group(GroupName="theirs")
+
+
+def test_machines_of_a_group_of_reservations_are_never_bought_beside_it(bed: GangTestbed) -> None:
+    """EC2 would launch the machines that the group lacks on demand, unless the request forbids it."""
+    place = reserve(bed, 2, groups=["arn:aws:resource-groups:us-east-1:123456789012:group/mine"])
+    assert "ReservationCapacityExceeded" in refusal(bed, place, use_placement_group=False, error=NoMachines)
+    assert bed.live_instances() == []
+    assert len(bed.acquire(place, n=2, use_placement_group=False)) == 2

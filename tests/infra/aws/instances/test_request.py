@@ -49,8 +49,13 @@ def test_machines_end_with_their_disks_when_they_power_off_or_are_interrupted() 
 
 def test_group_of_reservations_is_named_by_its_arn_and_its_placement_group_is_joined() -> None:
     request = build(market="on-demand", reserved=GROUP, use_placement_group=False)
-    target = {"CapacityReservationResourceGroupArn": GROUP["reservation"]}
-    assert request["CapacityReservationSpecification"] == {"CapacityReservationTarget": target}
+    specification: dict[str, Any] = {
+        "CapacityReservationTarget": {"CapacityReservationResourceGroupArn": GROUP["reservation"]}
+    }
+    in_block = build(market="capacity-block", reserved=GROUP)
+    assert in_block["CapacityReservationSpecification"] == specification
+    specification["CapacityReservationPreference"] = "capacity-reservations-only"
+    assert request["CapacityReservationSpecification"] == specification
     assert request["Placement"] == {"GroupName": "theirs"}
 
 

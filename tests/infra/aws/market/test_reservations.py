@@ -62,6 +62,8 @@ NEXT_STEP = "; list what can be bought: imgnet-cluster offers --capacity-blocks"
     ({"interruptible": True}, "EC2 may interrupt its machines (an interruptible reservation)"),
     ({"tenancy": "dedicated"}, "its tenancy is dedicated"),
     ({"platform": "Windows"}, "its platform is Windows"),
+    ({"placement_group": "theirs", "placement_group_owner": "999999999999"},
+     "its placement group belongs to another account, which is not supported"),
     ({"state": "payment-pending"}, "it is not active yet (payment-pending)"),
     ({"start": START + 15.5 * HOUR, "hours": 39.5},
      "it is not active yet (scheduled), it starts at 2026-11-22 11:30 UTC; launch then"),

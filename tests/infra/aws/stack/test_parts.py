@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import stat
 import subprocess
 import threading
@@ -147,6 +148,19 @@ def test_ensure_takes_the_used_vpc_and_deletes_idle_ones(
     assert count_resources(account)["Vpcs"] == 1
 
 
+@pytest.mark.parametrize("code", ["InvalidGatewayID.NotFound", "InvalidNatGatewayID.NotFound"])
+def test_route_to_a_gateway_that_is_not_visible_yet_is_made_a_moment_later(
+    account: RecordingAccount, work: StackContext, code: str
+) -> None:
+    def refuse() -> None:
+        raise ClientError({"Error": {"Code": code, "Message": "no"}}, "CreateRoute")
+
+    account.before = {"CreateRoute": refuse}
+    network.ensure(work)
+    table, gateway, _ = stack_parts(account)
+    assert gateway["InternetGatewayId"] in [route.get("GatewayId") for route in table["Routes"]]
+
+
 # --- security group, keys, role --------------------------------------------------------------------------------------
 
 
@@ -269,6 +283,28 @@ def test_role_for_all_regions_is_used_unchanged(account: RecordingAccount, work:
     role.ensure(work)
     document = json.dumps(policies.machine_policy())
     account.iam.put_role_policy(RoleName="imgnet-machine", PolicyName="imgnet", PolicyDocument=document)
+    account.denied = {"Put": "AccessDenied", "Create": "AccessDenied"}
+    role.ensure(work)
+    role.grant_access(work, "fs-1", None)
+    assert role.missing_parts(work, "fs-1", None) == []
+
+
+def test_role_that_an_admin_makes_with_the_commands_of_the_page_is_used(
+    account: RecordingAccount, work: StackContext
+) -> None:
+    printed = json.loads(CliRunner().invoke(cli, ["check", "--iam"]).stdout)
+    page = (Path(__file__).parents[4] / "docs/aws.md").read_text().replace("\\\n", "")
+    commands = [shlex.split(line)[2:] for line in page.splitlines() if line.startswith("aws iam ")]
+    assert len(commands) == 4
+    for verb, *words in commands:
+        options = dict(zip(words[::2], words[1::2], strict=True))
+        params: dict[str, Any] = {}
+        for option, text in options.items():
+            if match := re.fullmatch(r"\$\(jq \.(\w+) iam\.json\)", text):
+                text = json.dumps(printed[match[1]])
+            tag = dict(part.split("=") for part in text.split(",")) if option == "--tags" else {}
+            params[option.removeprefix("--").title().replace("-", "")] = [tag] if tag else text
+        getattr(account.iam, verb.replace("-", "_"))(**params)
     account.denied = {"Put": "AccessDenied", "Create": "AccessDenied"}
     role.ensure(work)
     role.grant_access(work, "fs-1", None)
