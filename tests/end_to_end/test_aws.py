@@ -235,6 +235,25 @@ def test_job_saves_and_stops_at_its_limit_of_hours_or_dollars(renter: Renter) ->
     renter.assert_nothing_left()
 
 
+@pytest.mark.parametrize(("machines", "internet"), [(1, "public"), (2, "nat")])
+def test_machines_that_hang_past_their_power_off_are_terminated(renter: Renter, machines: int, internet: str) -> None:
+    """The one machine, or the one through which all others are reached."""
+    renter.cloud.post("set", tells_time=True, nat_seconds=1.0)
+    job = renter.launch("--internet", internet, machines=machines, epochs=ENDLESS)
+    renter.wait_for_steps(job)
+    renter.cloud.post("freeze", id=renter.instance_id("0"))
+    renter.cloud.post("advance", seconds=2.3 * 3600)  # past the limit and the power-off, of which nothing is left
+    result = wait_for_end(renter, job, "stopped")
+    assert "its time limit passed" in result.reason, result.reason
+    hung = renter.cloud.instances()[0]
+    assert hung["reason"] == "Client.UserInitiatedShutdown", hung
+    renter.assert_nothing_left()
+    report = renter.run_json("cost", job.name)
+    rest = report["dollars"] - sum(row["dollars"] for row in report["traffic"])
+    bill = renter.cloud.bill()
+    assert report["running"] == 0 and rest == pytest.approx(bill["total"] - bill["efs"], rel=0.01), (report, bill)
+
+
 def test_job_in_a_capacity_block_ends_before_ec2_ends_its_machines(renter: Renter) -> None:
     renter.create_stack()
     seconds = 120 * PATIENCE  # until EC2 ends the machines; at three quarters of it the job ends by itself

@@ -154,6 +154,12 @@ class SimulatedMachines:
         is_trainer = re.compile(r" -m train(\.engine\.standby)? ").search
         gpus.break_gpu(machine.folder, [pid for pid in machine.processes() if is_trainer(command_line(pid))], how)
 
+    def freeze(self, id: str) -> None:
+        """Let a machine hang as its kernel does: nothing on it runs, and it does not power itself off."""
+        with self._lock:
+            self._timers.pop((id, "power off"), None)
+        self.machines[id].freeze()
+
     def console_of(self, id: str) -> str:
         failure = self.machines[id].failure if id in self.machines else ""
         return f"[   9.1] cloud-init: modules:final\r\n\x1b[0mimgnet: boot failed: {failure}\r\n" if failure else ""
