@@ -4,7 +4,9 @@ It boots from its instance's user data. `runcmd` is not run: its results are mad
 """
 
 import json
+import math
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -40,7 +42,8 @@ class UserData:
     """The part of its user data that a simulated machine reads. `infra.aws.instances.user_data` writes user data.
 
     `private_key` and `public_key` are the host key. `limit_seconds` is the time until the power-off. `file_system` is
-    the id of the EFS, `internet_seconds` how long the machine waits for its way to the internet.
+    the id of the EFS, `internet_seconds` how long the machine waits for its way to the internet, `failed_seconds` the
+    time until the power-off once its set-up has failed.
     """
 
     private_key: str
@@ -48,6 +51,7 @@ class UserData:
     limit_seconds: float
     file_system: str
     internet_seconds: float
+    failed_seconds: float
 
     @classmethod
     def parse(cls, text: str) -> "UserData":
@@ -60,9 +64,10 @@ class UserData:
         if "--no-block" not in arm_script and "--timer-property=DefaultDependencies=no" not in arm_script:
             raise ValueError("systemd-run waits for the timer, the timer for sysinit, and sysinit for bootcmd")
         keys = config["ssh_keys"]
-        *_, file_system, _, _, _, internet_seconds, _ = config["runcmd"][0]
+        _, _, setup_script, _, file_system, _, _, _, internet_seconds, _ = config["runcmd"][0]
+        failed_seconds = min([math.inf, *map(float, re.findall(r"imgnet-limit (\d+)", setup_script))])
         private_key, public_key = keys["ed25519_private"], keys["ed25519_public"]
-        return cls(private_key, public_key, float(limit), file_system, float(internet_seconds))
+        return cls(private_key, public_key, float(limit), file_system, float(internet_seconds), failed_seconds)
 
 
 class SimulatedMachine(TestMachine):

@@ -251,6 +251,10 @@ class SimulatedMachines:
         if self.sim.boot_download_bytes and not is_cut_off:
             self.sim.transfer(id, internet=self.sim.boot_download_bytes)
         machine.finish_setup(self.folder / "efs", NO_INTERNET if is_cut_off else failure)
+        if machine.failure:
+            with self._lock:
+                end = self._timers.get((id, "power off"), math.inf)
+            self._set_timer(id, "power off", min(end - self.sim.now(), machine.user_data.failed_seconds))
 
     def _end(self, id: str) -> None:
         if id in self.machines:

@@ -317,6 +317,8 @@ class RentedJobController:
             fleet.push_stop_request()
             fleet.pull_files()
             self.end_watch.note_answer()
+            if fleet.unreachable_since:  # over a connection that is still open, others may answer
+                self._restore_access()
             self._note_risks()
             if not fleet.agents_alive() and not self._is_renting:
                 if not fleet.pull_last_files(LAST_FILES_SECONDS):
@@ -330,17 +332,17 @@ class RentedJobController:
             if is_over and (self.provider.is_overdue or not (self.live_machines or self.provider.list_machines())):
                 return False
             logger.warning("%s", error)
-            self._warn_of_closed_access()
+            self._restore_access()
         return True
 
-    def _warn_of_closed_access(self) -> None:
-        """Log a warning when ssh is open to an address that this computer no longer has."""
+    def _restore_access(self) -> None:
+        """Open ssh to this computer again if it was closed, and log a warning when its address is another now."""
         now = time.monotonic()
         if now - self.last_warning_time < REPEATED_WARNING_SECONDS:
             return
         self.last_warning_time = now
         with contextlib.suppress(CloudError):
-            if warning := self.provider.access_warning():
+            if warning := self.provider.restore_access():
                 logger.info(warning)
 
     def _note_risks(self) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import os
 import threading
 import time
@@ -298,6 +299,23 @@ def test_calls_that_the_cloud_denies_are_an_access_error_until_it_permits_them(
     monkeypatch.setattr(ToyCloud, "list_machines", deny)
     with pytest.raises(NoCredentials if isinstance(error, NoCredentials) else ClusterError, match=str(error)):
         backend.poll()
+
+
+@pytest.mark.parametrize("is_silent", ["all", "1"])
+def test_access_is_restored_when_a_machine_does_not_answer(
+    backend: ToyBackend, monkeypatch: pytest.MonkeyPatch, is_silent: str
+) -> None:
+    """Once a minute: the other machines may answer over connections that are still open."""
+    fleet: Any = backend.controller.fleet
+    monkeypatch.setattr(ToyCloud, "restore_access", restore := Mock(return_value="the address is another now"))
+    assert backend.poll() and not restore.called
+    if is_silent == "all":
+        fleet.pull_files = Mock(side_effect=Unreachable("machine 0 (10.0.0.1): does not answer"))
+    else:
+        fleet.unreachable_since[is_silent] = 1.0
+    with log_lines("cluster.backends", logging.INFO) as lines:
+        assert backend.poll() and backend.poll()
+    assert restore.call_count == 1 and "the address is another now" in lines
 
 
 # --- machines at risk ------------------------------------------------------------------------------------------------
