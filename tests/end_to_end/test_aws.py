@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.aws_user import TYPE, Renter
+from support.command_server import STOP_VARIABLE
 from support.exact_jobs import newest_attempt
 from support.known import known
 from support.sandbox import ENDLESS
@@ -252,6 +253,15 @@ def test_machines_that_hang_past_their_power_off_are_terminated(renter: Renter, 
     rest = report["dollars"] - sum(row["dollars"] for row in report["traffic"])
     bill = renter.cloud.bill()
     assert report["running"] == 0 and rest == pytest.approx(bill["total"] - bill["efs"], rel=0.01), (report, bill)
+
+
+def test_stop_terminates_a_machine_that_hangs(renter: Renter) -> None:
+    job = renter.launch(machines=1, epochs=ENDLESS)
+    renter.wait_for_steps(job)
+    renter.cloud.post("freeze", id=renter.instance_id("0"))
+    renter.run("stop", job.name, env={STOP_VARIABLE: "5"})
+    assert job.state == "stopped", job.status()
+    renter.assert_nothing_left()
 
 
 def test_job_in_a_capacity_block_ends_before_ec2_ends_its_machines(renter: Renter) -> None:
