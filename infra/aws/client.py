@@ -41,6 +41,7 @@ QUICK_CONFIG = Config(retries={"mode": "standard", "total_max_attempts": 2}, con
 MAX_CLOCK_ERROR_SECONDS = 20.0  # by which our clock may differ from AWS's: a Date has whole seconds and takes a way
 CONSISTENCY_TIMEOUT_SECONDS = 60.0  # how long AWS may take to show in one call what another call has created
 CONSISTENCY_POLL_SECONDS = 2.0
+SESSION_TIME = r"\d{9}"  # in the name of a role's session, such as botocore-session-1764374221
 Response = TypeVar("Response")
 Client = Any  # boto3 makes the methods of its clients at run time and ships no types
 _client_lock = threading.Lock()  # a boto3 session must not create clients in several threads at once
@@ -115,10 +116,12 @@ class Account:
     def owner(self) -> str:
         """The owner tag of what we create: the last part of the caller's ARN, then the user name on this computer.
 
-        In the characters that all services take in tags. EC2 alone would take any, such as DOMAIN\\user.
+        In the characters that all services take in tags. EC2 alone would take any, such as DOMAIN\\user. A session of a
+        role that is named after a time, as botocore and others do, has another name in each process: then the role.
         """
-        arn = self.identity[1]
-        return re.sub(r"[^\w .:/=+@-]", "_", f"{arn.rpartition('/')[2] or arn} {getpass.getuser()}")[:250]
+        *parts, name = self.identity[1].split("/")
+        owner = parts[-1] if parts and re.search(SESSION_TIME, name) else name
+        return re.sub(r"[^\w .:/=+@-]", "_", f"{owner} {getpass.getuser()}")[:250]
 
 
 @contextlib.contextmanager

@@ -19,13 +19,14 @@ EXPIRES = "imgnet:expires"
 # A computer with the same credentials adopts a job by these tags. Machines cannot write tags.
 BOOT_KEY = "imgnet:boot-key"  # the public host key with which a machine boots
 HOST_KEY = "imgnet:host-key"  # the public host key that it has generated since
+SSH_FROM = "imgnet:ssh-from"  # the address range of the computer that supervises the job
 TERMS = "imgnet:terms"  # what the job may rent and spend, in the form of its backend
 NAME = "Name"
 STACK_VALUE = "imgnet"  # the value of STACK: one stack for each region
 OWN_PREFIX = "imgnet:"
 MAX_KEY_CHARACTERS = 128
 MAX_VALUE_CHARACTERS = 256
-MAX_USER_TAGS = 40  # AWS takes 50; a machine has ten of ours
+MAX_USER_TAGS = 39  # AWS takes 50; a machine has eleven of ours
 FORBIDDEN_CHARACTER = re.compile(r"[^\w .:/=+@-]")
 
 Tags = Mapping[str, str]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.aws_user import TYPE, Renter
+from support.command_server import STOP_VARIABLE
 from support.exact_jobs import newest_attempt
 from support.known import known
 from support.sandbox import ENDLESS
@@ -224,6 +225,34 @@ def test_job_saves_and_stops_at_its_limit_of_hours_or_dollars(renter: Renter) ->
         assert unit in result.reason and known(job.status().step) > 0, result.reason
         assert list(renter.cloud.folder.glob(f"efs/*/{job.spec.uid}/checkpoints/*"))
     assert len(renter.all_instance_ids()) == 3
+    renter.assert_nothing_left()
+
+
+@pytest.mark.parametrize(("machines", "internet"), [(1, "public"), (2, "nat")])
+def test_machines_that_hang_past_their_power_off_are_terminated(renter: Renter, machines: int, internet: str) -> None:
+    """The one machine, or the one through which all others are reached."""
+    renter.cloud.post("set", tells_time=True, nat_seconds=1.0)
+    job = renter.launch("--internet", internet, machines=machines, epochs=ENDLESS)
+    renter.wait_for_steps(job)
+    renter.cloud.post("freeze", id=renter.instance_id("0"))
+    renter.cloud.post("advance", seconds=2.3 * 3600)  # past the limit and the power-off, of which nothing is left
+    result = wait_for_end(renter, job, "stopped")
+    assert "its time limit passed" in result.reason, result.reason
+    hung = renter.cloud.instances()[0]
+    assert hung["reason"] == "Client.UserInitiatedShutdown", hung
+    renter.assert_nothing_left()
+    report = renter.run_json("cost", job.name)
+    rest = report["dollars"] - sum(row["dollars"] for row in report["traffic"])
+    bill = renter.cloud.bill()
+    assert report["running"] == 0 and rest == pytest.approx(bill["total"] - bill["efs"], rel=0.01), (report, bill)
+
+
+def test_stop_terminates_a_machine_that_hangs(renter: Renter) -> None:
+    job = renter.launch(machines=1, epochs=ENDLESS)
+    renter.wait_for_steps(job)
+    renter.cloud.post("freeze", id=renter.instance_id("0"))
+    renter.run("stop", job.name, env={STOP_VARIABLE: "5"})
+    assert job.state == "stopped", job.status()
     renter.assert_nothing_left()
 
 

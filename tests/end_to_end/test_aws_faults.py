@@ -120,6 +120,22 @@ def test_supervisor_of_a_job_ended_from_elsewhere_rents_nothing(renter: Renter) 
 SETUP_FAILURE = "boot failed: the file system was not mounted: simulated"
 
 
+def test_machine_whose_boot_failed_powers_itself_off_without_a_supervisor(renter: Renter) -> None:
+    renter.cloud.post("set", failing_machines=[0], ssh_delay_seconds=300.0)
+    job = renter.launch(machines=1)
+    renter.wait_for(lambda: renter.granted_ids(job) and job.status().state == "setup")
+    renter.kill_supervisor()
+    (machine_id,) = renter.live_instance_ids()
+    renter.cloud.post("advance", seconds=300.0)
+    renter.wait_for((renter.cloud.machine_home(machine_id) / ".imgnet/failed").exists)
+    renter.cloud.post("advance", seconds=890.0 - 180.0)  # a busy computer may be slow here
+    assert renter.live_instance_ids() == [machine_id]
+    renter.cloud.post("advance", seconds=200.0)
+    renter.wait_for(lambda: not renter.live_instance_ids())
+    renter.run("down", "-y", job.name)
+    renter.assert_nothing_left()
+
+
 def test_boots_that_always_fail_end_the_job_with_the_reason(renter: Renter) -> None:
     """Two machines are exchanged, not more; nobody waits until the boot's time is over."""
     renter.cloud.post("set", failing_machines=list(range(100)))

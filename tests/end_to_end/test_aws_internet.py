@@ -6,7 +6,12 @@ from support.aws_user import Renter
 
 from cluster.jobs.job import Job
 from infra.aws.client import Account
-from infra.aws.journal_events import InstancesReleased, NatGatewayRequested, PublicAddressRefused
+from infra.aws.journal_events import (
+    InstancesReleased,
+    NatGatewayRequested,
+    PublicAddressRefused,
+    PublicAddressRequested,
+)
 
 TWO_CARDS = ("--type", "m6in.32xlarge")  # without GPUs, which no simulated machine has
 NAT_WORD = "NAT gateway"
@@ -31,6 +36,18 @@ def test_each_machine_gets_a_public_address(renter: Renter) -> None:
     assert not renter.journal_events(job, NatGatewayRequested)
     machines = renter.run_json("cost", job.name)["machines"]
     assert all(machine["address_dollars"] > 0 for machine in machines)
+
+
+def test_addresses_that_never_come_are_replaced_by_a_nat_gateway(renter: Renter) -> None:
+    renter.cloud.post("set", hides_public_addresses=True, nat_seconds=1.0, internet_wait_seconds=600.0, tells_time=True)
+    job = renter.launch(*TWO_CARDS, epochs=1)
+    renter.wait_for(lambda: renter.journal_events(job, PublicAddressRequested))
+    renter.cloud.post("advance", seconds=300.0)
+    renter.wait_for(lambda: job.status().state in ("done", "failed"), 240)
+    assert job.status().state == "done", renter.describe()
+    (refusal,) = renter.journal_events(job, PublicAddressRefused)
+    assert "does not show the public address" in refusal.message and len(renter.all_instance_ids()) == 4
+    renter.wait_for(lambda: not renter.supervisor_pids())
 
 
 def test_refused_addresses_are_replaced_by_a_nat_gateway(renter: Renter) -> None:

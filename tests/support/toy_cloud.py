@@ -72,7 +72,7 @@ class ToyCloud(JobInstances):
     record_move = check_access = require_ownership = finish_open_requests = record_launch
     set_expiry = record_host_key = record_launch
     read_console: Any = lambda *_: ""
-    access_warning = external_termination_reason = read_console
+    restore_access = external_termination_reason = read_console
 
     @property
     def first_machine_time(self) -> float | None:

@@ -3,8 +3,8 @@
 The power-off timer is armed first, so that a machine whose setup hangs, or that nobody logs in to, ends by itself. All
 files of the project are in ~/.imgnet: the fast local disks are mounted there as one volume, the stack's file system
 below it at `shared`. The file `ready` is written last, or `failed` with the reason as soon as it is known; the console
-shows it too. The boot host key makes the first login safe. It is the only secret here, and is worthless once
-`imgnet-hostkey` has replaced it.
+shows it too, and the machine powers itself off after 15 minutes. The boot host key makes the first login safe. It is
+the only secret here, and is worthless once `imgnet-hostkey` has replaced it.
 
 Sources: cloud-init "cc_ssh", "cc_bootcmd"; AWS, "Mounting EFS file systems"; nfs(5) for mount options with which a new
 file is visible within a second. Not yet run on AWS itself.
@@ -83,6 +83,7 @@ folder=$home/.imgnet
 mkdir -p "$folder"
 chown "$user" "$home" "$folder"
 fail() {
+    read -r end _ </var/lib/imgnet-limit && [ $((end - $(date +%s))) -le 900 ] || imgnet-limit 900
     echo "imgnet: boot failed: $1"
     echo "$1" >"$folder/failed"
     chown "$user" "$folder" "$folder/failed"

@@ -10,7 +10,7 @@ from infra.aws.journal import Journal
 from infra.aws.tags import Resource
 from infra.errors import CloudError
 
-from .network import ANY_IPV4
+from . import network
 from .resources import RESOURCE_NAME, RESOURCE_VISIBILITY_SECONDS, StackContext, require_ours, wait_for
 
 logger = logging.getLogger(__name__)
@@ -87,8 +87,8 @@ def _missing_rules(group: Resource, direction: str) -> list[Resource]:
     missing_rules: list[Resource] = []
     if group["GroupId"] not in group_ids:
         missing_rules.append({"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group["GroupId"]}]})
-    if direction == "out" and ANY_IPV4 not in cidrs:
-        missing_rules.append({"IpProtocol": "-1", "IpRanges": [{"CidrIp": ANY_IPV4}]})
+    if direction == "out" and network.ANY_IPV4 not in cidrs:
+        missing_rules.append({"IpProtocol": "-1", "IpRanges": [{"CidrIp": network.ANY_IPV4}]})
     return missing_rules
 
 
@@ -107,7 +107,8 @@ def allow_ssh_from(
 ) -> None:
     """Allow ssh from one address (a /32), and close it to this owner's earlier addresses. Raises `CloudError`.
 
-    Beside `SSH_PORT` the port of an image is opened. `known_group` is the group as AWS has just described it.
+    An address from which a live machine is supervised, by this owner or another, stays open. Beside `SSH_PORT` the port
+    of an image is opened. `known_group` is the group as AWS has just described it.
     """
     address = parse_single_address(address)
     description = re.sub(NOT_IN_DESCRIPTION, "_", f"ssh from {owner}")[:255]
@@ -121,11 +122,15 @@ def allow_ssh_from(
             authorize = ec2.authorize_security_group_ingress
             context.create(f"ssh from {address}", authorize, GroupId=group, IpPermissions=[rule])
     # Old addresses are closed after the new one is open: a crash between the two locks nobody out.
-    for port, ip_range in rules:
-        if ip_range.get("Description") == description and (former := ip_range["CidrIp"]) != address:
-            logger.info(f"closing ssh to {former}, the former address of {owner}")
-            rule, revoke = _ssh_rule(port, {"CidrIp": former}), ec2.revoke_security_group_ingress
-            context.delete(f"ssh from {former}", revoke, GroupId=group, IpPermissions=[rule])
+    former = [(port, each["CidrIp"]) for port, each in rules if each.get("Description") == description]
+    former = [(port, each) for port, each in former if each != address]
+    machines = network.list_machines(context) if former else []
+    used_addresses = {tags.read_tags(machine).get(tags.SSH_FROM) for machine in machines}
+    for port, former_address in former:
+        if former_address not in used_addresses:
+            logger.info(f"closing ssh to {former_address}, the former address of {owner}")
+            rule, revoke = _ssh_rule(port, {"CidrIp": former_address}), ec2.revoke_security_group_ingress
+            context.delete(f"ssh from {former_address}", revoke, GroupId=group, IpPermissions=[rule])
 
 
 def parse_single_address(text: str) -> str:

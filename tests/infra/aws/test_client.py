@@ -77,6 +77,20 @@ def test_owner_has_only_characters_that_all_services_take_in_tags(monkeypatch: p
     assert account.owner == "ann_o_hara_ DOMAIN_änn"
 
 
+@pytest.mark.parametrize(("arn", "owner"), [
+    ("arn:aws:iam::123456789012:user/team/ann", "ann"),
+    ("arn:aws:sts::123456789012:assumed-role/AWSReservedSSO_x/ann@example.org", "ann@example.org"),
+    ("arn:aws:sts::123456789012:assumed-role/trainer/botocore-session-1764374221", "trainer"),
+    ("arn:aws:iam::123456789012:root", "arn:aws:iam::123456789012:root"),
+])  # fmt: skip
+def test_owner_is_the_same_in_each_process(monkeypatch: pytest.MonkeyPatch, arn: str, owner: str) -> None:
+    """botocore names a role's session after the time. Rules of such an owner were never closed."""
+    account = Account("us-east-1")
+    account.__dict__["identity"] = ("123456789012", arn)
+    monkeypatch.setattr("getpass.getuser", lambda: "me")
+    assert account.owner == f"{owner} me"
+
+
 def test_get_public_address_is_the_one_the_endpoint_sees(front: AwsFrontend, monkeypatch: pytest.MonkeyPatch) -> None:
     assert aws_client.get_public_address() == "127.0.0.1/32"
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")

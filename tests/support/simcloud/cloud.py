@@ -67,6 +67,7 @@ class Settings:
     needs_internet: bool = False  # the boot of a machine without a way to the internet fails
     internet_wait_seconds: float = 600.0  # a booting machine waits no longer for its way to the internet
     refuses_public_addresses: bool = False  # EC2 gives no public address to a running instance
+    hides_public_addresses: bool = False  # it takes the request for one, and never shows it
     nat_seconds: float = 0.0  # to create or delete a NAT gateway
     nat_failure: str = ""  # why new NAT gateways fail, in EC2's words; "": they do not fail
     boot_download_bytes: int = 0  # that each machine fetches over the internet while it is set up

@@ -2,7 +2,9 @@
 its instance's user data. `runcmd` is not run: its results are made here."""
 
 import json
+import math
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -37,13 +39,16 @@ exec "$@"
 class UserData:
     """The part of its user data that a simulated machine reads. `infra.aws.instances.user_data` writes user data.
     `private_key` and `public_key` are the host key. `limit_seconds` is the time until the power-off. `file_system` is
-    the id of the EFS, `internet_seconds` how long the machine waits for its way to the internet."""
+    the id of the EFS, `internet_seconds` how long the machine waits for its way to the internet, `failed_seconds` the
+    time until the power-off once its set-up has failed.
+    """
 
     private_key: str
     public_key: str
     limit_seconds: float
     file_system: str
     internet_seconds: float
+    failed_seconds: float
 
     @classmethod
     def parse(cls, text: str) -> "UserData":
@@ -56,9 +61,10 @@ class UserData:
         if "--no-block" not in arm_script and "--timer-property=DefaultDependencies=no" not in arm_script:
             raise ValueError("systemd-run waits for the timer, the timer for sysinit, and sysinit for bootcmd")
         keys = config["ssh_keys"]
-        *_, file_system, _, _, _, internet_seconds, _ = config["runcmd"][0]
+        _, _, setup_script, _, file_system, _, _, _, internet_seconds, _ = config["runcmd"][0]
+        failed_seconds = min([math.inf, *map(float, re.findall(r"imgnet-limit (\d+)", setup_script))])
         private_key, public_key = keys["ed25519_private"], keys["ed25519_public"]
-        return cls(private_key, public_key, float(limit), file_system, float(internet_seconds))
+        return cls(private_key, public_key, float(limit), file_system, float(internet_seconds), failed_seconds)
 
 
 class SimulatedMachine(TestMachine):

@@ -42,7 +42,7 @@ def modify_network_interface_attribute(self: Any) -> ActionResult:
     refuse_if(not is_live, "IncorrectState", f"'{interface.id}' is not attached to a running instance.")
     is_primary = (interface.network_card_index, interface.device_index) == (0, 0)
     refuse_if(not is_primary, "InvalidParameterValue", "Only the primary interface can have a public address.")
-    if not interface.public_ip:
+    if not (interface.public_ip or sim.hides_public_addresses):
         interface.public_ip = interface.private_ip_address
         sim.meter.start(f"ip-{instance.id}", "addresses", sim.meter.ADDRESS_DOLLARS_PER_HOUR, 60.0)
     return EmptyResult()

@@ -151,6 +151,12 @@ class SimulatedMachines:
         is_trainer = re.compile(r" -m train(\.engine\.standby)? ").search
         gpus.break_gpu(machine.folder, [pid for pid in machine.processes() if is_trainer(command_line(pid))], how)
 
+    def freeze(self, id: str) -> None:
+        """Let a machine hang as its kernel does: nothing on it runs, and it does not power itself off."""
+        with self._lock:
+            self._timers.pop((id, "power off"), None)
+        self.machines[id].freeze()
+
     def console_of(self, id: str) -> str:
         failure = self.machines[id].failure if id in self.machines else ""
         return f"[   9.1] cloud-init: modules:final\r\n\x1b[0mimgnet: boot failed: {failure}\r\n" if failure else ""
@@ -241,6 +247,10 @@ class SimulatedMachines:
         if self.sim.boot_download_bytes and not is_cut_off:
             self.sim.transfer(id, internet=self.sim.boot_download_bytes)
         machine.finish_setup(self.folder / "efs", NO_INTERNET if is_cut_off else failure)
+        if machine.failure:
+            with self._lock:
+                end = self._timers.get((id, "power off"), math.inf)
+            self._set_timer(id, "power off", min(end - self.sim.now(), machine.user_data.failed_seconds))
 
     def _end(self, id: str) -> None:
         if id in self.machines:

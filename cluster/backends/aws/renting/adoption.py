@@ -67,6 +67,8 @@ class AwsAdoption:
                 f"imgnet-cluster down {uid} --region {region}"
             )
         self.address = get_public_address()
+        machine_ids = [instance.id for instance in self.instances.values()]
+        instances.set_tags(self.account, machine_ids, {tags.SSH_FROM: self.address})
         user_tags = tags.select_user_tags(self.first_machine.tags)
         self.stack = stack.ensure(self.account, self.address, user_tags=user_tags)
         self.rental_spec = self._rental_spec()

@@ -42,6 +42,7 @@ from train.tools.text_files import to_json_bytes
 
 from . import final_network
 from .boot import BootFailed, broken_reason, describe_console, wait_until_ready
+from .end_watch import EndWatch
 from .instances import JobInstances, NoExchangeLeft
 from .traffic import TrafficLog
 
@@ -64,6 +65,7 @@ class RentedJobController:
         self.get_stop_reason = run_folder.end_reason  # why nothing more is to be rented or waited for, else ""
         self.set_activity = partial(supervisor_records.write_activity, run_folder.path)  # for `status`
         self.provider = provider_class(spec, run_folder, self.get_stop_reason)
+        self.end_watch = EndWatch(self.provider, self.get_stop_reason)
         self.fleet: Fleet | None = None  # None: no machines are rented, or they are not known yet
         self.live_machines: dict[str, Instance] = {}  # by name, as the cloud reported them last
         self.last_poll_time = 0.0  # monotonic seconds
@@ -93,11 +95,11 @@ class RentedJobController:
         try:
             if self.fleet is None:
                 # A supervisor that was killed may have left a finished job without its result; rent nothing for it.
-                if self.run_folder.attempts.is_finished(self.run_folder.launch_id):
+                if self.run_folder.attempts.is_finished(self.run_folder.launch_id) or self.end_watch.is_given_up:
                     return False
                 self._start_fleet()
             self._poll_cloud()
-            is_running = self._tick()
+            is_running = not self.end_watch.is_given_up and self._tick()
             if self.fleet:
                 self.traffic_log.count(self.fleet, self.provider.gateway_bytes, is_last=not is_running)
             return is_running
@@ -274,14 +276,8 @@ class RentedJobController:
         if self.poll_future is None and now - self.last_poll_time > CLOUD_POLL_SECONDS:
             self.last_poll_time = now
             self.poll_future = self.fleet.pool.submit(self.provider.list_machines)
-        if self.get_stop_reason():
-            return
-        # Traffic beyond what was expected may use up the dollars at once: then the job is overdue too.
-        if self.provider.is_price_limit_reached:
-            self._request_stop(f"the limit of ${self.provider.max_dollars:,.2f} (--max-price-total) was reached")
-        elif self.provider.is_overdue:
-            # A machine hangs so that neither its agent nor its own power-off works.
-            self._request_stop("its time limit passed, and not all of its machines have ended")
+        if reason := self.end_watch.reached_limit():
+            self._request_stop(reason)
 
     def _request_stop(self, reason: str) -> None:
         """Write a stop request, which all agents follow."""
@@ -320,6 +316,9 @@ class RentedJobController:
         try:
             fleet.push_stop_request()
             fleet.pull_files()
+            self.end_watch.note_answer()
+            if fleet.unreachable_since:  # over a connection that is still open, others may answer
+                self._restore_access()
             self._note_risks()
             if not fleet.agents_alive() and not self._is_renting:
                 if not fleet.pull_last_files(LAST_FILES_SECONDS):
@@ -327,22 +326,23 @@ class RentedJobController:
                 final_network.download(self.spec, fleet, self.provider, self.live_machines, self.set_activity)
                 return not self.get_stop_reason() and self._move_if_interrupted()
         except Unreachable as error:
-            # Machines that the cloud no longer has will never answer. A job that is over does not wait for them.
+            # Machines that the cloud no longer has, or that hang past their power-off, will never answer. A job that is
+            # over does not wait for them.
             is_over = bool(self.get_stop_reason()) and not self._is_renting
-            if is_over and not self.live_machines and not self.provider.list_machines():
+            if is_over and (self.provider.is_overdue or not (self.live_machines or self.provider.list_machines())):
                 return False
             logger.warning("%s", error)
-            self._warn_of_closed_access()
+            self._restore_access()
         return True
 
-    def _warn_of_closed_access(self) -> None:
-        """Log a warning when ssh is open to an address that this computer no longer has."""
+    def _restore_access(self) -> None:
+        """Open ssh to this computer again if it was closed, and log a warning when its address is another now."""
         now = time.monotonic()
         if now - self.last_warning_time < REPEATED_WARNING_SECONDS:
             return
         self.last_warning_time = now
         with contextlib.suppress(CloudError):
-            if warning := self.provider.access_warning():
+            if warning := self.provider.restore_access():
                 logger.info(warning)
 
     def _note_risks(self) -> None:

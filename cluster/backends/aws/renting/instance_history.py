@@ -28,6 +28,7 @@ from .traffic import read_traffic
 REMOTE_FOLDER = "~/.imgnet"  # on every rented machine; its boot script creates the folder
 REMOTE_PYTHON = f"{REMOTE_FOLDER}/python"
 LONGEST_SEARCH_SECONDS = 3600.0  # for the stack and the first machines; a search alone ends after 20 minutes
+ADDRESS_SECONDS = 300.0  # for EC2 to show a public address; a boot that has no way to the internet fails after 600 s
 NO_MACHINES_IN_TIME = "it had no machines an hour after its launch"
 
 
@@ -183,6 +184,13 @@ class InstanceHistory:
         if "InstanceInitiated" in reason:
             return "its machines powered themselves off, at their time limit or after the job's end"
         return "its machines were terminated by a user (imgnet-cluster down, or the AWS console)"
+
+    def has_waited_for_addresses(self, machines: Sequence[Instance]) -> bool:
+        """Whether one of these machines has waited for its public address for `ADDRESS_SECONDS`."""
+        ids, deadline = {machine.id for machine in machines}, host.unix_time() - ADDRESS_SECONDS
+        return any(
+            event.id in ids and event.time < deadline for event in self.journal.events(events.PublicAddressRequested)
+        )
 
     # --- cost and limits ----------------------------------------------------------------------------------------------
 

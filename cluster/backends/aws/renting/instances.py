@@ -30,7 +30,7 @@ from infra.aws.market.offers import list_instance_types
 from infra.aws.market.reservations import find_reservation
 from infra.aws.stack import claims, key_pairs, security_group, stack
 from infra.aws.stack.resources import StackContext
-from infra.errors import AdoptedElsewhere, CloudError, Interrupted, NoCredentials, NoMachines
+from infra.errors import AdoptedElsewhere, CloudError, Interrupted, NoAnswer, NoCredentials, NoMachines
 from train.tools import host
 
 from .instance_history import NO_MACHINES_IN_TIME, InstanceHistory
@@ -145,8 +145,9 @@ class JobInstances(InstanceHistory):
         """Give each instance its way to the internet and one a public address, and return the updated instances.
 
         RunInstances gives no public address to instances with several network cards, so they get it here. If EC2
-        refuses, they are terminated, and the next ones are rented behind a NAT gateway. Raises `NoMachines` for an
-        error that would occur again while all instances are billed, else `CloudError`.
+        refuses, or shows none for `ADDRESS_SECONDS`, they are terminated, and the next ones are rented behind a NAT
+        gateway. Raises `NoMachines` for an error that would occur again while all instances are billed, else
+        `CloudError`.
         """
         try:
             instances_by_name = self._ensure_public_addresses(instances_by_name)
@@ -175,7 +176,8 @@ class JobInstances(InstanceHistory):
                     internet.give_public_address(self.account, instance.primary_interface_id)
                 return self._wait_for_addresses([*without_address.values()])
             except CloudError as error:
-                if may_succeed_later(error) or error.code in (*DENIED_CODES, *AUTHENTICATION_CODES):
+                may_come = may_succeed_later(error) and not self.has_waited_for_addresses([*without_address.values()])
+                if may_come or isinstance(error, NoAnswer) or error.code in (*DENIED_CODES, *AUTHENTICATION_CODES):
                     raise
                 self.journal.write(events.PublicAddressRefused(id=instance.id, message=str(error)))
                 if self.rental_spec.network_ids:
@@ -392,6 +394,7 @@ class JobInstances(InstanceHistory):
             own_tags={
                 **self._job_tags(now + seconds_left),
                 tags.BOOT_KEY: keys[1],
+                tags.SSH_FROM: self.allowed_address,
                 tags.TERMS: self.terms(now).to_tag(),
             },
             image=image,
@@ -478,12 +481,16 @@ class JobInstances(InstanceHistory):
         with contextlib.suppress(CloudError):
             instances.set_tags(self.account, [machine.id], {tags.HOST_KEY: key})
 
-    def access_warning(self) -> str:
-        """Return a warning when ssh is open to an address that this computer no longer has, else ""."""
+    def restore_access(self) -> str:
+        """Open ssh to this computer again if it was closed. Returns a warning if it has another address, else ""."""
         public_address = "" if self.internet is Internet.PRIVATE else get_public_address()
-        if public_address in ("", self.allowed_address):
-            return ""
-        return (
-            f"the address of this computer is now {public_address}, but ssh is open to {self.allowed_address}; "
-            "run: imgnet-cluster up --stack"
-        )
+        if public_address not in ("", self.allowed_address):
+            return (
+                f"the address of this computer is now {public_address}, but ssh is open to {self.allowed_address}; "
+                "run: imgnet-cluster up --stack"
+            )
+        if request := self.last_full_request():
+            (group,) = request.parameters["NetworkInterfaces"][0]["Groups"]
+            address, owner, port = self.allowed_address, self.rental_spec.owner, request.ssh_port
+            security_group.allow_ssh_from(self.account, group, address, owner, image_port=port)
+        return ""

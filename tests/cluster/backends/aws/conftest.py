@@ -29,6 +29,7 @@ class SilentFleet:
         self.provisioner = SimpleNamespace(job_folder=lambda name: str(folder.path / "remote"))
         self.pool = SimpleNamespace(submit=self._run_now)
         self.restarting: dict[str, Any] = {}
+        self.unreachable_since: dict[str, float] = {}
         self.restarted: list[str] = []
         self.is_training = True
         self.mirror = SimpleNamespace(last_status={})

@@ -1,18 +1,22 @@
 """The controller of rented jobs with a cloud of which it knows nothing but the interface: rounds, losses, limits."""
 
+import contextlib
 import json
+import logging
 import os
 import threading
 import time
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from support.log_lines import log_lines
 from support.toy_cloud import ToyBackend, ToyCloud
 
 from cluster.backends.aws.renting import final_network
+from cluster.backends.aws.renting.end_watch import END_SECONDS
 from cluster.backends.aws.renting.traffic import read_traffic
 from cluster.connectors.ssh import Unreachable
 from cluster.errors import ClusterError, SetupFailed
@@ -69,6 +73,40 @@ def test_unreachable_machines_are_waited_for_unless_the_job_is_over(
         ToyCloud.rented.clear()
         backend.controller.last_poll_time = -1e9
         assert [backend.poll() for _ in range(3)][-1] is False
+
+
+def test_machines_that_hang_past_their_power_off_are_not_waited_for(
+    backend: ToyBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing on them works, not even their own power-off. Only a termination ends the bill."""
+    fleet: Any = backend.controller.fleet
+    fleet.pull_files = Mock(side_effect=Unreachable("machine 0 (10.0.0.1): does not answer"))
+    assert backend.poll() and backend.poll()
+    monkeypatch.setattr(ToyCloud, "is_overdue", True)
+    assert not backend.poll() and len(ToyCloud.rented) == 2
+
+
+@pytest.mark.parametrize("answer", ["none", "refused", "overdue", "in time"])
+def test_job_that_is_over_is_given_up_when_its_machines_do_not_obey(
+    backend: ToyBackend, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    """Machines that still answer save or copy their last files, until they are overdue."""
+    fleet: Any = backend.controller.fleet
+    errors = {"none": Unreachable("machine 0: does not answer"), "refused": ClusterError("machine 0: refuses the key")}
+    if error := errors.get(answer):
+        fleet.pull_files = Mock(side_effect=error)
+    monkeypatch.setattr(ToyCloud, "is_overdue", answer == "overdue")
+    watch = backend.controller.end_watch
+    if answer != "overdue":  # which is a stop request too
+        watch.last_good_time = -1e9
+        with contextlib.suppress(ClusterError):
+            assert backend.poll(), "nothing has ended it yet"
+    write_shared(backend, "stop")
+    for _ in range(2):
+        with contextlib.suppress(ClusterError):
+            assert backend.poll(), "its machines may yet obey"
+        watch.last_good_time -= 0.6 * END_SECONDS
+    assert backend.poll() == (answer == "in time")
 
 
 def test_finished_job_waits_for_an_open_rental_only(backend: ToyBackend) -> None:
@@ -189,6 +227,23 @@ def test_calls_that_the_cloud_denies_are_an_access_error_until_it_permits_them(
     monkeypatch.setattr(ToyCloud, "list_machines", deny)
     with pytest.raises(NoCredentials if isinstance(error, NoCredentials) else ClusterError, match=str(error)):
         backend.poll()
+
+
+@pytest.mark.parametrize("is_silent", ["all", "1"])
+def test_access_is_restored_when_a_machine_does_not_answer(
+    backend: ToyBackend, monkeypatch: pytest.MonkeyPatch, is_silent: str
+) -> None:
+    """Once a minute: the other machines may answer over connections that are still open."""
+    fleet: Any = backend.controller.fleet
+    monkeypatch.setattr(ToyCloud, "restore_access", restore := Mock(return_value="the address is another now"))
+    assert backend.poll() and not restore.called
+    if is_silent == "all":
+        fleet.pull_files = Mock(side_effect=Unreachable("machine 0 (10.0.0.1): does not answer"))
+    else:
+        fleet.unreachable_since[is_silent] = 1.0
+    with log_lines("cluster.backends", logging.INFO) as lines:
+        assert backend.poll() and backend.poll()
+    assert restore.call_count == 1 and "the address is another now" in lines
 
 
 def test_late_spares_are_rented_for_machines_at_risk_and_no_machine_is_given_back(

@@ -1,6 +1,7 @@
 """JobInstances: conclusions from its journal: who ended the machines, how much time is left, where it may rent."""
 
 import json
+import logging
 import sys
 import time
 from collections.abc import Callable
@@ -12,6 +13,9 @@ from unittest.mock import Mock
 
 import pytest
 from support.aws_journal import launch_request, request_granted, write_journal
+from support.log_lines import log_lines
+from support.simcloud.http_server import AwsFrontend
+from support.simcloud.in_process import shared_account
 
 from cluster.backends.aws.renting.adoption import AwsAdoption
 from cluster.backends.aws.renting.controller import RentedJobController
@@ -32,13 +36,14 @@ from infra.aws.journal_events import (
     LaunchStarted,
     NatGatewayRequested,
     PublicAddressRefused,
+    PublicAddressRequested,
     TerminationFinished,
 )
 from infra.aws.launch_request import Internet, Place
-from infra.aws.stack import claims
+from infra.aws.stack import claims, security_group, stack
 from infra.aws.stack.claims import Claim
 from infra.costs import Traffic, TrafficForecast
-from infra.errors import AdoptedElsewhere, CloudError, EndedExternally, NoMachines
+from infra.errors import AdoptedElsewhere, CloudError, EndedExternally, NoAnswer, NoMachines
 from train.tools import host
 from train.tools.records import encode
 from train.tools.text_files import to_json_bytes
@@ -245,6 +250,30 @@ def test_refused_public_addresses_release_the_machines_also_after_a_crash(
     assert job_instances.dollars_per_hour == pytest.approx(2 * (10 + DISK_DOLLARS_PER_HOUR) + nat_dollars)
 
 
+@pytest.mark.parametrize(("seconds", "error", "is_refused"), [
+    (200, None, False),
+    (301, None, True),
+    (301, CloudError("too many calls", "RequestLimitExceeded"), True),
+    (301, NoAnswer("EC2 cannot be reached"), False),
+])  # fmt: skip
+def test_public_address_that_is_not_shown_for_five_minutes_counts_as_refused(
+    refused_addresses: Any, monkeypatch: pytest.MonkeyPatch, seconds: float, error: CloudError | None, is_refused: bool
+) -> None:
+    """The machines have no way to the internet, and nobody can log in: they would idle until their time limit."""
+    job_instances = refused_addresses(error)
+    monkeypatch.setattr(MODULE.instances, "INSTANCE_VISIBILITY_SECONDS", 0.0)
+    monkeypatch.setattr(MODULE.instances, "terminate", terminate := Mock())
+    job_instances.journal.write(PublicAddressRequested(id="i-another"))
+    job_instances.journal.copy(PublicAddressRequested(time=host.unix_time() - seconds, id="i-1"))
+    if is_refused:
+        assert job_instances.ensure_reachable(job_instances.machines) == {} and terminate.called
+        assert job_instances.internet is Internet.NAT
+    else:
+        with pytest.raises(CloudError, match="does not show the public address" if error is None else "be reached"):
+            job_instances.ensure_reachable(job_instances.machines)
+        assert not terminate.called and job_instances.internet is Internet.PUBLIC
+
+
 @pytest.mark.parametrize(("code", "network_ids", "message"), [
     ("UnsupportedOperation", ("vpc-1",), "no addresses; name a subnet behind a NAT gateway"),
     ("UnauthorizedOperation", (), "^no addresses$"),
@@ -259,8 +288,10 @@ def test_no_nat_gateway_is_made_in_a_network_of_the_user_nor_where_only_a_right_
     assert job_instances.internet is Internet.PUBLIC
 
 
-def test_private_machines_are_reached_without_a_jump_host(make_instances: Any) -> None:
+def test_private_machines_are_reached_without_a_jump_host(make_instances: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     request = replace(launch_request(1, place(), ["0", "1"], NOW), internet=Internet.PRIVATE)
+    request.parameters["NetworkInterfaces"] = [{"Groups": ["sg-1"]}]
+    monkeypatch.setattr(security_group, "allow_ssh_from", Mock())
     events = request, request_granted(1, ("i-0", "0", NOW), ("i-1", "1", NOW), time=NOW)
     private = make_instances(2, *events, rental={"internet": Internet.PRIVATE, "network_ids": ("vpc-1",)})
     machines = {
@@ -272,7 +303,33 @@ def test_private_machines_are_reached_without_a_jump_host(make_instances: Any) -
         ("10.9.3.0", None),
         ("10.9.3.1", None),
     ]
-    assert private.access_warning() == "", "this computer's public address does not matter"
+    assert private.restore_access() == "", "this computer's public address does not matter"
+
+
+def test_ssh_that_another_computer_has_closed_is_opened_again(
+    front: AwsFrontend, make_instances: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account, own, elsewhere = shared_account(), "127.0.0.1/32", "198.51.100.9/32"
+    group = stack.ensure(account, own).security_group
+    request = launch_request(1, place(), ["0"], NOW)
+    request.parameters["NetworkInterfaces"] = [{"Groups": [group]}]
+    job_instances = make_instances(
+        1, request, request_granted(1, ("i-0", "0", NOW), time=NOW), rental={"ssh_address": own}
+    )
+    job_instances.account = account
+
+    def addresses() -> set[str]:
+        rules = account.ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"][0]["IpPermissions"]
+        return {ip_range["CidrIp"] for rule in rules for ip_range in rule["IpRanges"]}
+
+    security_group.allow_ssh_from(account, group, elsewhere, account.owner)
+    assert addresses() == {elsewhere}, "no machine names the other one yet"
+    with log_lines("infra", logging.INFO) as lines:
+        assert [job_instances.restore_access() for _ in range(2)] == ["", ""]
+    assert addresses() == {own, elsewhere} and lines == [f"opening ssh to {own}"]
+    monkeypatch.setattr(MODULE, "get_public_address", lambda: "203.0.113.7/32")
+    assert f"now 203.0.113.7/32, but ssh is open to {own}" in job_instances.restore_access()
+    assert addresses() == {own, elsewhere}
 
 
 def test_limits_hold_when_the_clock_is_set_back_after_the_start_of_a_launch(make_instances: Any) -> None:

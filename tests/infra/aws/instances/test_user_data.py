@@ -260,6 +260,20 @@ def test_setup_script_fails_in_a_minute_and_says_why(machine: Machine, program: 
     assert machine.calls[-1] == f"chown me {folder} {folder}/failed"
 
 
+@pytest.mark.parametrize(("seconds_left", "is_shortened"), [(7200, True), (600, False), (None, True)])
+def test_machine_whose_setup_failed_powers_itself_off(
+    machine: Machine, seconds_left: int | None, is_shortened: bool
+) -> None:
+    """Nobody may look at it before its time limit."""
+    machine.fake("curl", f"{machine.pass_time('5')}; exit 28")
+    machine.fake("imgnet-limit", "exit 1")
+    if seconds_left:
+        (machine.path / "var/lib/imgnet-limit").write_text(f"{int(time.time()) + seconds_left} 7200\n")
+    folder, completed = run_setup(machine)
+    assert ("imgnet-limit 900" in machine.calls) == is_shortened, completed.stderr
+    assert (folder / "failed").exists()
+
+
 @pytest.mark.parametrize(("installer", "reason"), [
     (None, f"{EFS_UTILS_URL} cannot be fetched"),
     ("exit 1", "amazon-efs-utils cannot be installed; take an image that has it: --ami"),

@@ -190,6 +190,32 @@ def test_allow_ssh_from_closes_the_owners_old_address(account: RecordingAccount,
     }
 
 
+def test_allow_ssh_from_leaves_open_what_live_machines_are_supervised_from(
+    account: RecordingAccount, work: StackContext, own_network: StackNetwork, group: str
+) -> None:
+    """The other computer of the same owner, and another owner behind the same address, who has no rule of his own."""
+    used, idle, home = "198.51.100.1/32", "198.51.100.2/32", "198.51.100.3/32"
+    security_group.allow_ssh_from(account, group, used, "ann")
+    security_group.allow_ssh_from(account, group, used, "bob")
+    specifications = work.tag_specifications("instance")
+    specifications[0]["Tags"].append({"Key": tags.SSH_FROM, "Value": used})
+    image = account.ec2.describe_images()["Images"]
+    subnet = own_network.subnets["us-west-1a"]
+    machine = account.ec2.run_instances(
+        ImageId=image[0]["ImageId"] if image else "ami-1",
+        MinCount=1,
+        MaxCount=1,
+        SubnetId=subnet,
+        TagSpecifications=specifications,
+    )["Instances"][0]["InstanceId"]
+    for address in (idle, home):
+        security_group.allow_ssh_from(account, group, address, "ann")
+    assert {address for _, address in ssh_rules(account, group)} == {used, home}
+    account.ec2.terminate_instances(InstanceIds=[machine])
+    security_group.allow_ssh_from(account, group, home, "ann")
+    assert {address for _, address in ssh_rules(account, group)} == {home}
+
+
 def test_key_pairs_are_imported_once_and_only_ours_removed(account: RecordingAccount, work: StackContext) -> None:
     account.ec2.create_key_pair(KeyName="theirs")
     for _ in range(2):
