@@ -68,7 +68,7 @@ def our_trainer(setting: Setting, output_folder: Path) -> Trainer:
     shape = setting.batch, setting.size, setting.size
     trainer.preprocessor.warmed_shapes = {shape}
     trainer.freezer.set_train_mode()
-    trainer.capture_graphs([shape], trainer.freezer.set_train_mode)
+    trainer.capture_graphs([shape], trainer.freezer.set_train_mode, trainer.group)
     return trainer
 
 
