@@ -251,10 +251,13 @@ class CudaGraphs:
             self._clean_up(pool)
             # As a step does it, so that a GPU that is out of order fails here, where the mark still says why.
             self._pass(self.eager_forward, self._images(shapes[0]), saved_buffers)
-        for buffer, saved in zip(self.model.buffers(), saved_buffers, strict=True):
-            buffer.copy_(saved)
+        self._restore(saved_buffers)
         torch.cuda.synchronize(self.device)
         return problem
+
+    def _restore(self, buffers: Sequence[torch.Tensor]) -> None:
+        for buffer, saved in zip(self.model.buffers(), buffers, strict=True):
+            buffer.copy_(saved)
 
     @staticmethod
     @torch.no_grad()
@@ -289,8 +292,7 @@ class CudaGraphs:
         self, forward: Callable[[torch.Tensor], torch.Tensor], images: torch.Tensor, buffers: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
         """Return scores, gradients and running statistics of one pass that begins with these buffers."""
-        for buffer, saved in zip(self.model.buffers(), buffers, strict=True):
-            buffer.copy_(saved)
+        self._restore(buffers)
         torch.manual_seed(0)  # of dropout
         with self.autocast():
             scores = forward(images)

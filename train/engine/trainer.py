@@ -101,8 +101,7 @@ class Trainer:
         self.preprocessor = BatchPreprocessor(group.device, score_dtype, normalization, *precision)
         if normalization != IMAGENET_NORMALIZATION:
             group.log(f"pixels are normalized as {recipe.model.name} expects: {normalization}")
-        graphs_of = (recipe, self.model, self.preprocessor)
-        self.capture_graphs = open_graphs(*graphs_of, group, options.exact, options.log_dir)
+        self.capture_graphs = open_graphs(recipe, self.model, self.preprocessor, group, options.exact, options.log_dir)
 
         self.optimizer = factory.build_optimizer(self.model, recipe.optim)
         self.loss = optim_losses.build_loss(recipe.optim)
