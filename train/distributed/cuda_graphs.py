@@ -32,7 +32,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from train.models.resnet import ResNet
 from train.recipe.schema import Recipe
-from train.tools.errors import first_line
+from train.tools.errors import MachineTrouble, first_line
 
 from .process_group import ProcessGroup, read_sum
 
@@ -243,6 +243,9 @@ class CudaGraphs:
             torch.cuda.current_stream(self.device).wait_stream(stream)
             self._set(zeros, 0.5)
             problem = self._find_difference(shapes, saved_buffers)
+        except MachineTrouble:  # any statement raises it when a loader's process is lost
+            self.mark.unlink(missing_ok=True)
+            raise
         except Exception as error:  # whatever a network raises: it has passed the warm-up, so the graph is the reason
             problem = f"the network cannot be captured: {first_line(_first_cause(error))}"
         self._set(zeros, 0.0)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from train.engine import trainer
 from train.engine.inputs import BatchPreprocessor, seed_dropout
 from train.models import registry
 from train.recipe import Model, Recipe
+from train.tools.errors import WorkerLost
 
 CPU = torch.device("cpu")
 Tensors = list[torch.Tensor]
@@ -288,6 +290,15 @@ def test_an_attempt_that_died_while_it_captured_leaves_graphs_off(
     mark.unlink()
     assert_same(train(tmp_path, "on"), expected)
     assert "shapes of batch captured" in capsys.readouterr().out and graphs and not mark.exists()
+
+
+def test_a_lost_loader_process_is_no_fault_of_the_graphs(
+    tmp_path: Path, graphs: list[Recorder], monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(cuda_graphs.CapturedStage, "capture_forward", Mock(side_effect=WorkerLost("killed")))
+    with pytest.raises(WorkerLost, match="killed"):
+        train(tmp_path, "on")
+    assert not (tmp_path / "on/capturing-0").exists()
 
 
 def test_all_processes_have_graphs_or_none_has(tmp_path: Path, graphs: list[Recorder], in_group: Any) -> None:
