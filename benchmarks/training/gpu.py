@@ -2,7 +2,7 @@
 
     make gpu-bench                                                    # all parts, at most BUDGET seconds (1500)
     .venv/bin/python benchmarks/training/gpu.py --parts eager peer    # some parts
-    .venv/bin/python benchmarks/training/gpu.py --search              # is a search for cuDNN's kernels worth its time?
+    .venv/bin/python benchmarks/training/gpu.py --search [256x128]    # is a search for cuDNN's kernels worth its time?
     .venv/bin/python benchmarks/training/gpu.py --dry-run             # try the code on a CPU, tiny; measures nothing
     .venv/bin/python benchmarks/training/gpu.py --report              # write benchmarks/RESULTS.md from the JSON lines
 
@@ -143,7 +143,11 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--images", type=Path, metavar="DIR", help="photographs: a folder or .tar; else drawn ones")
     parser.add_argument("--cifar", type=Path, metavar="DIR", help="CIFAR-10 as JPEG files, train/ and val/")
     parser.add_argument(
-        "--search", action="store_true", help="measure instead our step with and without a search for cuDNN's kernels"
+        "--search",
+        nargs="*",
+        metavar="BATCHxSIZE",
+        help="measure instead our step with and without a search for cuDNN's kernels, at these shapes of the recipes "
+        "(default: all)",
     )
     parser.add_argument("--dry-run", action="store_true", help="try all parts on a CPU with tiny sizes")
     parser.add_argument("--report", action="store_true", help="write the section of RESULTS.md from --out, and end")
@@ -164,7 +168,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if scale.device.type == "cuda" and not torch.cuda.is_available():
         print("error: this torch sees no GPU; --dry-run tries the code on a CPU", file=sys.stderr)
         return 2
-    names = list(search_parts(scale)) if options.search else options.parts or list(PARTS)
+    names = options.parts or list(PARTS)
+    if options.search is not None:
+        known = [f"{batch}x{size}" for batch, size in scale.searched_shapes]
+        if unknown := set(options.search) - {*known}:
+            print(f"error: --search {', '.join(sorted(unknown))}: is none of {', '.join(known)}", file=sys.stderr)
+            return 2
+        names = [name for name in search_parts(scale) if name.split("-")[1] in (options.search or known)]
     if "prepare" not in names and {"feed", "recovery", "goodput"} & set(names):
         names = ["prepare", *names]
     return min(1, run_all(names, options))

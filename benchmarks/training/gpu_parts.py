@@ -31,13 +31,20 @@ from train.distributed import ddp
 from train.engine import warmup
 from train.models import registry
 from train.recipe.components import Comm, Model
+from train.tools import checkpoint_io
 from train.tools.agent_protocol import metrics_files
 from train.tools.errors import first_line
 from train.tools.host import usable_cpu_count
 
 ROOT = Path(__file__).resolve().parents[2]
 MIN_BATCH = 2  # the smallest batch that is tried
+MODEL = "resnet50"
+# Images per second of ResNet-50 on one H100 by (batch, size): of our step alone, and from JPEG copies to the update.
+STEP_GOALS = {(64, 128): 9_000, (128, 96): 15_000}
+FEED_GOALS = {(256, 224): 4_900, (256, 128): 13_000}
+START_GOAL = 15  # seconds from the launch to the first step, of a second start
 Emit = Callable[[str, str, Mapping[str, float]], None]  # what, the result as text, its numbers
+Peer = tuple[Callable[[Setting], Step], float]  # what our step is compared with, and the goal for ours over it
 
 RECIPE = """\
 from train.recipe import Data, Model, Optim, Phase, Recipe
@@ -89,7 +96,7 @@ class Scale:
 
 
 ON_A_GPU = Scale(
-    torch.device("cuda", 0), "resnet50", ((256, 224), (256, 128), (128, 128), (64, 128), (256, 96)),
+    torch.device("cuda", 0), MODEL, ((256, 224), (256, 128), (128, 128), (64, 128), (128, 96)),
     ((160, 128), (352, 224)), ("bf16", "fp16"), 20, 3, 4000, 8, 16,
     ((512, 128), (256, 128), (128, 128), (64, 128), (256, 96), (128, 96), (256, 224), (128, 288)),
 )  # fmt: skip
@@ -164,7 +171,7 @@ def run_to_end(argv: list[str]) -> str:
 
 
 def run_and_kill(argv: list[str], out: Path) -> float:
-    """Run a trainer until its first checkpoint, kill it, and return the seconds until it is gone."""
+    """Run a trainer until its first checkpoint is whole, kill it, and return the seconds until it is gone."""
     with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True) as process:
         while not list(out.glob("checkpoints/*/*.pt")):
             if process.poll() is not None:
@@ -178,20 +185,30 @@ def run_and_kill(argv: list[str], out: Path) -> float:
 
 
 def recovery(scale: Scale, work: Work, emit: Emit) -> None:
-    """From the kill of a trainer to the next step of a new process, in parts."""
-    out = work.folder / "recovery"
-    recipe = write_recipe(work.folder / "recovery.py", scale, epochs=2)
-    argv = trainer_command(recipe, work.data, out, "--save-seconds", "0", "--max-steps", "12")
-    gone = run_and_kill(argv, out)
+    """Two starts in parts, the first one with whatever is not in memory yet; from a kill to a new process's step."""
+    recipe, gone = write_recipe(work.folder / "recovery.py", scale, epochs=2), 0.0
+    for name in ("first start", "second start"):
+        out = work.folder / name.replace(" ", "-")
+        argv = trainer_command(recipe, work.data, out, "--save-seconds", "0", "--max-steps", "12")
+        clock = time.time()
+        gone = run_and_kill(argv, out)
+        checkpoint = checkpoint_io.load_checkpoint(next(out.glob("checkpoints/*/*.pt")))
+        first = first_step_time(out, clock) - clock
+        parts = {"start to first step": first, **checkpoint["times"]["startup_seconds"]}
+        text = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in parts.items())
+        emit(name, f"{text}; goal {START_GOAL}: {goal_verdict(first, START_GOAL, True)}", parts)
     start, clock = time.perf_counter(), time.time()
     run_to_end(argv)
     whole = time.perf_counter() - start
-    result = json.loads((out / "result.json").read_text())
+    first = first_step_time(out, clock) - clock
+    text = f"killed to gone {gone:.1f} s, start to first step {first:.1f} s; to the end {whole:.1f} s"
+    emit("kill to next step, without agents", text, {"killed to gone": gone, "start to first step": first})
+
+
+def first_step_time(out: Path, since: float) -> float:
+    """Return when a run noted its first steps after a time."""
     rows = [json.loads(line) for path in metrics_files(out) for line in path.read_text().splitlines()]
-    first = min(row["time"] for row in rows if row["kind"] == "train" and row["time"] > clock)
-    parts = {"killed to gone": gone, "start to first step": first - clock, **result["where"]["start"]}
-    text = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in parts.items())
-    emit("kill to next step, without agents", f"{text}; to the end {whole:.1f} s", parts)
+    return float(min(row["time"] for row in rows if row["kind"] == "train" and row["time"] > since))
 
 
 def goodput(scale: Scale, work: Work, emit: Emit) -> None:
@@ -243,20 +260,25 @@ def step_name(setting: Setting) -> str:
     return f"{setting.model}, {setting.batch} at {setting.size} px, {setting.precision}"
 
 
-def compare_sides(
-    scale: Scale, setting: Setting, emit: Emit, peers: dict[str, Callable[[Setting], Step]], goal: float
-) -> None:
+def absolute_verdict(goals: Mapping[tuple[int, int], int], setting: Setting, speed: float) -> list[str]:
+    """Return the verdict on images per second, as a list; nothing where there is no goal."""
+    goal = goals.get((setting.batch, setting.size)) if setting.model == MODEL else None
+    return [f"goal {goal} images/s: {goal_verdict(speed, goal)}"] if goal else []
+
+
+def compare_sides(scale: Scale, setting: Setting, emit: Emit, peers: Mapping[str, Peer]) -> None:
     """Emit the speed of our step beside others', and how long the host takes to queue it."""
     folder = gpu_steps.temporary_folder()
     ours = gpu_steps.our_step(setting, folder)
     memory_gb = gpu_steps.peak_memory_gb(ours, setting.device)  # before the other sides take memory
-    sides = {"ours": ours, **{name: build(setting) for name, build in peers.items()}}
+    sides = {"ours": ours, **{name: build(setting) for name, (build, _) in peers.items()}}
     speeds = gpu_steps.images_per_second(sides, setting, scale.timed_steps, scale.rounds)
     launch = gpu_steps.launch_milliseconds(ours, setting.device, scale.timed_steps)
     shutil.rmtree(folder)
     texts = [f"{name} {median_with_range(values)} images/s" for name, values in speeds.items()]
     numbers = {name: statistics.median(values) for name, values in speeds.items()}
-    for name in peers:
+    texts[1:1] = absolute_verdict(STEP_GOALS, setting, numbers["ours"])
+    for name, (_, goal) in peers.items():
         ratio = statistics.median(ratios(speeds["ours"], speeds[name]))
         texts.append(f"ours / {name} {ratio:.2f}, goal {goal}: {goal_verdict(ratio, goal)}")
         numbers[f"ours / {name}"] = ratio
@@ -266,28 +288,29 @@ def compare_sides(
 
 def eager(scale: Scale, work: Work, emit: Emit) -> None:
     """Our step beside a bare step, by shape and precision."""
-    peers: dict[str, Callable[[Setting], Step]] = {"bare step": gpu_steps.bare_step}
+    peers: dict[str, Peer] = {"bare step": (gpu_steps.bare_step, 0.97)}
     for (batch, size), precision in itertools.product(scale.shapes, scale.precisions):
         setting = scale.setting(batch, size, precision)
-        with_fitting_batch(setting, lambda setting: compare_sides(scale, setting, emit, peers, 0.97))
+        with_fitting_batch(setting, lambda setting: compare_sides(scale, setting, emit, peers))
 
 
 def graphs(scale: Scale, work: Work, emit: Emit) -> None:
     """Our step with CUDA graphs beside ours without them, and beside a bare step that is one graph."""
-    peers: dict[str, Callable[[Setting], Step]] = {
-        "bare graph": gpu_steps.bare_graph_step,
-        "no graphs": lambda setting: gpu_steps.our_step(replace(setting, graphs=False), gpu_steps.temporary_folder()),
-    }
+
+    def without(setting: Setting) -> Step:
+        return gpu_steps.our_step(replace(setting, graphs=False), gpu_steps.temporary_folder())
+
+    peers: dict[str, Peer] = {"bare graph": (gpu_steps.bare_graph_step, 0.97), "no graphs": (without, 1.0)}
     for (batch, size), precision in itertools.product(scale.shapes, scale.precisions):
         setting = replace(scale.setting(batch, size, precision), graphs=True)
-        with_fitting_batch(setting, lambda setting: compare_sides(scale, setting, emit, peers, 0.97))
+        with_fitting_batch(setting, lambda setting: compare_sides(scale, setting, emit, peers))
 
 
 def peer(scale: Scale, work: Work, emit: Emit) -> None:
     """Our step beside a plain loop."""
     setting = scale.setting(*scale.shapes[0])
-    peers = {gpu_steps.plain_loop_name(): gpu_steps.plain_loop_step}
-    with_fitting_batch(setting, lambda setting: compare_sides(scale, setting, emit, peers, 1.1))
+    peers: dict[str, Peer] = {gpu_steps.plain_loop_name(): (gpu_steps.plain_loop_step, 1.1)}
+    with_fitting_batch(setting, lambda setting: compare_sides(scale, setting, emit, peers))
 
 
 def compiled(scale: Scale, work: Work, emit: Emit) -> None:
@@ -373,30 +396,33 @@ def hooks(scale: Scale, work: Work, emit: Emit) -> None:
 
 def feed(scale: Scale, work: Work, emit: Emit) -> None:
     """The loader, the copy to the GPU and our step together, beside our step on images that lie on the GPU."""
+    workers = usable_cpu_count()
     for short_side, size in scale.copies:
         index = load_index(work.folder / "set-sz" / str(short_side), "train")
-        batch = scale.shapes[-1][0]
-        setting = replace(scale.setting(batch, size), batch=min(batch, len(index)))
-        resident = gpu_steps.our_step(setting, gpu_steps.temporary_folder())
-        expected = gpu_steps.images_per_second({"": resident}, setting, scale.timed_steps, scale.rounds)[""]
-        decoder = BatchDecoder({("train", None): index}, 0)
-        batches = BatchStream(
-            decoder, endless_requests(len(index), setting), usable_cpu_count(), setting.device, 3 * batch * size**2
-        )
-        step = gpu_steps.our_step(setting, gpu_steps.temporary_folder(), batches)
-        speeds = gpu_steps.images_per_second({"": step}, setting, 4 * scale.timed_steps, scale.rounds)[""]
-        waits = 100 * max(0.0, 1 - statistics.median(speeds) / statistics.median(expected))
-        text = f"{median_with_range(speeds)} images/s; waits {waits:.1f} %, goal 2: {goal_verdict(waits, 2, True)}"
-        emit(f"{short_side} px copies to {size} px, {usable_cpu_count()} workers", text, {"waits": waits})
+        batch = min(scale.shapes[0][0], len(index))
+        decoder, requests = BatchDecoder({("train", None): index}, 0), endless_requests(len(index), batch, size)
+        batches = BatchStream(decoder, requests, workers, scale.device, 3 * batch * size**2)  # of all settings
+        for has_graphs, precision in itertools.product((True, False), scale.precisions):
+            setting = replace(scale.setting(batch, size, precision), graphs=has_graphs)
+            resident = gpu_steps.our_step(setting, gpu_steps.temporary_folder())
+            expected = gpu_steps.images_per_second({"": resident}, setting, scale.timed_steps, scale.rounds)[""]
+            step = gpu_steps.our_step(setting, gpu_steps.temporary_folder(), batches)
+            speeds = gpu_steps.images_per_second({"": step}, setting, 2 * scale.timed_steps, scale.rounds)[""]
+            speed = statistics.median(speeds)
+            waits = 100 * max(0.0, 1 - speed / statistics.median(expected))
+            texts = [f"{median_with_range(speeds)} images/s", *absolute_verdict(FEED_GOALS, setting, speed)]
+            texts.append(f"waits {waits:.1f} %, goal 2: {goal_verdict(waits, 2, True)}")
+            side = f"{precision}, {'graphs' if has_graphs else 'no graphs'}"
+            what = f"{short_side} px copies to {size} px, {side}, {workers} workers"
+            emit(what, "; ".join(texts), {"waits": waits, "speed": speed})
 
 
-def endless_requests(set_size: int, setting: Setting) -> Iterator[BatchRequest]:
+def endless_requests(set_size: int, batch: int, size: int) -> Iterator[BatchRequest]:
     """Yield requests of random batches without end."""
     for epoch in itertools.count():
         order = permutation(0, epoch, set_size)
-        for start in range(0, set_size - setting.batch + 1, setting.batch):
-            ids = order[start : start + setting.batch]
-            yield BatchRequest("train", None, ids, (setting.size, setting.size), epoch, 0.08)
+        for start in range(0, set_size - batch + 1, batch):
+            yield BatchRequest("train", None, order[start : start + batch], (size, size), epoch, 0.08)
 
 
 def describe_error(error: Exception) -> str:
@@ -413,16 +439,17 @@ class Part:
     seconds: int
 
 
+# In the order of their worth: the first five end within 10 minutes, as one command on a lent GPU may take.
 PARTS = {
-    "prepare": Part("Images", prepare, 120),
-    "eager": Part("Our step and a bare step", eager, 120),
     "graphs": Part("Our step with CUDA graphs", graphs, 150),
+    "eager": Part("Our step and a bare step", eager, 120),
+    "prepare": Part("Images", prepare, 70),
+    "feed": Part("From copies to the GPU", feed, 140),
+    "recovery": Part("Starts, and kill to next step", recovery, 90),
+    "goodput": Part("Goodput", goodput, 150),
     "peer": Part("Our step and a plain loop", peer, 60),
     "warm-up": Part("Warm-up by shape", warm_up, 60),
     "hooks": Part("Hooks in a group of one", hooks, 60),
-    "feed": Part("From copies to the GPU", feed, 90),
-    "recovery": Part("Kill to next step", recovery, 90),
-    "compile": Part("torch.compile", compiled, 150),
     "cifar": Part("CIFAR-10", cifar, 120),
-    "goodput": Part("Goodput", goodput, 180),
+    "compile": Part("torch.compile", compiled, 150),
 }

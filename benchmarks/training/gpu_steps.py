@@ -19,6 +19,7 @@ from train.data.loading.loader import Batch
 from train.data.order.batch_sampler import DistributedBatchSampler
 from train.data.order.work import BatchRequest
 from train.distributed import process_group
+from train.distributed.cuda_graphs import CudaGraphs
 from train.distributed.process_group import ProcessGroup
 from train.engine.agent_channel import AgentChannel
 from train.engine.options import parse_run_options
@@ -68,7 +69,11 @@ def our_trainer(setting: Setting, output_folder: Path) -> Trainer:
     shape = setting.batch, setting.size, setting.size
     trainer.preprocessor.warmed_shapes = {shape}
     trainer.freezer.set_train_mode()
-    trainer.capture_graphs([shape], trainer.freezer.set_train_mode)
+    trainer.capture_graphs([shape], trainer.freezer.set_train_mode, trainer.group)
+    graphs = getattr(trainer.capture_graphs, "__self__", None)
+    if isinstance(graphs, CudaGraphs) and graphs.problem:  # else steps without graphs would be measured
+        kind = torch.cuda.OutOfMemoryError if "out of memory" in graphs.problem else RuntimeError
+        raise kind(f"graphs: {graphs.problem}")
     return trainer
 
 

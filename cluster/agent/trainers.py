@@ -8,6 +8,7 @@ A standby process has loaded torch and waits on its stdin (train/engine/standby.
 """
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -57,7 +58,8 @@ class Trainers(AttemptProcesses):
         }
         if spec.recovery.goes_on_in_place:
             self.environment[agent_protocol.IN_PLACE_VARIABLE] = spec.recovery.in_place
-        if spec.has_own_folders:  # over ssh or rented, at the price of its GPUs
+        # Over ssh or rented, at the price of its GPUs; or on a node of Slurm, whose GPUs are ours alone meanwhile.
+        if spec.has_own_folders or slurm_gives_gpus():
             self.environment[agent_protocol.NEEDS_GPU_VARIABLE] = "1"
         if spec.user_project and user_project:
             folders = spec.user_project.search_folders(user_project.absolute())
@@ -223,6 +225,12 @@ class Trainers(AttemptProcesses):
                 if child.poll() is None:
                     child.send_signal(signal.SIGUSR1)
         time.sleep(STACK_DUMP_SECONDS)
+
+
+def slurm_gives_gpus() -> bool:
+    """Return whether this process runs in a job of Slurm that has GPUs of this node."""
+    count, indexes = os.environ.get("SLURM_GPUS_ON_NODE", ""), os.environ.get("SLURM_JOB_GPUS", "")
+    return bool(count.strip("0") or indexes or os.environ.get("SLURM_STEP_GPUS"))
 
 
 def _start_in_standby(process: "subprocess.Popen[bytes]", request: StandbyRequest) -> bool:

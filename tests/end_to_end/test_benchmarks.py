@@ -7,7 +7,7 @@ from pathlib import Path
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 # Without "compile": torch's compiler takes minutes on busy cores.
-PARTS_BUT_COMPILE = ("prepare", "eager", "peer", "warm-up", "hooks", "feed", "recovery", "cifar", "goodput")
+PARTS_BUT_COMPILE = ("graphs", "eager", "prepare", "feed", "recovery", "goodput", "peer", "warm-up", "hooks", "cifar")
 
 
 def test_gpu_benchmark_rehearses_its_parts_on_a_cpu(tmp_path: Path) -> None:
@@ -20,16 +20,20 @@ def test_gpu_benchmark_rehearses_its_parts_on_a_cpu(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert completed.returncode == 0, [row for row in rows if "failed" in row["result"]]
     assert {row["part"] for row in rows} == set(PARTS_BUT_COMPILE)
+    feeds = [row["what"] for row in rows if row["part"] == "feed"]
+    assert len(feeds) == 2 and ", graphs," in feeds[0] and ", no graphs," in feeds[1]
+    starts = [row["numbers"] for row in rows if row["part"] == "recovery"]
+    assert len(starts) == 3 and all({"start to first step", "indexing", "warming"} <= {*row} for row in starts[:2])
     refused = subprocess.run([*argv, "--report"], capture_output=True, text=True)
     assert refused.returncode == 1 and "has no measurement of a GPU; RESULTS.md stays as it is" in refused.stderr
     out.unlink()
-    search = subprocess.run([*argv, "--dry-run", "--search"], capture_output=True, text=True, timeout=600)
+    unknown = subprocess.run([*argv, "--dry-run", "--search", "8x32", "4x32"], capture_output=True, text=True)
+    assert unknown.returncode == 2 and "--search 8x32: is none of 4x32, 2x48" in unknown.stderr
+    search = subprocess.run([*argv, "--dry-run", "--search", "2x48"], capture_output=True, text=True, timeout=600)
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert search.returncode == 0, rows
-    assert [row["part"] for row in rows] == [
-        f"search-{shape}-auto-{state}" for shape in ("4x32", "2x48") for state in ("off", "on")
-    ], "each in a process of its own"
-    assert ["gain" in row["numbers"] for row in rows] == [False, True] * 2
+    assert [row["part"] for row in rows] == [f"search-2x48-auto-{state}" for state in ("off", "on")], "each by itself"
+    assert ["gain" in row["numbers"] for row in rows] == [False, True]
     out.unlink()
     short = subprocess.run([*argv, "--dry-run", "--budget", "1.5", "--parts", "eager", "peer"], timeout=100)
     last = json.loads(out.read_text().splitlines()[-1])

@@ -383,6 +383,17 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("CUDA graphs: a stage's gradient of its input is lost", GRAPHS,
          "(self.input_gradient, *self.gradients)", "(None, *self.gradients)"),
     ],
+    "train/distributed/test_cuda_graphs.py::test_a_network_whose_graphs_are_wrong_trains_without_them": [
+        ("CUDA graphs: only one batch is compared", GRAPHS, "COMPARED_BATCHES = 2", "COMPARED_BATCHES = 1"),
+        ("CUDA graphs: nothing is compared behind a norm that begins at zero", GRAPHS, "self._set(zeros, 0.5)", "pass"),
+    ],
+    "train/distributed/test_cuda_graphs.py::test_all_processes_have_graphs_or_none_has": [
+        ("CUDA graphs: some processes have them, others not", GRAPHS,
+         "if read_sum(group, torch.tensor([float(bool(self.problem))])).item():", "if self.problem:"),
+    ],
+    "train/distributed/test_cuda_graphs.py::test_an_attempt_that_died_while_it_captured_leaves_graphs_off": [
+        ("CUDA graphs: an attempt that died of them is repeated", GRAPHS, "self.mark.touch()", "pass"),
+    ],
 }  # fmt: skip
 MUTATIONS = [Mutation(*row, test) for test, rows in TABLE.items() for row in rows]
 

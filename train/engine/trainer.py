@@ -101,8 +101,7 @@ class Trainer:
         self.preprocessor = BatchPreprocessor(group.device, score_dtype, normalization, *precision)
         if normalization != IMAGENET_NORMALIZATION:
             group.log(f"pixels are normalized as {recipe.model.name} expects: {normalization}")
-        in_stages = group.world_size > 1  # also in later attempts, with another number of processes
-        self.capture_graphs = open_graphs(recipe, self.model, self.preprocessor, in_stages, options.exact, group.log)
+        self.capture_graphs = open_graphs(recipe, self.model, self.preprocessor, group, options.exact, options.log_dir)
 
         self.optimizer = factory.build_optimizer(self.model, recipe.optim)
         self.loss = optim_losses.build_loss(recipe.optim)
@@ -227,7 +226,7 @@ class Trainer:
         self.freezer.set_train_mode()
         shapes = batch_shapes(self.sampler, [epoch], self.recipe.model.compile)
         warm_up(self.wrapped_model, self.model, *shapes, self.preprocessor, self.agent_channel.tick)
-        self.capture_graphs(shapes[0], self.freezer.set_train_mode)
+        self.capture_graphs(shapes[0], self.freezer.set_train_mode, self.group)
 
     def run_epoch(self, epoch: Epoch, batches: Iterator[Batch]) -> None:
         """Train the remaining steps of an epoch, validate if the phase asks for it, and write a checkpoint."""

@@ -12,8 +12,8 @@ run adds its start.
     fixed       of each epoch, and of the first epoch with a new size, batch or copy
     start       boot, set-up, fetching the data, the trainers' own start
 
-On a GPU, T is at least the time in which the host starts the kernels. docs/forecast.md compares the forecast with
-published runs. Of `DEFAULT_CONSTANTS`, an H100 was measured; the other cards are planning figures.
+On a GPU without CUDA graphs, T is at least the time in which the host starts the kernels. docs/forecast.md compares the
+forecast with published runs. Of `DEFAULT_CONSTANTS`, an H100 was measured; the other cards are planning figures.
 """
 
 from .calibration import MeasuredRun, StartSeconds, TermComparison, calibrate, compare_with_run

@@ -94,6 +94,7 @@ class PhaseForecast:
     size: int
     batch: int
     terms: dict[str, float]
+    is_host_bound: bool = False  # the host takes longer to start a batch's kernels than the GPU to run them
 
     @property
     def seconds(self) -> float:
@@ -119,6 +120,11 @@ class Forecast:
         """Return the forecast of a run with these phases."""
         terms = {term: sum(phase.terms[term] for phase in phases) for term in TERMS} | {"start": sum(start.values())}
         return cls(minutes=sum(terms.values()) / 60, terms=terms, phases=list(phases), start=dict(start), source=source)
+
+    @property
+    def host_bound_epochs(self) -> int:
+        """Epochs in which GPUs wait for the host."""
+        return sum(phase.end - phase.start for phase in self.phases if phase.is_host_bound)
 
     @property
     def training_minutes(self) -> float:
@@ -230,6 +236,7 @@ class _ForecastModel:
                     size=scheduled_phase.size,
                     batch=scheduled_phase.phase.batch,
                     terms=terms,
+                    is_host_bound=self.is_host_bound(scheduled_phase),
                 )
             )
         return Forecast.sum_up(phases, self.startup_seconds(), self.constants.source)
@@ -249,18 +256,34 @@ class _ForecastModel:
             "trainers": constants.startup_seconds,
         }
 
-    def batch_seconds(self, size: int, batch: int) -> float:
-        """Return the seconds of one GPU's batch."""
+    @property
+    def has_graphs(self) -> bool:
+        """Whether training replays CUDA graphs, which take the host out of the way (train/distributed/cuda_graphs.py).
+
+        That a graph can be captured is not known here.
+        """
+        graphs, is_alone = self.schedule.recipe.graphs, self.machines * self.gpus == 1
+        return (graphs == "on" or (graphs == "auto" and is_alone)) and not self.schedule.recipe.model.compile
+
+    def is_host_bound(self, scheduled_phase: ScheduledPhase) -> bool:
+        """Return whether the steps of a phase wait for the host; False where batches were measured."""
+        shape = scheduled_phase.size, scheduled_phase.phase.batch
+        has_floor = not self.has_graphs and not self.constants.batch_timings
+        return has_floor and self.batch_seconds(*shape, host_seconds=0.0) < self.constants.host_seconds
+
+    def batch_seconds(self, size: int, batch: int, host_seconds: float) -> float:
+        """Return the seconds of one GPU's batch, which takes the host at least `host_seconds` to start."""
         if self.constants.batch_timings:
             return self.constants.measured_batch_seconds(size, batch)
         speed = self.constants.images_per_second or self.device.images_per_second
         seconds = batch * (size / hardware.REFERENCE_PIXELS) ** 2 * self.model_cost[0] / speed
-        return max(seconds, self.constants.host_seconds)
+        return max(seconds, host_seconds)
 
     def step_terms(self, scheduled_phase: ScheduledPhase) -> dict[str, float]:
         """Return the seconds of a full step by term. The last batch's backward pass hides a part of the all-reduce."""
         batches_per_step = math.ceil(self.schedule.gpus / self.gpus_per_step)
-        batch_seconds = self.batch_seconds(scheduled_phase.size, scheduled_phase.phase.batch)
+        host_seconds = 0.0 if self.has_graphs else self.constants.host_seconds
+        batch_seconds = self.batch_seconds(scheduled_phase.size, scheduled_phase.phase.batch, host_seconds)
         all_reduce = self.all_reduce_seconds()
         if self.schedule.recipe.comm.overlap:
             hidden_at_most = OVERLAP_SHARE * BACKWARD_SHARE * batch_seconds
@@ -289,7 +312,8 @@ class _ForecastModel:
         """Return the seconds of one validation: the forward passes of all views, or the loader where that is slower."""
         phase = scheduled_phase.phase
         views_of_pixels = 1 + (hardware.RECTANGLE_PIXEL_RATIO if phase.rect_val else 0.0)
-        image_seconds = self.batch_seconds(scheduled_phase.size, phase.batch) / phase.batch
+        host_seconds = self.constants.host_seconds  # no graph validates
+        image_seconds = self.batch_seconds(scheduled_phase.size, phase.batch, host_seconds) / phase.batch
         gpu_seconds = self.val_images * views_of_pixels * image_seconds * self.constants.forward_share
         speed = self.loader_speed(scheduled_phase) * self.machines_per_step
         loader_seconds = self.val_images * (1 + phase.rect_val) / speed if speed else 0.0

@@ -208,7 +208,8 @@ class Recipe:
         kernel_search: Let cuDNN try all its kernels for each image shape of a phase before the first step with it. That
             takes some 20 s for each on a GPU; its heuristic's choice was as fast on an H100. Default False.
         graphs: One of `GRAPHS`: whether GPUs replay the network's training as CUDA graphs, captured for each full shape
-            of batch (train/distributed/cuda_graphs.py). "auto": no, until they have run on a GPU. Default "auto".
+            of batch (train/distributed/cuda_graphs.py). "auto": where one process trains a network of this project.
+            "on": also with several processes, which has never run, and for custom models. Default "auto".
         max_bad: Number of broken images that a run may meet. Each is named, and replaced by the next of its class. One
             more ends the run. `--max-bad` overrides it. Default 10.
         target: Top-5 accuracy in percent that the run is for. It is reported, and phases with `validate="near"` need

@@ -110,13 +110,19 @@ def test_start_ranks_follow_machine_rank(make_trainers: Any, monkeypatch: pytest
         assert f"--attempt 1 --resume {trainers.shared}/{resume}" in " ".join(argv)
 
 
-@pytest.mark.parametrize(("changes", "needed"), [
-    ({}, None), ({"cloud": {"gpus_per_machine": 1}}, "1"), ({"hosts": Hosts(None, ())}, "1"),
+@pytest.mark.parametrize(("changes", "slurm", "needed"), [
+    ({}, {}, None), ({"cloud": {"gpus_per_machine": 1}}, {}, "1"), ({"hosts": Hosts(None, ())}, {}, "1"),
+    ({}, {"SLURM_GPUS_ON_NODE": "8"}, "1"), ({}, {"SLURM_JOB_GPUS": "0"}, "1"), ({}, {"SLURM_STEP_GPUS": "0"}, "1"),
+    ({}, {"SLURM_GPUS_ON_NODE": "0", "SLURM_JOB_GPUS": "", "SLURM_JOB_ID": "7"}, None),
 ])  # fmt: skip
-def test_gpus_of_rented_machines_and_of_those_over_ssh_must_be_used(
-    changes: dict[str, Any], needed: str | None, make_trainers: Any
+def test_gpus_of_rented_machines_of_those_over_ssh_and_of_slurm_must_be_used(
+    changes: dict[str, Any], slurm: dict[str, str], needed: str | None, make_trainers: Any, monkeypatch: Any
 ) -> None:
     """On the user's own computer, training on the processors is said aloud, and goes on."""
+    for name in ("SLURM_GPUS_ON_NODE", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in slurm.items():
+        monkeypatch.setenv(name, value)
     trainers = make_trainers(WRITE_ASSIGNMENT, **changes)
     trainers.start(attempt(members=("0.a",)), 0)
     assert read_assignment(trainers, 0)[1].get("IMGNET_NEEDS_GPU") == needed
