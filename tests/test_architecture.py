@@ -1,5 +1,7 @@
-"""The architecture as tests: package layers, cycles, third-party packages, and what a command imports. Each rule is one
-test; its message has a line for each module that breaks it."""
+"""The architecture as tests: package layers, cycles, third-party packages, and what a command imports.
+
+Each rule is one test; its message has a line for each module that breaks it.
+"""
 
 import ast
 import os
@@ -112,8 +114,10 @@ def run_at_import(tree: ast.AST) -> Iterator[ast.AST]:
 
 @cache
 def imports(name: str, lazy: bool = True) -> frozenset[str]:
-    """The modules that a module imports; with `lazy` also inside functions and for type checking. `from a import b`
-    counts as `a.b` where that is a module of ours, and as `a` otherwise."""
+    """The modules that a module imports; with `lazy` also inside functions and for type checking.
+
+    `from a import b` counts as `a.b` where that is a module of ours, and as `a` otherwise.
+    """
     imported = set()
     package = name.split(".") if MODULES[name].name == "__init__.py" else name.split(".")[:-1]
     for node in nodes(name) if lazy else run_at_import(nodes(name)[0]):

@@ -1,5 +1,7 @@
-"""The benchmark records (DAWNBench, MLPerf) of a simulated run, their benchmarks' rules, and the command `record`. The
-rules of MLPerf are checked by MLCommons' own checker."""
+"""The benchmark records (DAWNBench, MLPerf) of a simulated run, their benchmarks' rules, and the command `record`.
+
+The rules of MLPerf are checked by MLCommons' own checker.
+"""
 
 import contextlib
 import json

@@ -82,8 +82,10 @@ def shell_lines(text: str, program: str) -> list[list[str]]:
 
 
 def parse(words: list[str]) -> list[click.Command]:
-    """Parse the words as the command line would, and run nothing. Returns the groups and the command. A command without
-    any argument is only mentioned: then it must exist, and need not be complete."""
+    """Parse the words as the command line would, and run nothing. Returns the groups and the command.
+
+    A command without any argument is only mentioned: then it must exist, and need not be complete.
+    """
     command: click.Command = cli
     path, name, rest = [command], words[0], words[1:]
     while isinstance(command, click.Group):

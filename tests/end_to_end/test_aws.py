@@ -1,6 +1,8 @@
-"""Training on rented machines by the installed command, with AWS_ENDPOINT_URL and nothing else. Machines are
-interrupted and killed; time, money and credentials run out; nobody looks after the job. Each test ends with nothing
-that costs."""
+"""Training on rented machines by the installed command, with AWS_ENDPOINT_URL and nothing else.
+
+Machines are interrupted and killed; time, money and credentials run out; nobody looks after the job. Each test ends
+with nothing that costs.
+"""
 
 import bisect
 import json

@@ -1,5 +1,7 @@
-"""A launch on rented machines that is killed at any of its calls to AWS: nobody pays twice, whatever is typed next. Of
-calls in a row that only read, every third one."""
+"""A launch on rented machines that is killed at any of its calls to AWS: nobody pays twice, whatever is typed next.
+
+Of calls in a row that only read, every third one.
+"""
 
 import queue
 from collections.abc import Iterator
@@ -19,8 +21,10 @@ LANES = 3
 
 
 class Lane(Renter):
-    """One of several users who launch at the same time, each on a cloud and in a sandbox of their own. Nobody can log
-    in to the machines."""
+    """One of several users who launch at the same time, each on a cloud and in a sandbox of their own.
+
+    Nobody can log in to the machines.
+    """
 
     def __init__(self, sandbox: Sandbox, cloud: CloudProcess) -> None:
         super().__init__(sandbox, cloud)
@@ -32,8 +36,10 @@ class Lane(Renter):
         self.unreached_calls: set[int] = set()
 
     def run_undisturbed(self, folder: str) -> list[str]:
-        """Launch in a folder until the machines are there, and end the job. Returns the calls until then. Waits for the
-        end of the supervisor, whose last calls would else be among those of the next launch."""
+        """Launch in a folder until the machines are there, and end the job. Returns the calls until then.
+
+        Waits for the end of the supervisor, whose last calls would else be among those of the next launch.
+        """
         self.cloud.post("forget_past")
         job = self.launch_in(folder)
         self.wait_for(lambda: self.granted_ids(job))
@@ -49,9 +55,11 @@ class Lane(Renter):
         return Job(self.path / folder / "runs/job-1")
 
     def launch_and_kill(self, number: int, when: str, next_command: str, action: str = "") -> None:
-        """Kill the caller of a call of a launch, run another command, and end the job. `number` is the call's, from 1,
-        among those of an action if one is given; `when` is "before" or "after" the call. Asserts that there are all
-        machines or none after the command, and none in the end."""
+        """Kill the caller of a call of a launch, run another command, and end the job.
+
+        `number` is the call's, from 1, among those of an action if one is given; `when` is "before" or "after" the
+        call. Asserts that there are all machines or none after the command, and none in the end.
+        """
         folder = f"{action}{number}-{when}"
         ids_before = self.all_instance_ids()
         kills_before = len(self.cloud.post("killed"))
@@ -92,8 +100,10 @@ class Lane(Renter):
 
 
 def is_among_reads(calls: list[str], number: int) -> bool:
-    """Whether a call reads, as those before and after it do. A kill before any of the three leaves the same cloud. Only
-    the files that this computer writes between two calls may differ."""
+    """Whether a call reads, as those before and after it do. A kill before any of the three leaves the same cloud.
+
+    Only the files that this computer writes between two calls may differ.
+    """
     around = calls[max(0, number - 2) : number + 1]
     return len(around) == 3 and all(action.startswith(READING_ACTIONS) for action in around)
 

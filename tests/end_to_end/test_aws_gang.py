@@ -1,5 +1,7 @@
 """Sixteen rented machines at once, from the spot market and from reservations: their start, their bill, what is left.
-Each runs a command that takes no processor time, because all are on this computer."""
+
+Each runs a command that takes no processor time, because all are on this computer.
+"""
 
 import shlex
 import time

@@ -1,6 +1,8 @@
-"""A job of three machines on this computer, by the installed command: machines are killed, given notice and frozen. At
-the end the parameters are those of a run that nobody disturbed, bit for bit, and every image was used once in every
-epoch."""
+"""A job of three machines on this computer, by the installed command: machines are killed, given notice and frozen.
+
+At the end the parameters are those of a run that nobody disturbed, bit for bit, and every image was used once in every
+epoch.
+"""
 
 import json
 import os

@@ -1,5 +1,7 @@
 """A whole job in environments other than the usual one: locale, terminal, folders, limits, as cron or a container has.
-All commands run on a terminal of their own. Only root may make /tmp read-only, for the commands of a test alone."""
+
+All commands run on a terminal of their own. Only root may make /tmp read-only, for the commands of a test alone.
+"""
 
 import os
 import pty

@@ -1,5 +1,7 @@
-"""Damaged run folders: whatever one file holds, every command ends with its output or with one clear line. Each case
-changes one file of a run folder: one value of it, all of it, or its kind. The commands run in this process."""
+"""Damaged run folders: whatever one file holds, every command ends with its output or with one clear line.
+
+Each case changes one file of a run folder: one value of it, all of it, or its kind. The commands run in this process.
+"""
 
 import contextlib
 import copy

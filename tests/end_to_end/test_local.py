@@ -264,8 +264,10 @@ def test_trainers_get_the_environment_of_their_own_launch_only(sandbox: Sandbox)
 
 @pytest.mark.parametrize("search_path", ["", "."])
 def test_modules_of_the_current_folder_are_found_and_never_replace_ours(sandbox: Sandbox, search_path: str) -> None:
-    """Two processes: the second way in which Python would put the current folder first (python -m train). With
-    PYTHONPATH, a user's cluster.py precedes the installed command itself."""
+    """Two processes: the second way in which Python would put the current folder first (python -m train).
+
+    With PYTHONPATH, a user's cluster.py precedes the installed command itself.
+    """
     folder = sandbox.path / "project"
     folder.mkdir()
     for name in ("infra", "recipes", "train", *(() if search_path else ("cluster",))):

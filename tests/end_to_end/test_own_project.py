@@ -1,5 +1,7 @@
 """A user's own project, trained by the program as pip has installed it from a wheel, without a clone of the repository.
-The wheel is installed without its dependencies into a new virtual environment, which sees the packages of this one."""
+
+The wheel is installed without its dependencies into a new virtual environment, which sees the packages of this one.
+"""
 
 import os
 import shutil

@@ -1,6 +1,8 @@
-"""Each recipe cut short: all its phases, its optimizer and its rates, on JPEG files, by the installed command. Two
-processes stand for the recipe's GPUs. Image sizes are a quarter, batches are a few images, rates follow the linear rule
-for these batches, and the network is a small one. The recipes' own networks: tests/train/models/test_registry.py."""
+"""Each recipe cut short: all its phases, its optimizer and its rates, on JPEG files, by the installed command.
+
+Two processes stand for the recipe's GPUs. Image sizes are a quarter, batches are a few images, rates follow the linear
+rule for these batches, and the network is a small one. The recipes' own networks: tests/train/models/test_registry.py.
+"""
 
 import json
 from dataclasses import replace

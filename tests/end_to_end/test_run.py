@@ -1,6 +1,8 @@
-"""Scripts of a user, run by `imgnet-cluster run` on this computer, over ssh and on rented machines. A script knows
-nothing of this program but its environment variables. It saves its step, and ends when a file tells it to. What it gets
-beside its processes: its project, secrets, a container; its progress, checkpoints and events are read."""
+"""Scripts of a user, run by `imgnet-cluster run` on this computer, over ssh and on rented machines.
+
+A script knows nothing of this program but its environment variables. It saves its step, and ends when a file tells it
+to. What it gets beside its processes: its project, secrets, a container; its progress, checkpoints and events are read.
+"""
 
 import contextlib
 import hashlib

@@ -1,5 +1,7 @@
-"""Jobs on machines over real ssh, by the installed command. Machines lose their power, freeze, and are cut off from us;
-two users look after one job."""
+"""Jobs on machines over real ssh, by the installed command.
+
+Machines lose their power, freeze, and are cut off from us; two users look after one job.
+"""
 
 import json
 import os

@@ -1,5 +1,7 @@
 """Training scripts that nobody of this project wrote, unchanged, under `run`: three machines, of which one is lost.
-docs/your-own-script.md lists the scripts and what has to be passed to them. `make peers` fetches them."""
+
+docs/your-own-script.md lists the scripts and what has to be passed to them. `make peers` fetches them.
+"""
 
 import re
 import shutil
@@ -24,8 +26,10 @@ EPOCH = re.compile(r"^\[GPU0\] Epoch (\d+) ", re.MULTILINE)
 
 
 def make_project(folder: Path, *names: str) -> Path:
-    """Return a project folder with unchanged scripts of others; skip the test when they have not been fetched. It is a
-    git repository: outside git a folder "data" and files above 1 MB are not copied to the machines."""
+    """Return a project folder with unchanged scripts of others; skip the test when they have not been fetched.
+
+    It is a git repository: outside git a folder "data" and files above 1 MB are not copied to the machines.
+    """
     if missing := [name for name in names if not FILES[name].is_in(FOLDER)]:
         pytest.skip(f"{', '.join(missing)} of {FILES[missing[0]].repository} is not here; make peers fetches it")
     subprocess.run(["git", "init", "-q", str(folder)], check=True)
@@ -64,7 +68,9 @@ def train_through_a_loss(
     sandbox: Sandbox, project: Path, command: str, *options: str, when: Callable[[Job], bool], for_good: bool = True
 ) -> Job:
     """Run a shell command on three machines of this computer, of which machine 2 is lost `when` a condition is true.
-    Returns the job when it is done and its supervisor has ended."""
+
+    Returns the job when it is done and its supervisor has ended.
+    """
     arguments = ("run", "--local", "--machines", "3", "-d", "--workdir", project, *options, "--", "sh", "-c", command)
     launched = sandbox.cli(*arguments)
     assert launched.code == 0, launched

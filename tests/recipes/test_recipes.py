@@ -1,6 +1,8 @@
 """The recipes of the project: their schedules and inputs, and their docstrings; no torch.
+
 tests/train/rules/test_rates.py compares each shape of a rate with its formula in every step, and
-tests/docs/test_generated_pages.py the first and last rate of each phase with those of the papers."""
+tests/docs/test_generated_pages.py the first and last rate of each phase with those of the papers.
+"""
 
 import ast
 import re

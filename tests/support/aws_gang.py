@@ -1,6 +1,9 @@
 """A job's machines on the simulated EC2 in the test's own process: boto3 over HTTP, and a clock that waiting moves.
-After a test the code under test ends the job, and nothing of it may remain. `from support.aws_gang import GangTestbed,
-bed`; this needs the fixture `front` of tests/infra/conftest.py."""
+
+After a test the code under test ends the job, and nothing of it may remain.
+
+`from support.aws_gang import GangTestbed, bed`; this needs the fixture `front` of tests/infra/conftest.py.
+"""
 
 import contextlib
 import functools
@@ -111,8 +114,10 @@ class GangTestbed:
         return image_id(region, next(iter(IMAGES.values())))
 
     def acquire(self, *places: Place, n: int = 3, seconds: float = 1200.0, **changes: Any) -> list[Instance]:
-        """Rent n machines in the first of these places that has them; without places in zone a or b. `changes` are
-        changes of the request."""
+        """Rent n machines in the first of these places that has them; without places in zone a or b.
+
+        `changes` are changes of the request.
+        """
         make_request = lambda place: replace(self.instance_request(place), **changes)  # noqa: E731
         places = places or (self.place(ZONES[0]), self.place(ZONES[1]))
         return self.gang().acquire(places, [*map(str, range(n))], make_request, dict(BUILTIN_TYPES), seconds)
@@ -159,8 +164,10 @@ class GangTestbed:
         self.hooks, self.front.faults = [], []
 
     def count_steps(self, act: Callable[[], Any], at: int | None) -> int:
-        """Run `act`, killed at step `at`, and return the number of steps that it made. Steps are requests and responses
-        of EC2, and the moments before and after an event is written to the journal."""
+        """Run `act`, killed at step `at`, and return the number of steps that it made.
+
+        Steps are requests and responses of EC2, and the moments before and after an event is written to the journal.
+        """
         count = 0
         write = self.journal.write
 

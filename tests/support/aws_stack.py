@@ -29,8 +29,11 @@ class Killed(BaseException):
 
 
 class RecordingAccount(Account):
-    """An account that records its calls. `changes_left` is the number of changing calls after which it raises `Killed`.
-    `denied` maps the actions that fail to the codes of their errors."""
+    """An account that records its calls.
+
+    `changes_left` is the number of changing calls after which it raises `Killed`. `denied` maps the actions that fail
+    to the codes of their errors.
+    """
 
     def __init__(self, region: str = REGION) -> None:
         super().__init__(region)

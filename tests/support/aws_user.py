@@ -39,8 +39,10 @@ class Renter:
     # --- commands --------------------------------------------------------------------------------------------------
 
     def run(self, *arguments: Any, **settings: Any) -> str:
-        """Run the installed command and return what it prints. Raises `AssertionError` when it fails. `settings` are
-        those of `Sandbox.cli`."""
+        """Run the installed command and return what it prints. Raises `AssertionError` when it fails.
+
+        `settings` are those of `Sandbox.cli`.
+        """
         result = self.cli(*arguments, **settings)
         assert result.code == 0, f"{arguments}: {result}\n{self.describe()}"
         return result.out
@@ -71,8 +73,10 @@ class Renter:
     # --- observations ------------------------------------------------------------------------------------------------
 
     def wait_for(self, condition: Callable[[], Any], seconds: float = 180.0) -> Any:
-        """Return the value of `condition` as soon as it is true. Raises `AssertionError` after `seconds`, with the
-        state of the jobs and the cloud."""
+        """Return the value of `condition` as soon as it is true.
+
+        Raises `AssertionError` after `seconds`, with the state of the jobs and the cloud.
+        """
         return wait_for(condition, seconds, describe=self.describe, poll_seconds=0.1)
 
     def describe(self) -> str:
@@ -172,9 +176,11 @@ class Renter:
 
 @pytest.fixture
 def renter(simcloud: CloudProcess, sandbox: Sandbox) -> Iterator[Renter]:
-    """A user with an empty cloud, in which nothing may cost anything after the test. A supervisor whose machines are
-    gone waits for their answers for some seconds. Then it writes the job's report, which takes long on a busy
-    computer."""
+    """A user with an empty cloud, in which nothing may cost anything after the test.
+
+    A supervisor whose machines are gone waits for their answers for some seconds. Then it writes the job's report,
+    which takes long on a busy computer.
+    """
     user = Renter(sandbox, simcloud)
     yield user
     with contextlib.suppress(WaitTimeout):

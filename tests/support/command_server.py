@@ -1,7 +1,9 @@
 """Runs commands of imgnet-cluster in forks of a process that has imported its modules, which saves the start of Python.
-A command gets what a shell would give it: arguments, folder, environment, streams, and a process of its own, whose exit
-code is reported. Tests of the start itself, of signals and of unusual streams run the installed command. Another such
-process, which has imported torch, forks `python -m MODULE` for tests of the trainer."""
+
+A command gets what a shell would give it: arguments, folder, environment, streams, and a process of its own, whose
+exit code is reported. Tests of the start itself, of signals and of unusual streams run the installed command. Another
+such process, which has imported torch, forks `python -m MODULE` for tests of the trainer.
+"""
 
 import atexit
 import contextlib
@@ -60,8 +62,10 @@ class CommandServer:
         timeout_seconds: float,
         module: str = "",
     ) -> tuple[int, str, str]:
-        """Run a command to its end. Return its exit code, what it printed, and its errors. Raises `TimeoutExpired` when
-        it does not end in time; it is killed then."""
+        """Run a command to its end. Return its exit code, what it printed, and its errors.
+
+        Raises `TimeoutExpired` when it does not end in time; it is killed then.
+        """
         pipes = [os.pipe(), os.pipe()]
         stdin = os.open(os.devnull, os.O_RDONLY)
         streams = (stdin, *(write_end for _, write_end in pipes))
@@ -96,8 +100,10 @@ class CommandServer:
         streams: Sequence[int],
         module: str = "",
     ) -> "ForkedCommand":
-        """Start a command, or `python -m MODULE`, with these descriptors as its stdin, stdout and stderr. The caller
-        closes its own copies of them."""
+        """Start a command, or `python -m MODULE`, with these descriptors as its stdin, stdout and stderr.
+
+        The caller closes its own copies of them.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, self.lock:
             request = json.dumps([module, [*arguments], str(cwd), dict(environment)])

@@ -50,8 +50,10 @@ def describe(job: Job) -> str:
 
 
 def wait_for_steps(job: Job, steps: int, *machines: str, after_attempt: int = 0) -> None:
-    """Wait until these machines, and no others, have trained `steps` steps in an attempt after `after_attempt`. Without
-    `machines`: those of the newest attempt. Raises `AssertionError` when the job ends before."""
+    """Wait until these machines, and no others, have trained `steps` steps in an attempt after `after_attempt`.
+
+    Without `machines`: those of the newest attempt. Raises `AssertionError` when the job ends before.
+    """
 
     def have_trained() -> bool:
         assert not job.has_ended, describe(job)

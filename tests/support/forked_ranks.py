@@ -28,9 +28,11 @@ def _run_rank(work: Callable[[int, Path], Any], rank: int, store: Path, connecti
 
 
 def run_ranks(world: int, work: Callable[[int, Path], Any], seconds: float = 60.0) -> list[Any]:
-    """Run work(rank, store) in `world` forked processes and return the results by rank. The processes may form a group
-    at `store`. Raises `AssertionError` when a rank fails or takes more than `seconds`, which is multiplied by
-    `PATIENCE`."""
+    """Run work(rank, store) in `world` forked processes and return the results by rank.
+
+    The processes may form a group at `store`. Raises `AssertionError` when a rank fails or takes more than `seconds`,
+    which is multiplied by `PATIENCE`.
+    """
     fork = multiprocessing.get_context("fork")
     pipes = [fork.Pipe(duplex=False) for _ in range(world)]
     with tempfile.TemporaryDirectory(prefix="imgt-") as folder:

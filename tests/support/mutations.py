@@ -24,8 +24,10 @@ TEST_TIMEOUT_SECONDS = 240  # a mutation that makes its test hang counts as caug
 
 @dataclass(frozen=True)
 class Mutation:
-    """A rule, the text of a file that implements it, a broken replacement, and the test that must notice it. `test` is
-    the test's node id: below tests/train/rules, or below tests where it names a folder."""
+    """A rule, the text of a file that implements it, a broken replacement, and the test that must notice it.
+
+    `test` is the test's node id: below tests/train/rules, or below tests where it names a folder.
+    """
 
     name: str
     file: str

@@ -1,6 +1,8 @@
-"""Small networks for tests: machines that are network namespaces on one switch, each with a network card. A machine is
-a process that holds a namespace (unshare(1)). When it ends, the kernel deletes namespace and cards. Ranks are forked
-from the test, move into their machine's namespace (setns(2)), and form a process group there. Needs root."""
+"""Small networks for tests: machines that are network namespaces on one switch, each with a network card.
+
+A machine is a process that holds a namespace (unshare(1)). When it ends, the kernel deletes namespace and cards. Ranks
+are forked from the test, move into their machine's namespace (setns(2)), and form a process group there. Needs root.
+"""
 
 import contextlib
 import ctypes

@@ -1,5 +1,7 @@
 """An example of a backend in a package of its own: each machine is a background process of this computer.
-docs/adding-a-backend.md refers to it, and tests/cluster/backends/test_contract.py runs the contract tests on it."""
+
+docs/adding-a-backend.md refers to it, and tests/cluster/backends/test_contract.py runs the contract tests on it.
+"""
 
 import os
 import signal

@@ -1,6 +1,8 @@
-"""A sandbox for a test: a folder with a home and a tmux server of its own, in which it runs the installed command. What
-a test starts there carries the sandbox's TMUX_TMPDIR in its environment, so that every process of the sandbox is found,
-whatever its parent. Whatever still runs when the sandbox is closed fails the test."""
+"""A sandbox for a test: a folder with a home and a tmux server of its own, in which it runs the installed command.
+
+What a test starts there carries the sandbox's TMUX_TMPDIR in its environment, so that every process of the sandbox is
+found, whatever its parent. Whatever still runs when the sandbox is closed fails the test.
+"""
 
 import contextlib
 import os
@@ -144,9 +146,11 @@ class Sandbox:
     # --- jobs ------------------------------------------------------------------------------------------------------
 
     def write_slow_loss(self, folder: Path, fast_calls: int, seconds: float) -> str:
-        """Write the loss `slow_loss:cross_entropy` into a folder, and return this name of it. Each process calls it
-        `fast_calls` times at full speed; then each call takes `seconds` longer, until `train_fast`. A step is one call,
-        with `--exact` one for each process of the whole job that it stands for."""
+        """Write the loss `slow_loss:cross_entropy` into a folder, and return this name of it.
+
+        Each process calls it `fast_calls` times at full speed; then each call takes `seconds` longer, until
+        `train_fast`. A step is one call, with `--exact` one for each process of the whole job that it stands for.
+        """
         pace = self.path / "pace"
         pace.write_text(f"{fast_calls} {seconds}")
         folder.mkdir(exist_ok=True)
@@ -166,7 +170,9 @@ class Sandbox:
         batch: int = 8,
     ) -> str:
         """Write a recipe file and return its path. An epoch has 8 steps, 4 of two processes, and takes about 0.2 s.
-        With a `pace`, trainers are slow as `write_slow_loss` says."""
+
+        With a `pace`, trainers are slow as `write_slow_loss` says.
+        """
         pace = ENDLESS_PACE if epochs == ENDLESS and pace is None else pace
         # The project is a folder of its own: one that contains the home folder is not copied.
         folder = self.path / "project" if pace else self.path
@@ -197,13 +203,17 @@ class Sandbox:
     # --- processes -------------------------------------------------------------------------------------------------
 
     def pids(self, *words: str) -> list[int]:
-        """Return the living processes of the sandbox whose command line contains all `words`. A zombie is not among
-        them, for it has no environment."""
+        """Return the living processes of the sandbox whose command line contains all `words`.
+
+        A zombie is not among them, for it has no environment.
+        """
         return sorted(self._command_lines(*words))
 
     def program_pids(self, *words: str) -> list[int]:
-        """Return the processes of `pids` without forks that have not become another program yet. Between fork and exec
-        a process has its parent's command line, and would be counted as a second one."""
+        """Return the processes of `pids` without forks that have not become another program yet.
+
+        Between fork and exec a process has its parent's command line, and would be counted as a second one.
+        """
         lines = self._command_lines(*words)
         parents = {pid: parent for pid, (parent, *_) in process_table().items()}
         return sorted(pid for pid, line in lines.items() if lines.get(parents.get(pid, 0)) != line)
@@ -223,8 +233,10 @@ class Sandbox:
         return pid
 
     def trainer_pids(self) -> list[int]:
-        """Return the trainers. They are children of agents. Loader workers have the same command line, but are children
-        of trainers."""
+        """Return the trainers.
+
+        They are children of agents. Loader workers have the same command line, but are children of trainers.
+        """
         agent_pids, table = self.program_pids("-m cluster.agent"), process_table()
         return [pid for pid in self.pids("-m train ") if pid in table and table[pid][0] in agent_pids]
 
@@ -233,8 +245,10 @@ class Sandbox:
         return sorted({*self.pids()} - {*self.pids("tmux")})
 
     def close(self) -> list[str]:
-        """Kill the tmux server, the agents and the started commands. Then kill what outlives these, and return its
-        command lines."""
+        """Kill the tmux server, the agents and the started commands.
+
+        Then kill what outlives these, and return its command lines.
+        """
         for process in self.started:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)

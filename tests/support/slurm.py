@@ -1,7 +1,9 @@
-"""A Slurm cluster on this computer for tests: munged, slurmctld and one slurmd for each node. It needs no systemd, no
-cgroups and no root: all daemons run as the current user, who can then run jobs of his own. The nodes have more
-processors than this computer, because Slurm need not know. A node can lose its power and boot again. When a cluster is
-closed, none of its processes is left."""
+"""A Slurm cluster on this computer for tests: munged, slurmctld and one slurmd for each node.
+
+It needs no systemd, no cgroups and no root: all daemons run as the current user, who can then run jobs of his own. The
+nodes have more processors than this computer, because Slurm need not know. A node can lose its power and boot again.
+When a cluster is closed, none of its processes is left.
+"""
 
 import contextlib
 import os
@@ -107,8 +109,10 @@ class SlurmNode:
 
 
 class SlurmCluster:
-    """A cluster of four nodes, node0 to node3, which are idle when the constructor returns. `env` is the environment
-    that Slurm's commands need."""
+    """A cluster of four nodes, node0 to node3, which are idle when the constructor returns.
+
+    `env` is the environment that Slurm's commands need.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()

@@ -1,6 +1,8 @@
-"""Runs one slurmd in the foreground as a process of which every process of that node is a descendant. `python
-slurm_node.py COMMAND...`. slurmd detaches the slurmstepd of each job step (double fork). This process adopts them. When
-it gets SIGTERM, or its parent ends, it kills all its descendants, and ends."""
+"""Runs one slurmd in the foreground as a process of which every process of that node is a descendant.
+
+`python slurm_node.py COMMAND...`. slurmd detaches the slurmstepd of each job step (double fork). This process adopts
+them. When it gets SIGTERM, or its parent ends, it kills all its descendants, and ends.
+"""
 
 import contextlib
 import ctypes

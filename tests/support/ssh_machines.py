@@ -1,7 +1,9 @@
 """Machines for tests and benchmarks: a real OpenSSH sshd for each, on 127.1.0.N, with its own home, tmux and host key.
+
 A machine can be powered off, frozen, booted again, and unplugged from the network. Whatever a login starts there has an
 environment variable that names the machine, so that every process of it is found, whatever its parent. When a testbed
-is closed, nothing but sshd may be running on its machines."""
+is closed, nothing but sshd may be running on its machines.
+"""
 
 import contextlib
 import json
@@ -237,8 +239,10 @@ class TestMachine:
     # --- processes -------------------------------------------------------------------------------------------------
 
     def sshd_pids(self) -> set[int]:
-        """Return sshd and the processes of its connections. They are found by descent: sshd writes its process title
-        over its environment, and the mark with it."""
+        """Return sshd and the processes of its connections.
+
+        They are found by descent: sshd writes its process title over its environment, and the mark with it.
+        """
         table = process_table()
         pids = {self._sshd.pid} & table.keys() if self._sshd else set()
         while new := {pid for pid, (parent, _, name) in table.items() if parent in pids and name == "sshd"} - pids:

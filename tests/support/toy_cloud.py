@@ -1,5 +1,7 @@
-"""A cloud in memory in place of EC2, for the controller of rented jobs. Its machines are entries of a dictionary, and
-nothing runs on them: a test replaces the fleet."""
+"""A cloud in memory in place of EC2, for the controller of rented jobs.
+
+Its machines are entries of a dictionary, and nothing runs on them: a test replaces the fleet.
+"""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -27,8 +29,10 @@ def make_machine(machine_id: str, name: str, private_ip: str = "10.0.0.1") -> In
 
 
 class ToyCloud(JobInstances):
-    """The machines of one job. Nothing of AWS is asked. All attributes of the class, such as `rented` and `released`,
-    are the state of the cloud, which all objects share."""
+    """The machines of one job. Nothing of AWS is asked.
+
+    All attributes of the class, such as `rented` and `released`, are the state of the cloud, which all objects share.
+    """
 
     rented: ClassVar[dict[str, Instance]] = {}  # by ID
     released: ClassVar[list[tuple[str, str]]] = []  # ID and reason

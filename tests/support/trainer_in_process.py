@@ -1,5 +1,7 @@
-"""The real trainer in the test's own process, in float64, on images that are random numbers or files. Nothing here
-computes what a rule prescribes; the tests do that, by formulas written out in numpy."""
+"""The real trainer in the test's own process, in float64, on images that are random numbers or files.
+
+Nothing here computes what a rule prescribes; the tests do that, by formulas written out in numpy.
+"""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -114,8 +116,10 @@ def make_trainer(
     gpus: int = 0,
     plain: bool = True,
 ) -> Trainer:
-    """Return the trainer of a recipe. `net` replaces the recipe's network. With `plain` it computes in float64 on plain
-    pixels, else as a run does."""
+    """Return the trainer of a recipe.
+
+    `net` replaces the recipe's network. With `plain` it computes in float64 on plain pixels, else as a run does.
+    """
     schedule = Schedule(recipe, images.train, gpus or recipe.nominal_gpus)
     sampler = make_sampler(schedule, images, group.rank, group.world_size)
     options = parse_run_options(["rule", "--out", str(folder)])

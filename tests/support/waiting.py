@@ -37,8 +37,11 @@ def wait_for(
     describe: Callable[[], Any] = lambda: "",
     poll_seconds: float = POLL_SECONDS,
 ) -> Any:
-    """Return the value of `condition` as soon as it is true. Raises `WaitTimeout` after `seconds`, multiplied by
-    `PATIENCE`. `describe` is called then, and what it returns ends the message."""
+    """Return the value of `condition` as soon as it is true.
+
+    Raises `WaitTimeout` after `seconds`, multiplied by `PATIENCE`. `describe` is called then, and what it returns ends
+    the message.
+    """
     seconds *= PATIENCE
     start = time.monotonic()
     while not (value := condition()):

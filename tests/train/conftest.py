@@ -31,8 +31,10 @@ TRAIN_IMAGES, VAL_IMAGES = 50, 20
 
 
 def tiny_recipe(**changes: Any) -> Recipe:
-    """Return a recipe of four epochs in three phases for 2 GPUs, with changes. 50 images in batches of 8 per GPU leave
-    2 images for the last step of an epoch: one chunk for two ranks."""
+    """Return a recipe of four epochs in three phases for 2 GPUs, with changes.
+
+    50 images in batches of 8 per GPU leave 2 images for the last step of an epoch: one chunk for two ranks.
+    """
     values: dict[str, Any] = {
         "name": "tiny",
         "data": Data(name="sample", root="nowhere", train=TRAIN_IMAGES, val=VAL_IMAGES),
@@ -49,9 +51,11 @@ def tiny_recipe(**changes: Any) -> Recipe:
 
 
 class Runs:
-    """Starts training runs and ends whatever is left of them. Trainers are forked from one process that has imported
-    torch, or started as `python -m train`. The output of a run with the folder `out` is appended to the file <out>.log
-    beside it."""
+    """Starts training runs and ends whatever is left of them.
+
+    Trainers are forked from one process that has imported torch, or started as `python -m train`. The output of a run
+    with the folder `out` is appended to the file <out>.log beside it.
+    """
 
     def __init__(self, data: Path, folder: Path) -> None:
         self.data = data
@@ -116,8 +120,10 @@ class Runs:
         return self.log(out).read_text(errors="replace") if self.log(out).exists() else ""
 
     def end(self, out: Path, *processes: Any, code: int | None = 0) -> str:
-        """Wait for the end of a run, check its exit code (None: any but 0), and return its output. When one process
-        fails, the others are killed, as the agent does."""
+        """Wait for the end of a run, check its exit code (None: any but 0), and return its output.
+
+        When one process fails, the others are killed, as the agent does.
+        """
 
         def is_over() -> bool:
             exit_codes = [process.poll() for process in processes]

@@ -1,6 +1,8 @@
-"""Tests of the agent process on a hand-made run folder, with trainers that are real processes but do not train. What a
-trainer does is Python text, which a sitecustomize module runs in place of the trainer, with `report`, `out` and `rank`
-defined. So a trainer ends in any way within a tenth of a second."""
+"""Tests of the agent process on a hand-made run folder, with trainers that are real processes but do not train.
+
+What a trainer does is Python text, which a sitecustomize module runs in place of the trainer, with `report`, `out` and
+`rank` defined. So a trainer ends in any way within a tenth of a second.
+"""
 
 import json
 import os
@@ -185,7 +187,9 @@ def test_agents_of_two_machines_survive_loss_of_the_first(agents: Any, hand_made
 
 def test_trainers_that_keep_their_state_go_on_as_the_same_processes(agents: Any, hand_made: Any) -> None:
     """Their peer is lost, so they wait in a collective: the agent asks them to abort it. One has finished a step more.
-    They make progress until the peer is lost: an agent that the computer holds up before counts as no loss."""
+
+    They make progress until the peer is lost: an agent that the computer holds up before counts as no loss.
+    """
     run = hand_made(
         machines=2, procs=2, lost_seconds=1.0, heartbeat_timeout_seconds=1.0, heartbeat_seconds=0.2, in_place="on"
     )

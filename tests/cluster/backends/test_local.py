@@ -43,8 +43,10 @@ def test_each_machine_sees_its_share_of_the_gpus(
 def test_attach_shows_a_window_of_the_machine_that_exists(
     sandbox: Any, hand_made: Callable[..., Any], tmp_path: Path, windows: list[str], target: str
 ) -> None:
-    """A machine has a trainer's window once it trains, and none for a moment before its agent starts. The command that
-    started the session may have come to the run folder through a link."""
+    """A machine has a trainer's window once it trains, and none for a moment before its agent starts.
+
+    The command that started the session may have come to the run folder through a link.
+    """
     run = hand_made(machines=2)
     (tmp_path / "link").symlink_to(run.run_folder.path.parent)
     linked = RunFolder(tmp_path / "link" / run.run_folder.path.name)

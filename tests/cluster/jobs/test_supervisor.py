@@ -84,8 +84,10 @@ def test_supervisor_log_has_its_errors(sandbox: Any, hand_made: Any, start_super
 
 @pytest.fixture
 def job(hand_made: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A job of three machines an hour after its launch. The test sets `job.dead`, the machines without an agent;
-    `job.replaced` lists those that were replaced."""
+    """A job of three machines an hour after its launch.
+
+    The test sets `job.dead`, the machines without an agent; `job.replaced` lists those that were replaced.
+    """
     run = hand_made(machines=3)
     running_job = run.job
     running_job.run_ = run

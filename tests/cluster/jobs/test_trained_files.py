@@ -45,8 +45,10 @@ def write_network(folder: Path) -> None:
 
 
 class CountingConnector(LocalConnector):
-    """This computer as a machine, which sends files in small pieces and records what is read from it. `before_read` is
-    called with the path and the offset of each piece."""
+    """This computer as a machine, which sends files in small pieces and records what is read from it.
+
+    `before_read` is called with the path and the offset of each piece.
+    """
 
     name = "machine 0"
 

@@ -1,5 +1,7 @@
-"""The machines of a running job over the real sshd of the testbed: mirrored files, liveness, restarts of agents. A
-shell script stands for Python on the machines."""
+"""The machines of a running job over the real sshd of the testbed: mirrored files, liveness, restarts of agents.
+
+A shell script stands for Python on the machines.
+"""
 
 import contextlib
 import json

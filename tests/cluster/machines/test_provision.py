@@ -1,6 +1,8 @@
-"""Set-up of machines over the real sshd of the testbed, with a shell script that stands for Python there. Every fault
-of a machine is named before an agent starts, and by `check --ssh`, which leaves nothing there. A supervisor that is
-killed is replaced by one that finishes."""
+"""Set-up of machines over the real sshd of the testbed, with a shell script that stands for Python there.
+
+Every fault of a machine is named before an agent starts, and by `check --ssh`, which leaves nothing there. A supervisor
+that is killed is replaced by one that finishes.
+"""
 
 import json
 import os
@@ -135,7 +137,9 @@ def test_replace_host_with_another_key_keeps_the_connection(make_job: MakeJob) -
 @pytest.fixture
 def launch_paused(sandbox: Any, bed: Testbed, make_stub: Callable[..., Any]) -> LaunchPaused:
     """Launch job-1 by the installed command. Its set-up pauses at a module on machine 0 as long as a file exists.
-    Returns the job, the machines' Python, and the file."""
+
+    Returns the job, the machines' Python, and the file.
+    """
 
     def launch(module: str) -> tuple[Job, Any, Path]:
         for machine in bed.machines:

@@ -1,5 +1,7 @@
 """The user's project: its folder, the files that are copied, a job's copy; what a recipe needs beside it; our code.
-Both go to the machines in one archive."""
+
+Both go to the machines in one archive.
+"""
 
 import io
 import os

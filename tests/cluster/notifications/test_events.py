@@ -1,5 +1,7 @@
-"""The events that a job's files show, each found once and only those of the last launch; and who is told. The URL of a
-webhook is a secret, which is never shown whole."""
+"""The events that a job's files show, each found once and only those of the last launch; and who is told.
+
+The URL of a webhook is a secret, which is never shown whole.
+"""
 
 import time
 from dataclasses import replace

@@ -34,8 +34,10 @@ def shared(run: Any) -> Path:
 
 
 def resume_content(run: Any, attempt: attempts.Attempt) -> bytes:
-    """Return what an attempt resumes from: b"1 16" is attempt 1's checkpoint of step 16. The checkpoint must be a link
-    in the attempt's own folder, named after its step."""
+    """Return what an attempt resumes from: b"1 16" is attempt 1's checkpoint of step 16.
+
+    The checkpoint must be a link in the attempt's own folder, named after its step.
+    """
     path = run.run_folder.shared / attempt.resume
     assert path.parent.name == f"{attempt.number:06d}" and path.name.startswith(f"resume-{attempt.first_step:08d}-")
     payload = read_with_checksum(path)
@@ -125,8 +127,10 @@ def test_propose_checkpoint_vanishes_chooses_again(hand_made: Any, monkeypatch: 
 
 @pytest.mark.parametrize("launches", [1, 2])
 def test_propose_passes_over_a_checkpoint_that_cannot_be_read(run: Any, shared: Path, launches: int) -> None:
-    """Also after the job has ended and was resumed, when the folder that both were saved in is gone. Its checksum is
-    right, but the trainers could not read it. Without an earlier one the job ends."""
+    """Also after the job has ended and was resumed, when the folder that both were saved in is gone.
+
+    Its checksum is right, but the trainers could not read it. Without an earlier one the job ends.
+    """
     for step in (8, 16, 24):
         run.write_checkpoint(1, step)
     if launches == 2:

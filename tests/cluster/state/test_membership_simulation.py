@@ -1,7 +1,9 @@
-"""Simulates hundreds of random schedules of kills, freezes, notices and crashes: the agents must always agree. The
-simulated agents follow cluster/agent/agent.py, without files and processes. Statuses arrive late, attempts are
+"""Simulates hundreds of random schedules of kills, freezes, notices and crashes: the agents must always agree.
+
+The simulated agents follow cluster/agent/agent.py, without files and processes. Statuses arrive late, attempts are
 exclusive by number, and the trainers of an attempt advance while all its members run them. In most jobs, trainers keep
-their state when others fail, but not always; some of them have finished one step more. Time is simulated."""
+their state when others fail, but not always; some of them have finished one step more. Time is simulated.
+"""
 
 import json
 import random
@@ -411,8 +413,10 @@ class Simulation:
         return newest is not None and not newest.members
 
     def has_agreed(self) -> bool:
-        """Return whether all living agents train in one attempt that is as large as possible, or are its spares. When
-        too few are able to train, they wait."""
+        """Return whether all living agents train in one attempt that is as large as possible, or are its spares.
+
+        When too few are able to train, they wait.
+        """
         newest = self.newest_attempt()
         living = [agent for name, agent in self.agents.items() if name not in self.gone_names]
         if newest is None or not all(agent.is_alive and agent.frozen_until <= self.now for agent in living):

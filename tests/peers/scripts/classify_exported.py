@@ -1,6 +1,8 @@
 """Classify images with an exported ResNet in a library's class: classify_exported.py torchvision|timm WEIGHTS IMAGE ...
+
 Needs PyTorch, Pillow, safetensors and the library, and nothing of this project: what the file .classes.json beside the
-weights says is all that it knows. Prints the class of each image as a JSON list."""
+weights says is all that it knows. Prints the class of each image as a JSON list.
+"""
 
 import contextlib
 import json

@@ -1,8 +1,12 @@
-"""Make what example scripts would download, small and drawn at random, in the folder in which they run. make_inputs.py
-nlp FOLDER a BERT of two small layers, sentence pairs in the place of MRPC, and its metric make_inputs.py chat FOLDER a
-GPT-2 of two small layers, and texts for it make_inputs.py text FOLDER a text in the place of WikiText-2 make_inputs.py
-images FOLDER an image folder of two classes, with train/ and val/ Hugging Face's libraries take a folder of the current
-folder before the hub, so a script finds these by its own names."""
+"""Make what example scripts would download, small and drawn at random, in the folder in which they run.
+
+make_inputs.py nlp FOLDER     a BERT of two small layers, sentence pairs in the place of MRPC, and its metric
+make_inputs.py chat FOLDER    a GPT-2 of two small layers, and texts for it
+make_inputs.py text FOLDER    a text in the place of WikiText-2
+make_inputs.py images FOLDER  an image folder of two classes, with train/ and val/
+
+Hugging Face's libraries take a folder of the current folder before the hub, so a script finds these by its own names.
+"""
 
 import csv
 import json

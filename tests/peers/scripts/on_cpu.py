@@ -1,9 +1,13 @@
-"""Run a training script that was written for CUDA on the CPU, and change nothing in its text. on_cpu.py SCRIPT
-ARGUMENTS... Calls that name a CUDA device or NCCL get the CPU and Gloo instead: `torch.cuda.set_device`, `.to(0)`,
-`torch.load(map_location="cuda:0")`, `init_process_group("nccl")` and `DistributedDataParallel(device_ids=[0])`. A
-torchvision without its operators, as PyPI has it beside a torch for CPUs, can be imported. A group of Gloo is never
-destroyed: a thread of Gloo may want Python's lock, and both wait for ever, or the process is aborted when Python ends
-(pytorch issue 190489)."""
+"""Run a training script that was written for CUDA on the CPU, and change nothing in its text.
+
+on_cpu.py SCRIPT ARGUMENTS...
+
+Calls that name a CUDA device or NCCL get the CPU and Gloo instead: `torch.cuda.set_device`, `.to(0)`,
+`torch.load(map_location="cuda:0")`, `init_process_group("nccl")` and `DistributedDataParallel(device_ids=[0])`.
+A torchvision without its operators, as PyPI has it beside a torch for CPUs, can be imported.
+A group of Gloo is never destroyed: a thread of Gloo may want Python's lock, and both wait for ever, or
+the process is aborted when Python ends (pytorch issue 190489).
+"""
 
 import importlib.util
 import os

@@ -1,6 +1,9 @@
-"""Crop with torchvision. torchvision_crops.py center INPUT.npz OUTPUT.npz SIZE each array after Resize(int(1.14 *
-SIZE)), CenterCrop(SIZE) torchvision_crops.py random COUNT WIDTHxHEIGHT... boxes of RandomResizedCrop, printed as lists
-torchvision_crops.py trivial INPUT.npz OUTPUT.npz each array after TrivialAugmentWide with each of the draws"""
+"""Crop with torchvision.
+
+torchvision_crops.py center INPUT.npz OUTPUT.npz SIZE    each array after Resize(int(1.14 * SIZE)), CenterCrop(SIZE)
+torchvision_crops.py random COUNT WIDTHxHEIGHT...        boxes of RandomResizedCrop, printed as lists
+torchvision_crops.py trivial INPUT.npz OUTPUT.npz        each array after TrivialAugmentWide with each of the draws
+"""
 
 import json
 import sys

@@ -1,5 +1,7 @@
 """torchvision_mixing.py INPUT.pt OUTPUT.pt: images, labels, scores, a share, and the middle (x, y) of a rectangle.
-Writes for mixup and CutMix the mixed images, and the cross entropy of the scores against the mixed labels."""
+
+Writes for mixup and CutMix the mixed images, and the cross entropy of the scores against the mixed labels.
+"""
 
 import sys
 from types import SimpleNamespace

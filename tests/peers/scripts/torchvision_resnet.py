@@ -1,5 +1,8 @@
-"""Run torchvision's ResNets. torchvision_resnet.py shapes NAME ... print the shapes of all tensors by network
-torchvision_resnet.py run NAME INPUT.pt OUTPUT.pt"""
+"""Run torchvision's ResNets.
+
+torchvision_resnet.py shapes NAME ...             print the shapes of all tensors by network
+torchvision_resnet.py run NAME INPUT.pt OUTPUT.pt
+"""
 
 import json
 import sys

@@ -1,6 +1,8 @@
-"""Import this before torchvision or timm, where torchvision's operators cannot be loaded. PyPI has torchvision for CUDA
-only. Beside a torch for CPUs, its import ends where it describes operators that are not there. Neither the transforms
-nor the networks use them, so it is enough that their names exist."""
+"""Import this before torchvision or timm, where torchvision's operators cannot be loaded.
+
+PyPI has torchvision for CUDA only. Beside a torch for CPUs, its import ends where it describes operators that are not
+there. Neither the transforms nor the networks use them, so it is enough that their names exist.
+"""
 
 import torch
 

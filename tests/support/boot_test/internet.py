@@ -1,6 +1,8 @@
 """The internet of a virtual machine: answers one HTTPS request on stdin. QEMU starts it for each connection.
-internet.py FOLDER: a folder with cert.pem, key.pem and the file `installer`, which every request gets. Without the file
-there is no answer, as behind a route that leads nowhere."""
+
+internet.py FOLDER: a folder with cert.pem, key.pem and the file `installer`, which every request gets. Without the
+file there is no answer, as behind a route that leads nowhere.
+"""
 
 import socket
 import ssl

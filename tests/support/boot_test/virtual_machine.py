@@ -1,6 +1,7 @@
 """A virtual machine in QEMU that boots with cloud-init from user data, as an EC2 instance with two fast disks does.
-Without KVM: QEMU translates the instructions, so a boot takes minutes. The machine reaches nothing but its
-internet.py."""
+
+Without KVM: QEMU translates the instructions, so a boot takes minutes. The machine reaches nothing but its internet.py.
+"""
 
 import json
 import os

@@ -1,6 +1,8 @@
-"""Trainers of tests start without torch._dynamo, when this folder is in PYTHONPATH. torch.optim imports it at first
-use, for torch.compile, which these trainers do not use. That is a third of the processor time of a short job's
-trainer."""
+"""Trainers of tests start without torch._dynamo, when this folder is in PYTHONPATH.
+
+torch.optim imports it at first use, for torch.compile, which these trainers do not use. That is a third of the
+processor time of a short job's trainer.
+"""
 
 import sys
 import types

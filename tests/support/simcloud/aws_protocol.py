@@ -48,8 +48,10 @@ def _action_of_path(service: str, method: str, path: str) -> str:
 def error_response(
     service: str, code: str, message: str, status: int | None
 ) -> tuple[str, list[tuple[str, str]], bytes]:
-    """Return an error as this service writes it: status line, headers, body. Without `status` it has the HTTP status
-    that EC2 gives to the code."""
+    """Return an error as this service writes it: status line, headers, body.
+
+    Without `status` it has the HTTP status that EC2 gives to the code.
+    """
     from support.simcloud.moto_patches import HTTP_STATUS_BY_CODE
 
     status = status or HTTP_STATUS_BY_CODE.get(code, 400)

@@ -80,11 +80,13 @@ class Settings:
 
 
 class SimulatedAws(Settings, InstanceEndings):
-    """The cloud of this process. There is one: the servers show the one that was made last. Besides the settings these
-    attributes may be set: `clock`; `capacity`, the free places by (zone, type), unlimited where missing; `quota_vcpu`,
-    the vCPU by quota code, plenty where missing. `login` is the user and the ssh port, which the images have as tags.
-    `machines` are the `SimulatedMachines` of this cloud, if it has any. They take `events` as soon as `has_event` is
-    set: names and arguments of their methods."""
+    """The cloud of this process. There is one: the servers show the one that was made last.
+
+    Besides the settings these attributes may be set: `clock`; `capacity`, the free places by (zone, type), unlimited
+    where missing; `quota_vcpu`, the vCPU by quota code, plenty where missing. `login` is the user and the ssh port,
+    which the images have as tags. `machines` are the `SimulatedMachines` of this cloud, if it has any. They take
+    `events` as soon as `has_event` is set: names and arguments of their methods.
+    """
 
     current: "SimulatedAws"
     lock = threading.RLock()  # one for all clouds, as moto's backends are shared by all

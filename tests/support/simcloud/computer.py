@@ -1,5 +1,7 @@
-"""One machine of the simulated EC2: an sshd on its own address, and fakes of the commands that need root. It boots from
-its instance's user data. `runcmd` is not run: its results are made here."""
+"""One machine of the simulated EC2: an sshd on its own address, and fakes of the commands that need root.
+
+It boots from its instance's user data. `runcmd` is not run: its results are made here.
+"""
 
 import json
 import math
@@ -38,6 +40,7 @@ exec "$@"
 @dataclass(frozen=True)
 class UserData:
     """The part of its user data that a simulated machine reads. `infra.aws.instances.user_data` writes user data.
+
     `private_key` and `public_key` are the host key. `limit_seconds` is the time until the power-off. `file_system` is
     the id of the EFS, `internet_seconds` how long the machine waits for its way to the internet, `failed_seconds` the
     time until the power-off once its set-up has failed.

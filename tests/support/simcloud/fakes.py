@@ -1,6 +1,9 @@
-"""The commands of a simulated machine that need root: fakes.py URL NAME [WORDS]. The cloud at URL carries them out. The
-cloud refuses commands that would cut the power of this computer. Imports nothing of this project, because any Python
-may run it, once for each command."""
+"""The commands of a simulated machine that need root: fakes.py URL NAME [WORDS]. The cloud at URL carries them out.
+
+The cloud refuses commands that would cut the power of this computer.
+
+Imports nothing of this project, because any Python may run it, once for each command.
+"""
 
 import http.client
 import os

@@ -33,8 +33,11 @@ RUNNING_CLOUD = pytest.StashKey["CloudProcess"]()
 
 
 class CloudProcess:
-    """A simulated cloud in a process of its own. `url` is its address, `env` makes a command take it for AWS, and
-    `folder` has its machines' disks. A test that leaves something on purpose sets `expect_leaks`."""
+    """A simulated cloud in a process of its own.
+
+    `url` is its address, `env` makes a command take it for AWS, and `folder` has its machines' disks. A test that
+    leaves something on purpose sets `expect_leaks`.
+    """
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="simcloud-"))

@@ -1,6 +1,8 @@
 """GPUs of simulated machines, as far as nvidia-smi shows them: they can fall off the bus, and their driver can hang.
+
 The trainers of these machines compute on processors. What a broken GPU does to them is done here by signals: one that
-loses its GPU dies, and one whose driver hangs stands still."""
+loses its GPU dies, and one whose driver hangs stands still.
+"""
 
 import signal
 from pathlib import Path

@@ -1,6 +1,8 @@
-"""The HTTP server of the simulated cloud: it counts calls, injects faults, and takes control commands. A control
-command is POST /_sim/NAME with JSON, answered by JSON. NAME is a method or an attribute of the front, of the cloud or
-of its machines."""
+"""The HTTP server of the simulated cloud: it counts calls, injects faults, and takes control commands.
+
+A control command is POST /_sim/NAME with JSON, answered by JSON. NAME is a method or an attribute of the front, of the
+cloud or of its machines.
+"""
 
 import contextlib
 import io
@@ -24,10 +26,12 @@ Response = tuple[str, list[tuple[str, str]], bytes]  # status line, headers, bod
 
 @dataclass
 class Fault:
-    """A fault at calls of an action (and a service): after `skip` such calls, at `times` of them. With `code` the
-    answer is that error. With `drop` the connection ends without an answer. With `kill` the process that calls is
-    killed. With none of them, the call is done after `delay` seconds. `after`: the call is done first, and its answer
-    is lost."""
+    """A fault at calls of an action (and a service): after `skip` such calls, at `times` of them.
+
+    With `code` the answer is that error. With `drop` the connection ends without an answer. With `kill` the process
+    that calls is killed. With none of them, the call is done after `delay` seconds. `after`: the call is done first,
+    and its answer is lost.
+    """
 
     action: str = ""
     service: str = ""
@@ -209,8 +213,10 @@ class SimulatorServer(ThreadedWSGIServer):
 
 
 def serve(sim: SimulatedAws, port: int = 0) -> tuple[SimulatorServer, str]:
-    """Serve a cloud on loopback, in a thread. Returns the server and its address. The cloud does what is due at each
-    call. `SimulatedAws.run` does it between calls too."""
+    """Serve a cloud on loopback, in a thread. Returns the server and its address.
+
+    The cloud does what is due at each call. `SimulatedAws.run` does it between calls too.
+    """
     front = AwsFrontend(sim)
     server = SimulatorServer("127.0.0.1", port, front, _RequestHandler)
     server.front = front

@@ -1,7 +1,9 @@
-"""The instance metadata service of all simulated machines, which also carries out their fake root commands. One server
-on 127.0.0.1. The first part of a path is the instance that asks: http://127.0.0.1:PORT/i-0123456789abcdef0. Like our
-machines, it requires version 2 of the service: a PUT gives a token, and each GET must present it (AWS, "Use the
-Instance Metadata Service")."""
+"""The instance metadata service of all simulated machines, which also carries out their fake root commands.
+
+One server on 127.0.0.1. The first part of a path is the instance that asks: http://127.0.0.1:PORT/i-0123456789abcdef0.
+Like our machines, it requires version 2 of the service: a PUT gives a token, and each GET must present it (AWS, "Use
+the Instance Metadata Service").
+"""
 
 import http.server
 import secrets
@@ -13,10 +15,12 @@ TOKEN_HEADER = "X-aws-ec2-metadata-token"
 
 
 class MetadataService:
-    """The service. `get_texts(id)` returns the metadata of an instance: texts by paths such as
-    /latest/meta-data/instance-id, None when no such instance runs. `run_root_command(id, words)` carries out a root
-    command of an instance and returns its output. `requested` are the paths of all GETs so far. With `garbage` they are
-    answered by these bytes."""
+    """The service.
+
+    `get_texts(id)` returns the metadata of an instance: texts by paths such as /latest/meta-data/instance-id, None when
+    no such instance runs. `run_root_command(id, words)` carries out a root command of an instance and returns its
+    output. `requested` are the paths of all GETs so far. With `garbage` they are answered by these bytes.
+    """
 
     def __init__(
         self,

@@ -1,5 +1,7 @@
 """The simulated cloud in the test's own process: `cloud` for tests of the cloud itself, `front` for tests of our code.
-A conftest.py imports the fixtures that its tests use, and `front_of_session`."""
+
+A conftest.py imports the fixtures that its tests use, and `front_of_session`.
+"""
 
 import functools
 import os

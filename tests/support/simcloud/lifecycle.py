@@ -46,8 +46,10 @@ class InstanceEndings:
     """The ways in which instances end. A part of `support.simcloud.cloud.SimulatedAws`: it uses its lock and events."""
 
     def shut_down(self: Any, instance: Any, code: str, message: str, loses_capacity: bool = False) -> None:
-        """Begin the end of an instance, unless it has begun. From here on it costs nothing. `loses_capacity` says that
-        the instance's place does not become free."""
+        """Begin the end of an instance, unless it has begun. From here on it costs nothing.
+
+        `loses_capacity` says that the instance's place does not become free.
+        """
         if instance.state not in (*BILLED_STATES, "stopping", "stopped"):
             return
         had_capacity = instance.state in BILLED_STATES
@@ -74,8 +76,10 @@ class InstanceEndings:
         instance._state = InstanceState(name, STATES[name])
 
     def interrupt(self: Any, id: str, notice: float = 120.0) -> None:
-        """Interrupt a spot instance: its notice comes now, its end `notice` seconds later. Raises `ValueError` for an
-        instance that is not a live spot instance."""
+        """Interrupt a spot instance: its notice comes now, its end `notice` seconds later.
+
+        Raises `ValueError` for an instance that is not a live spot instance.
+        """
         with self.lock:
             instance = self.find(id)
             if instance.life.market != "spot" or instance.state not in BILLED_STATES:

@@ -49,8 +49,10 @@ def new_login() -> tuple[str, int]:
 
 
 class SimulatedMachines:
-    """Boots a machine for each running instance of `sim` with a key, and ends it with the instance. The login of `sim`
-    is one on this computer, see `new_login`. The machines follow the settings of `sim`."""
+    """Boots a machine for each running instance of `sim` with a key, and ends it with the instance.
+
+    The login of `sim` is one on this computer, see `new_login`. The machines follow the settings of `sim`.
+    """
 
     def __init__(self, sim: Any, folder: Path) -> None:
         self.sim = sim

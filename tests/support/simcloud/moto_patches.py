@@ -1,5 +1,7 @@
-"""The places where the simulated cloud replaces parts of moto. These parts are private to moto. Therefore its version
-is pinned, and tests/simcloud/test_rules.py fails on changes."""
+"""The places where the simulated cloud replaces parts of moto.
+
+These parts are private to moto. Therefore its version is pinned, and tests/simcloud/test_rules.py fails on changes.
+"""
 
 import traceback
 from typing import Any

@@ -1,6 +1,8 @@
-"""The permissions of the caller: each call of EC2 and EFS is checked against the cloud's `policy`, as IAM does it. A
-call with tags needs the service's tag action too, and a launch with a role iam:PassRole. A launch without a subnet or a
-security group uses the default ones, which have no tags of ours. In other calls, resources that exist count as ours."""
+"""The permissions of the caller: each call of EC2 and EFS is checked against the cloud's `policy`, as IAM does it.
+
+A call with tags needs the service's tag action too, and a launch with a role iam:PassRole. A launch without a subnet or
+a security group uses the default ones, which have no tags of ours. In other calls, resources that exist count as ours.
+"""
 
 from collections.abc import Iterator
 from typing import Any

@@ -120,8 +120,10 @@ def delete_subnet(self: Any) -> ActionResult:
 
 @ec2_call
 def delete_vpc(self: Any) -> ActionResult:
-    """Delete a network. It is refused while it has a gateway, an endpoint, or a security group of ours. moto itself
-    checks subnets and route tables."""
+    """Delete a network. It is refused while it has a gateway, an endpoint, or a security group of ours.
+
+    moto itself checks subnets and route tables.
+    """
     backend = self.ec2_backend
     id = self._get_param("VpcId")
     gateways = [gateway for gateway in backend.internet_gateways.values() if gateway.vpc and gateway.vpc.id == id]

@@ -1,7 +1,9 @@
-"""Reserved capacity: on-demand capacity reservations, capacity blocks, groups of them, and blocks that can be bought. A
-launch into a reservation takes from the reservation's machines, not from the free ones of the zone. EC2 ends the
+"""Reserved capacity: on-demand capacity reservations, capacity blocks, groups of them, and blocks that can be bought.
+
+A launch into a reservation takes from the reservation's machines, not from the free ones of the zone. EC2 ends the
 machines of a block 30 minutes before the block ends. Error codes and the reason of that end are AWS's where AWS
-documents them; the others are marked."""
+documents them; the others are marked.
+"""
 
 import hashlib
 from collections.abc import Collection

@@ -65,8 +65,10 @@ class LaunchRequest:
 
 @ec2_call
 def run_instances(self: Any) -> ActionResult:
-    """Launch as many instances as the market has: at least MinCount, or none. The same client token gives the same
-    instances."""
+    """Launch as many instances as the market has: at least MinCount, or none.
+
+    The same client token gives the same instances.
+    """
     sim = SimulatedAws.current
     request = LaunchRequest(self)
     is_dry_run = self._get_param("DryRun", False)
@@ -123,8 +125,10 @@ def _complete_instance(sim: SimulatedAws, request: LaunchRequest, reservation: A
 
 
 def prep_nics(self: Any, nic_spec: list[dict[str, Any]], security_groups: list[Any] | None = None, **_: Any) -> None:
-    """Create the network interfaces of an instance, with network card and type. The first has a loopback address, which
-    is its public address too where it may have one."""
+    """Create the network interfaces of an instance, with network card and type.
+
+    The first has a loopback address, which is its public address too where it may have one.
+    """
     backend = self.ec2_backend
     has_many = len(nic_spec) > 1
     specs = sorted(nic_spec or [{}], key=_interface_slot)

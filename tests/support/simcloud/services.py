@@ -1,5 +1,7 @@
-"""The services that moto does not have: Pricing, Service Quotas, and EC2 Instance Connect. A function answers a call:
-it gets the cloud, the region and the arguments, and returns the answer as plain data."""
+"""The services that moto does not have: Pricing, Service Quotas, and EC2 Instance Connect.
+
+A function answers a call: it gets the cloud, the region and the arguments, and returns the answer as plain data.
+"""
 
 import json
 from typing import Any

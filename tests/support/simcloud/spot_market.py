@@ -86,8 +86,10 @@ def dollars_per_hour(sim: SimulatedAws, instance: Any) -> float:
 
 
 def allocate(sim: SimulatedAws, request: Any) -> int:
-    """Return how many instances are launched now, and take them from the capacity. Raises `AwsError` when these are
-    fewer than MinCount."""
+    """Return how many instances are launched now, and take them from the capacity.
+
+    Raises `AwsError` when these are fewer than MinCount.
+    """
     zones = offered(request.region, request.type)
     refuse_if(request.zone not in zones, "Unsupported", f"{request.type} is offered in {zones}.")
     quota_count = _quota_count(sim, request)

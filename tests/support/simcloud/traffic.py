@@ -1,6 +1,8 @@
-"""What instances move and AWS bills by the gigabyte: what EFS reads and writes, and what a NAT gateway processes. No
-process of a simulated machine really uses a network file system, so a test says what a machine has moved. The cloud
-bills these bytes, and the machine's kernel counts them: in files that stand for those of /proc."""
+"""What instances move and AWS bills by the gigabyte: what EFS reads and writes, and what a NAT gateway processes.
+
+No process of a simulated machine really uses a network file system, so a test says what a machine has moved. The cloud
+bills these bytes, and the machine's kernel counts them: in files that stand for those of /proc.
+"""
 
 import math
 from dataclasses import dataclass

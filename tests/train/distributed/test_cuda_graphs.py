@@ -30,7 +30,9 @@ IMAGES = RandomImages(train=37)
 
 class Recorder(TorchDispatchMode):
     """A CUDA graph: operations in their order. A replay runs them again and puts the results where the first ones lie.
-    What the host counts (0-dimensional integers) is no work of a GPU: no replay repeats it."""
+
+    What the host counts (0-dimensional integers) is no work of a GPU: no replay repeats it.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,5 +1,7 @@
-"""The guard of NCCL's sums, against a model of what an aborted kernel does, and the copy of the state. The model is our
-reading of src/device of NCCL 2.30, and not NCCL itself. It makes rare schedules frequent."""
+"""The guard of NCCL's sums, against a model of what an aborted kernel does, and the copy of the state.
+
+The model is our reading of src/device of NCCL 2.30, and not NCCL itself. It makes rare schedules frequent.
+"""
 
 import itertools
 import random
@@ -19,9 +21,11 @@ SLOTS, SPINS = 8, 12  # of a connection; before a kernel looks at the abort flag
 
 
 class Ring:
-    """A model of GPUs in a ring, one for each rank. Each runs its kernels in order: a step's sums, then its sentinel. A
-    kernel that has waited in vain and sees its rank's abort flag waits no more: it takes what lies in the slot, which
-    is an old value, and goes on to send, with valid flags. The next kernel begins afresh."""
+    """A model of GPUs in a ring, one for each rank. Each runs its kernels in order: a step's sums, then its sentinel.
+
+    A kernel that has waited in vain and sees its rank's abort flag waits no more: it takes what lies in the slot, which
+    is an old value, and goes on to send, with valid flags. The next kernel begins afresh.
+    """
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -100,8 +104,10 @@ class Ring:
 
 
 def count_steps(monkeypatch: pytest.MonkeyPatch, trials: int, freezes: bool, poisons: bool = True) -> tuple[int, int]:
-    """Return how many steps the GPUs have finished, and how many of those that the guard accepts have wrong sums. The
-    guard of each rank gets what the model has summed. The state that it keeps must be that of the steps it accepts."""
+    """Return how many steps the GPUs have finished, and how many of those that the guard accepts have wrong sums.
+
+    The guard of each rank gets what the model has summed. The state that it keeps must be that of the steps it accepts.
+    """
     rng, steps, wrong = random.Random(1), 0, 0
     for _ in range(trials):
         ring = Ring(rng)

@@ -1,5 +1,7 @@
-"""Who can connect to the ports of a run: the machines of the run can, a stranger cannot. Machines are addresses of this
-computer (all of 127/8), or network namespaces with addresses of IPv4 and IPv6."""
+"""Who can connect to the ports of a run: the machines of the run can, a stranger cannot.
+
+Machines are addresses of this computer (all of 127/8), or network namespaces with addresses of IPv4 and IPv6.
+"""
 
 import contextlib
 import datetime

@@ -135,9 +135,11 @@ def count_resources() -> dict[str, Any]:
 def train_on(
     rank: int, loss: Loss | None, words: list[str], folder: Path, ports: list[int]
 ) -> tuple[int, list[dict[str, Any]]]:
-    """Train in an attempt, and after each loss in another one, for which this function is the agent. In the attempts
-    before the loss, or in `REGROUPS`, connections end, but no process. Returns the exit code, -1 for the process that
-    is lost, and what the process used before each further attempt."""
+    """Train in an attempt, and after each loss in another one, for which this function is the agent.
+
+    In the attempts before the loss, or in `REGROUPS`, connections end, but no process. Returns the exit code, -1 for
+    the process that is lost, and what the process used before each further attempt.
+    """
     used: list[dict[str, Any]] = []
 
     def members(attempt: int) -> list[int]:

@@ -1,5 +1,7 @@
-"""run_validation: full batches on a GPU, and the check of its counts. Its counts and its eval mode are tested in
-tests/train/rules/test_validation.py."""
+"""run_validation: full batches on a GPU, and the check of its counts.
+
+Its counts and its eval mode are tested in tests/train/rules/test_validation.py.
+"""
 
 import pytest
 import torch

@@ -191,7 +191,9 @@ def test_shapes_of_a_later_phase_are_warmed_up_when_it_begins(
     tiny: Any, tiny_data: Any, tmp_path: Any, compiled_shapes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That takes no part of its first step: it is a switch of its first epoch. A phase without new shapes has none.
-    Only the largest shape is tried before the first step of all: a GPU may have too little memory for it."""
+
+    Only the largest shape is tried before the first step of all: a GPU may have too little memory for it.
+    """
     sizes = (32, 48, 48)
     phases = [Phase(epochs=(n, n + 1), size=size, batch=8, lr=0.01) for n, size in enumerate(sizes)]
     recipe = tiny(phases=phases, model=Model(name="resnet10_tiny", compile=True))

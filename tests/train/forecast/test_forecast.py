@@ -1,5 +1,7 @@
 """The arithmetic of the forecast against hand calculations, and constants from a run's epochs.
-tests/docs/test_generated_pages.py compares whole forecasts, with validation and fixed costs, with published runs."""
+
+tests/docs/test_generated_pages.py compares whole forecasts, with validation and fixed costs, with published runs.
+"""
 
 import json
 from dataclasses import replace
@@ -152,9 +154,11 @@ def measured_schedule(gpus: int = 2) -> Schedule:
 
 
 def make_run(gpus: int = 2, waits: float = 0.0) -> MeasuredRun:
-    """Return a run of two processes with known times. A batch takes `BATCH_SECONDS`, a step waits `waits` seconds, an
-    image in validation takes a quarter of its time in training, each epoch 2 s beside these, and the first epoch of a
-    new shape 3 s more."""
+    """Return a run of two processes with known times.
+
+    A batch takes `BATCH_SECONDS`, a step waits `waits` seconds, an image in validation takes a quarter of its time in
+    training, each epoch 2 s beside these, and the first epoch of a new shape 3 s more.
+    """
     schedule = measured_schedule(gpus)
     rows = []
     for epoch in schedule.epochs:

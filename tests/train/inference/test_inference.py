@@ -1,6 +1,8 @@
-"""Exports and predictions of a trained network. Exported networks: names, formats, and that plain PyTorch computes the
-same scores with them, to the last bit. Predictions: what the network sees of a photo, its answers, and files that are
-no images."""
+"""Exports and predictions of a trained network.
+
+Exported networks: names, formats, and that plain PyTorch computes the same scores with them, to the last bit.
+Predictions: what the network sees of a photo, its answers, and files that are no images.
+"""
 
 import json
 from collections.abc import Callable

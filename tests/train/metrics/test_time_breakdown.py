@@ -30,8 +30,10 @@ def run_step(times: TimeBreakdown, clock: Any, kind: str, shape: tuple[int, ...]
 def run_epoch(
     times: TimeBreakdown, clock: Any, number: int, first: float = 1.0, steps: int = 4, wait: float = 0.0
 ) -> Any:
-    """Run an epoch and return its row. Its steps take 1 s, but for the first; its validation batches 5, 3 and 3 s; sums
-    0.5 s, and saving 2 s at the end."""
+    """Run an epoch and return its row.
+
+    Its steps take 1 s, but for the first; its validation batches 5, 3 and 3 s; sums 0.5 s, and saving 2 s at the end.
+    """
     times.begin_epoch(number)
     for step in range(steps):
         run_step(times, clock, "train", (8, 32), 0.0 if step else wait, 1.0 if step else first)

@@ -52,8 +52,10 @@ class PooledLayers(nn.Sequential):
 
 
 class ClassifierFirst(nn.Module):
-    """Registers its classifier before its body, and an unused second classifier after it. The body ends in a
-    convolution with as many channels as there are classes."""
+    """Registers its classifier before its body, and an unused second classifier after it.
+
+    The body ends in a convolution with as many channels as there are classes.
+    """
 
     def __init__(self, classes: int) -> None:
         super().__init__()

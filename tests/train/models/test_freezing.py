@@ -1,5 +1,7 @@
-"""Frozen phases: only the classifier changes; the rest keeps its weights, statistics and momenta. Their resume is
-tested in tests/train/rules/test_resume.py."""
+"""Frozen phases: only the classifier changes; the rest keeps its weights, statistics and momenta.
+
+Their resume is tested in tests/train/rules/test_resume.py.
+"""
 
 from collections.abc import Iterator
 from itertools import pairwise

@@ -1,5 +1,7 @@
-"""Our networks: parameter counts, image shapes, strides, and their costs in the forecast. Their initial weights are
-tested in tests/train/rules/test_networks.py."""
+"""Our networks: parameter counts, image shapes, strides, and their costs in the forecast.
+
+Their initial weights are tested in tests/train/rules/test_networks.py.
+"""
 
 from typing import Any
 

@@ -1,5 +1,7 @@
-"""Optimizers and losses of users, torch's fused optimizers, the cost of a step of LARS and LAMB. Formulas and groups of
-parameters are in tests/train/rules."""
+"""Optimizers and losses of users, torch's fused optimizers, the cost of a step of LARS and LAMB.
+
+Formulas and groups of parameters are in tests/train/rules.
+"""
 
 from itertools import chain
 from typing import Any

@@ -1,5 +1,8 @@
-"""Rules of batch norm. A norm sees the n images of one worker, whatever the number k of workers is (Goyal et al. 2017,
-section 2.3). Its running statistics make one update a step, by the mean over the chunks of all workers."""
+"""Rules of batch norm.
+
+A norm sees the n images of one worker, whatever the number k of workers is (Goyal et al. 2017, section 2.3). Its
+running statistics make one update a step, by the mean over the chunks of all workers.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,8 +50,10 @@ def moments(ids: Any) -> tuple[Array, Array]:
 def test_norm_sees_one_workers_images_and_its_statistics_move_once_a_step(
     world: int, tmp_path: Path, in_group: Any
 ) -> None:
-    """Three steps of 4 chunks and one of two chunks that are not full, on any number of processes. Each forward pass
-    has the n images of one chunk. The statistics move by the mean over the chunks of a step."""
+    """Three steps of 4 chunks and one of two chunks that are not full, on any number of processes.
+
+    Each forward pass has the n images of one chunk. The statistics move by the mean over the chunks of a step.
+    """
     images = 3 * 4 * N + N + N // 2
     dataset = RandomImages(images)
     recipe = make_recipe(make_phase((0, 1), N, 0.01), gpus=4)

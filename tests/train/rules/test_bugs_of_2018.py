@@ -1,8 +1,10 @@
-"""The eight bugs of the trainer of 2018 (diux-dev/imagenet18), each with a test that fails if the bug comes back. The
-test of bug 2, a resume with other weights, is test_resume.py. That a process which crashes exits with 1 and reports why
-(bug 4): tests/train/engine/test_agent_channel.py. That a machine which powers off is terminated (bug 5):
-tests/infra/aws/instances/test_request.py. Bug 7, `correct[:k].view(-1)` of a transposed tensor, which torch refuses,
-would end every validation: test_validation.py."""
+"""The eight bugs of the trainer of 2018 (diux-dev/imagenet18), each with a test that fails if the bug comes back.
+
+The test of bug 2, a resume with other weights, is test_resume.py. That a process which crashes exits with 1 and reports
+why (bug 4): tests/train/engine/test_agent_channel.py. That a machine which powers off is terminated (bug 5):
+tests/infra/aws/instances/test_request.py. Bug 7, `correct[:k].view(-1)` of a transposed tensor, which torch
+refuses, would end every validation: test_validation.py.
+"""
 
 import contextlib
 import json
@@ -113,8 +115,10 @@ def test_bug_5_watchdog_sets_the_power_off_timer_with_sudo(monkeypatch: pytest.M
 
 
 def test_bug_6_no_input_is_executed_as_code(tmp_path: Path) -> None:
-    """In 2018: `eval(args.phases)`, a base64 pickle as an option, `pickle.load` of a downloaded file. Ruff forbids
-    these calls (pyproject.toml); torch.load and np.load unpickle only where they are told to."""
+    """In 2018: `eval(args.phases)`, a base64 pickle as an option, `pickle.load` of a downloaded file.
+
+    Ruff forbids these calls (pyproject.toml); torch.load and np.load unpickle only where they are told to.
+    """
     for path in SOURCES:
         assert not re.search("weights_only=False|allow_pickle=True", path.read_text()), path
     harm = tmp_path / "harm"

@@ -1,7 +1,9 @@
-"""Rules of the gradient of a step, and of momentum when the learning rate changes. The gradient is the mean over all kn
-images, however they are split (Goyal et al. 2017, remark 3); scaling the learning rate does not scale the loss (remark
-1). Momentum is that of equation 9, u <- m u + g, w <- w - lr u, which needs no correction when the rate changes (remark
-2). The trainer is compared with numpy in float64, in one to three processes."""
+"""Rules of the gradient of a step, and of momentum when the learning rate changes.
+
+The gradient is the mean over all kn images, however they are split (Goyal et al. 2017, remark 3); scaling the learning
+rate does not scale the loss (remark 1). Momentum is that of equation 9, u <- m u + g, w <- w - lr u, which needs no
+correction when the rate changes (remark 2). The trainer is compared with numpy in float64, in one to three processes.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -31,8 +33,10 @@ MOMENTUM, DECAY, LR = 0.9, 0.02, 0.05
 
 
 def numpy_parameters(dataset: RandomImages, recipe: Recipe) -> list[Array]:
-    """Return the parameters after a run of SGD in numpy: one process, whole batches, no chunks. u <- m u + mean
-    gradient over the step's images + decay w, w <- w - lr u; with Nesterov w - lr (g + m u)."""
+    """Return the parameters after a run of SGD in numpy: one process, whole batches, no chunks.
+
+    u <- m u + mean gradient over the step's images + decay w, w <- w - lr u; with Nesterov w - lr (g + m u).
+    """
     schedule, m = Schedule(recipe, dataset.train, recipe.nominal_gpus), recipe.optim.momentum
     w = parameter_values(linear_classifier())
     u = [np.zeros_like(slope) for slope in w]

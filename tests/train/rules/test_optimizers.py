@@ -72,8 +72,10 @@ def lars(state: Reference, g: Array, lr: float, nesterov: bool = False) -> None:
 
 
 def lars_of_google(state: Reference, g: Array, lr: float, nesterov: bool = False) -> None:
-    """TensorFlow 1's LARSOptimizer, whose ApplyMomentum is u = m u + g; w = w - (l lr) u, or w - (l lr) (g + m u). g is
-    the gradient of Google's loss, which contains weight decay. l is 1 for skipped parameters."""
+    """TensorFlow 1's LARSOptimizer, whose ApplyMomentum is u = m u + g; w = w - (l lr) u, or w - (l lr) (g + m u).
+
+    g is the gradient of Google's loss, which contains weight decay. l is 1 for skipped parameters.
+    """
     g = g + state.decay * state.w
     weight_norm, gradient_norm = np.sqrt((state.w**2).sum()), np.sqrt((g**2).sum())
     ratio = 1.0 if state.skipped else TRUST * weight_norm / (gradient_norm + state.decay * weight_norm)
@@ -179,8 +181,10 @@ def final_parameters_with_steps_left_out(**options: Any) -> list[Array]:
 def test_step_left_out_for_the_loss_scale_leaves_no_trace(
     name: str, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither in weights nor in momentum, nor in the count of steps for a bias correction. torch's fused SGD keeps
-    uninitialized memory as momentum when its first step is left out; NaN stands for it."""
+    """Neither in weights nor in momentum, nor in the count of steps for a bias correction.
+
+    torch's fused SGD keeps uninitialized memory as momentum when its first step is left out; NaN stands for it.
+    """
     expected = optimizer_path(network(), name=name, trust=TRUST)[-1]
     monkeypatch.setattr(factory, "can_fuse", lambda _: True)
     empty_like = torch.empty_like

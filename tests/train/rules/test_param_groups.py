@@ -1,6 +1,8 @@
-"""Rules of parameter groups: each parameter is in exactly one, and norms (and biases, if asked) do not decay. Small
-architectures with the kinds of layers of timm and torchvision. Which parameters belong to norms and which are biases is
-listed here by hand, name by name."""
+"""Rules of parameter groups: each parameter is in exactly one, and norms (and biases, if asked) do not decay.
+
+Small architectures with the kinds of layers of timm and torchvision. Which parameters belong to norms and which are
+biases is listed here by hand, name by name.
+"""
 
 from collections.abc import Callable
 from functools import partial

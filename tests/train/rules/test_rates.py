@@ -15,8 +15,10 @@ IMAGENET_IMAGES = IMAGENET.train
 @pytest.mark.parametrize("k", [0.5, 1, 32, 256])
 @pytest.mark.parametrize(("scaling", "factor"), [("linear", lambda k: k), ("sqrt", np.sqrt), ("none", lambda k: 1)])
 def test_scaling_rule_multiplies_lr(scaling: str, factor: Any, k: float) -> None:
-    """The recipe of Goyal et al. 2017, 0.1 for 8 GPUs of 32 images, on k times the GPUs. Linear: section 2.1 and figure
-    3. The square root: Krizhevsky 2014, and table 2a. None: table 2a, learns little."""
+    """The recipe of Goyal et al. 2017, 0.1 for 8 GPUs of 32 images, on k times the GPUs.
+
+    Linear: section 2.1 and figure 3. The square root: Krizhevsky 2014, and table 2a. None: table 2a, learns little.
+    """
     schedule = Schedule(make_recipe(make_phase((0, 1), 32, 0.1), gpus=8, scaling=scaling), 10**5, int(8 * k))
     assert schedule.scheduled_phases[0].global_batch == 256 * k
     np.testing.assert_allclose(learning_rates(schedule), 0.1 * factor(k), rtol=1e-14)
@@ -90,8 +92,10 @@ def test_size_grows_as_in_ffcv(ramp: tuple[int, int]) -> None:
 
 
 def test_size_grows_in_equal_stages_and_leaves_the_rates_alone() -> None:
-    """The image size in stage i of M is S_i = S_0 + (S_e - S_0) i / (M - 1): Tan and Le 2021, algorithm 1. Every image
-    that the network is given has its epoch's size, and the rates are those of a phase of one size."""
+    """The image size in stage i of M is S_i = S_0 + (S_e - S_0) i / (M - 1): Tan and Le 2021, algorithm 1.
+
+    Every image that the network is given has its epoch's size, and the rates are those of a phase of one size.
+    """
     grown, fixed = (
         Schedule(make_recipe(make_phase((0, 4), 4, (0.4, 0.0), size=size, shape="cosine")), 12, 1)
         for size in ((128, 224), 224)

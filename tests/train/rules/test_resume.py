@@ -1,7 +1,9 @@
-"""Rule of resuming: a run resumed from a checkpoint of any step ends with the same bits as an uninterrupted one. Bug 2
-of the trainer of 2018 was a resume that went on with new weights. The whole loop runs with its validations, in one
-process and in two. A checkpoint is what torch.save makes of the state. That a kill at any moment leaves an intact file
-is tested in tests/train/engine/test_runs.py."""
+"""Rule of resuming: a run resumed from a checkpoint of any step ends with the same bits as an uninterrupted one.
+
+Bug 2 of the trainer of 2018 was a resume that went on with new weights. The whole loop runs with its validations, in
+one process and in two. A checkpoint is what torch.save makes of the state.
+That a kill at any moment leaves an intact file is tested in tests/train/engine/test_runs.py.
+"""
 
 import io
 from pathlib import Path

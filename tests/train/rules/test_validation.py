@@ -52,8 +52,10 @@ def network() -> nn.Sequential:
 
 @pytest.mark.parametrize("world", [1, 3])
 def test_run_validation_counts_each_image_once_on_any_world_size(world: int, in_group: Any) -> None:
-    """Also with fewer images than processes, by its class too, and in eval mode. torch's DistributedSampler counts up
-    to world size - 1 images twice."""
+    """Also with fewer images than processes, by its class too, and in eval mode.
+
+    torch's DistributedSampler counts up to world size - 1 images twice.
+    """
 
     def work(group: ProcessGroup) -> list[tuple[Accuracy, list[list[int]]]]:
         accuracies = []
@@ -98,7 +100,8 @@ def test_val_requests_hold_each_image_once_in_its_own_shape(view: str) -> None:
 def test_rect_crop_shape_is_multiple_of_32_inside_resized_image(size: int) -> None:
     """The image is resized to a short side of 1.14 size. The crop's short side is `size`; its long side is the longest
     multiple of 32 that the image's aspect ratio allows, up to 1.5 size. In 2018: multiples of 8, and one mean aspect
-    ratio per batch."""
+    ratio per batch.
+    """
     assert (RESIZE_TO_CROP_RATIO, SIDE_MULTIPLE) == (1.14, 32)
     sides = np.random.default_rng(size).integers(30, 2000, (500, 2))
     for width, height in [*sides.tolist(), (500, 375), (375, 500), (333, 333), (3000, 40), (40, 3000)]:

@@ -159,8 +159,10 @@ def test_wandb_run_has_the_settings_and_the_scalars_of_tensorboard(
 
 
 def test_later_attempt_goes_on_with_the_run_of_the_earlier_one(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run has the unique name of the job. What is measured again is logged once. The first attempt has logged the
-    last step of the second epoch, and not its validation."""
+    """The run has the unique name of the job. What is measured again is logged once.
+
+    The first attempt has logged the last step of the second epoch, and not its validation.
+    """
     monkeypatch.setenv("IMGNET_JOB", "job-3-9073e811")
     tracker = start("mlflow", out)
     append(out, step(16), validation(16, 30.0), step(32))

@@ -60,8 +60,10 @@ def place(price: float = 10.0, region: str = "us-east-1") -> Place:
 
 @pytest.fixture
 def make_instances(hand_made: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Make the instances of a job from journal events: make_instances(machine_count, event, ...). The gang is a
-    stand-in without open requests and instances, available as `.fake_gang`."""
+    """Make the instances of a job from journal events: make_instances(machine_count, event, ...).
+
+    The gang is a stand-in without open requests and instances, available as `.fake_gang`.
+    """
 
     class FakeAccount(SimpleNamespace):
         def in_region(self, region: str) -> "FakeAccount":

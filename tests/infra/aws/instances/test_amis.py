@@ -53,8 +53,10 @@ def test_resolve_image_prefers_one_with_pytorch_then_the_base_image_then_asks_fo
 
 
 def test_images_and_v100_have_a_torch_that_the_project_accepts_and_is_tested_with() -> None:
-    """The order follows pyproject.toml and constraints.txt: a new range or version of torch changes it. If the project
-    needs a newer torch than V100 can have, this fails: then V100 can no longer be used."""
+    """The order follows pyproject.toml and constraints.txt: a new range or version of torch changes it.
+
+    If the project needs a newer torch than V100 can have, this fails: then V100 can no longer be used.
+    """
     dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     (accepted,) = [Requirement(text).specifier for text in dependencies if Requirement(text).name == "torch"]
     (tested,) = re.findall(r"^torch==([\d.]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)

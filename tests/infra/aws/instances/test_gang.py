@@ -1,5 +1,7 @@
-"""Gang launch: all machines of a job in one place, once, whatever EC2 answers. F numbers refer to the list of faults
-that other tools have run into."""
+"""Gang launch: all machines of a job in one place, once, whatever EC2 answers.
+
+F numbers refer to the list of faults that other tools have run into.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -50,8 +50,10 @@ def actions_by_method() -> dict[str, set[str]]:
 
 
 def used_actions(text: str) -> set[str]:
-    """Return the actions that a module's source calls, by a client's attribute or by name through a paginator. Where
-    the client's service is not clear, all possible actions count."""
+    """Return the actions that a module's source calls, by a client's attribute or by name through a paginator.
+
+    Where the client's service is not clear, all possible actions count.
+    """
     actions: set[str] = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Attribute) and node.attr in actions_by_method():

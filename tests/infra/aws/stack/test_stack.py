@@ -102,8 +102,10 @@ def test_remove_names_what_stays_and_goes_on(account: RecordingAccount) -> None:
 
 
 def kill_until_done(account: RecordingAccount, command: Callable[[], Any]) -> list[str]:
-    """Run a command again and again, killed each time right after the first change that it had not made before. Return
-    the actions after which it was killed."""
+    """Run a command again and again, killed each time right after the first change that it had not made before.
+
+    Return the actions after which it was killed.
+    """
     changes: list[str] = []
     changes_to_live = 1
     while changes_to_live < 10:

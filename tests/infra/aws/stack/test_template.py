@@ -1,5 +1,7 @@
-"""The stack and our IAM policies as a CloudFormation template, which cfn-lint checks against AWS's own schemas. The
-template is made from the requests that `stack.ensure` sends and from the policies, not from a second description."""
+"""The stack and our IAM policies as a CloudFormation template, which cfn-lint checks against AWS's own schemas.
+
+The template is made from the requests that `stack.ensure` sends and from the policies, not from a second description.
+"""
 
 import json
 import re
