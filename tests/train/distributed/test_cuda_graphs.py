@@ -201,19 +201,20 @@ def read_old_images(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def read_old_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """As they were at the capture: those that begin at zero have changed by the comparison."""
-    call = torch.func.functional_call
-    monkeypatch.setattr(
-        torch.func, "functional_call",
-        lambda part, twins, inputs: call(part, {name: 1 * twin for name, twin in twins.items()}, inputs)
-    )  # fmt: skip
-    run, weights = Recorder.replay, dict[int, Any]()
+    call, run, weights = torch.func.functional_call, Recorder.replay, set[int]()
+
+    def call_with_copies(part: nn.Module, twins: dict[str, torch.Tensor], inputs: Any) -> Any:
+        weights.update(twin.data_ptr() for twin in twins.values())
+        return call(part, {name: twin.clone() for name, twin in twins.items()}, inputs)
 
     def replay(recorder: Recorder) -> None:
-        kept = [call for call in recorder.calls if call[0] is not torch.ops.aten.mul.Tensor]
-        weights.setdefault(id(recorder), kept)
-        recorder.calls = weights[id(recorder)]
+        recorder.calls = [
+            each for each in recorder.calls
+            if each[0] != torch.ops.aten.clone.default or each[1][0].data_ptr() not in weights
+        ]  # fmt: skip
         run(recorder)
 
+    monkeypatch.setattr(torch.func, "functional_call", call_with_copies)
     monkeypatch.setattr(Recorder, "replay", replay)
 
 
