@@ -141,7 +141,7 @@ def test_rental_facts_of_a_job_are_those_of_its_rental_spec(hand_made: Any) -> N
 
 
 @pytest.mark.parametrize(("types", "ami", "expected", "note"), [
-    (["p3dn.24xlarge", "p4d.24xlarge", "p5.48xlarge"], None, ["p4d.24xlarge", "p5.48xlarge"], "no image for such"),
+    (["p3dn.24xlarge", "p4d.24xlarge", "p5.48xlarge"], None, ["p4d.24xlarge", "p5.48xlarge"], "no AWS image"),
     (["p4d.24xlarge", "p3dn.24xlarge"], "ami-0123456789abcdef0", ["p4d.24xlarge"], "needs another PyTorch build"),
     (["p3dn.24xlarge", "p4d.24xlarge"], "ami-0123456789abcdef0", ["p3dn.24xlarge"], "another PyTorch build"),
 ])  # fmt: skip
