@@ -94,7 +94,6 @@ class PhaseForecast:
     size: int
     batch: int
     terms: dict[str, float]
-    is_host_bound: bool = False  # the host takes longer to start a batch's kernels than the GPU to run them
 
     @property
     def seconds(self) -> float:
@@ -120,11 +119,6 @@ class Forecast:
         """Return the forecast of a run with these phases."""
         terms = {term: sum(phase.terms[term] for phase in phases) for term in TERMS} | {"start": sum(start.values())}
         return cls(minutes=sum(terms.values()) / 60, terms=terms, phases=list(phases), start=dict(start), source=source)
-
-    @property
-    def host_bound_epochs(self) -> int:
-        """Epochs in which GPUs wait for the host."""
-        return sum(phase.end - phase.start for phase in self.phases if phase.is_host_bound)
 
     @property
     def training_minutes(self) -> float:
@@ -236,7 +230,6 @@ class _ForecastModel:
                     size=scheduled_phase.size,
                     batch=scheduled_phase.phase.batch,
                     terms=terms,
-                    is_host_bound=self.is_host_bound(scheduled_phase),
                 )
             )
         return Forecast.sum_up(phases, self.startup_seconds(), self.constants.source)
@@ -264,12 +257,6 @@ class _ForecastModel:
         """
         graphs, is_alone = self.schedule.recipe.graphs, self.machines * self.gpus == 1
         return (graphs == "on" or (graphs == "auto" and is_alone)) and not self.schedule.recipe.model.compile
-
-    def is_host_bound(self, scheduled_phase: ScheduledPhase) -> bool:
-        """Return whether the steps of a phase wait for the host; False where batches were measured."""
-        shape = scheduled_phase.size, scheduled_phase.phase.batch
-        has_floor = not self.has_graphs and not self.constants.batch_timings
-        return has_floor and self.batch_seconds(*shape, host_seconds=0.0) < self.constants.host_seconds
 
     def batch_seconds(self, size: int, batch: int, host_seconds: float) -> float:
         """Return the seconds of one GPU's batch, which takes the host at least `host_seconds` to start."""

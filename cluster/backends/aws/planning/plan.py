@@ -161,11 +161,6 @@ def plan_rental(
             f"without EFA ({', '.join(slow_types)}), gradients are summed in bfloat16, which halves what is sent; "
             "comm='none' in the recipe keeps float32"
         )
-    if rest_forecast and (epochs := rest_forecast.host_bound_epochs):
-        notes.append(
-            f"in {epochs} of {rest_forecast.phases[-1].end} epochs the GPUs wait for the host to start their kernels "
-            "(expected); graphs='on' in the recipe lets them replay CUDA graphs, which has never run on several GPUs"
-        )
     if options.ami and amis.is_legacy_arch(instance_type.gpu_arch):
         notes.append(
             f"{instance_type.gpu_arch}: {options.ami} must have NVIDIA's proprietary driver, R580 or older; "
