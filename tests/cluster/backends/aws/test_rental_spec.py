@@ -229,14 +229,6 @@ def test_plan_says_where_sums_are_bfloat16(types: list[str], machines: int, comm
     assert any(text in note for note in planned.notes) == is_told
 
 
-@pytest.mark.parametrize(("graphs", "is_told"), [("auto", True), ("on", False)])
-def test_plan_says_where_gpus_wait_for_the_host(graphs: str, is_told: bool) -> None:
-    (recipe,) = load_recipes("recipes/resnet50_18min.py")
-    options = make_launch_options("aws", types=["p5.48xlarge"], machines=8, set=(f"graphs={graphs}",))
-    notes = submit.plan(recipe, options, offline=True).notes
-    assert any(re.match(r"in 14 of 36 epochs the GPUs wait for the host", note) for note in notes) == is_told
-
-
 def test_forecast_of_a_day_is_told_in_whole_minutes() -> None:
     (recipe,) = load_recipes("recipes/resnet50_18min.py")
     options = make_launch_options("aws", types=["g4dn.xlarge", "g4dn.2xlarge"], machines=1, max_hours=18)
