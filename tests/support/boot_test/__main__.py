@@ -110,10 +110,10 @@ class BootTest:
 
     def _limit_left(self) -> float:
         """Return the seconds until the power-off, as systemd counts them."""
-        script = "systemctl list-timers --output=json 'imgnet-limit*' && date +%s"
+        script = "systemctl list-timers --output=json 'imgnet-limit*' && date +%s.%N"
         timers, _, now = self.run("sh", "-c", script).rpartition("\n")
         match = re.search(r'"next":(\d+)', timers)
-        return int(match[1]) / 1e6 - int(now) if match else -1.0
+        return int(match[1]) / 1e6 - float(now) if match else -1.0
 
     def _test_reboot(self) -> None:
         """Shorten the limit, reboot, and see that the machine does not get the first limit again."""

@@ -70,7 +70,7 @@ class VirtualMachine:
         argv += ["-nodefaults", "-display", "none", "-no-reboot"]
         argv += ["-chardev", f"file,id=console,path={self.console_path},append=on", "-serial", "chardev:console"]
         argv += ["-kernel", f"{self.image}/vmlinuz", "-initrd", f"{self.image}/initrd"]
-        argv += ["-append", "root=/dev/vda rw console=ttyS0 net.ifnames=0 mitigations=off panic=-1"]
+        argv += ["-append", "root=/dev/vda rw console=ttyS0 net.ifnames=0 mitigations=off no_timer_check panic=-1"]
         for name, interface, disk_format in disks:
             argv += ["-drive", f"file={self.folder}/{name},if={interface},format={disk_format},cache=unsafe"]
         for number in (0, 1):
