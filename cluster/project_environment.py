@@ -52,7 +52,10 @@ class Requirements:
 
 
 def find_requirements(project: Path, name: str = "") -> Requirements | None:
-    """Return what a project requires, by the named file if any. Raises `ClusterError` when that is missing."""
+    """Return what a project requires, None when it says nothing. `name` is the file that the user named, or "".
+
+    Raises `ClusterError` when that file is missing.
+    """
     if name and not (project / name).is_file():
         raise ClusterError(f"--requirements {name}: the project has no such file")
     for candidate in (name,) if name else FILES:

@@ -88,7 +88,10 @@ class RunData:
 
 
 def collect_run_data(job: Job) -> RunData:
-    """Return what a job ran. Raises `BadInput` for a command, `ClusterError` without an end, an epoch or times."""
+    """Return what a job has run.
+
+    Raises `BadInput` for a command, `ClusterError` for a job that has not ended, validated no epoch or lacks its times.
+    """
     checkpoints.require_recipe(job)
     result = job.result
     if result is None:
@@ -189,7 +192,10 @@ def _describe_counts(counts: list[int]) -> str:
 
 
 def render_mlperf_log(run: RunData, org: str | None) -> str:
-    """Return the run as MLPerf's log for the open division, of `org`. Accuracies are fractions, times milliseconds."""
+    """Return the run as the lines of MLPerf's log. Accuracies are fractions, as there; times are in milliseconds.
+
+    The lines are those that MLCommons' checker wants of the open division. `org` is who submits the record.
+    """
     lines: list[str] = []
 
     def add_event(at: float, event_type: str, key: str, value: object = None, **metadata: object) -> None:

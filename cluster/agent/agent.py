@@ -245,7 +245,10 @@ class Agent:
                 self.log_shipper.ship_new_bytes()
 
     def poll_peers(self, now: float) -> None:
-        """Read the peers' statuses twice a heartbeat, and at every tick while all wait. Raises `JobFinished`."""
+        """Read the peers' statuses twice a heartbeat, and at every tick while all wait for the next attempt.
+
+        Raises `JobFinished` when a later launch of the job has begun.
+        """
         if self.phase in IDLE_PHASES or now - self.last_peer_poll_time > self.spec.heartbeat_seconds / 2:
             self.last_peer_poll_time = now
             if attempts.has_newer_launch(self.shared, self.launch_id):
@@ -291,7 +294,10 @@ class Agent:
         )
 
     def follow_latest_attempt(self) -> None:
-        """Join the newest attempt of this launch, or stay out of it. Raises `JobFinished` when it says so."""
+        """Join the newest attempt of this launch, or stay out of it.
+
+        Raises `JobFinished` when it ends the job, or leaves this machine out as broken or because it has to leave.
+        """
         newest = attempts.newest_attempt(self.shared, self.current.attempt)
         if newest is None or newest == self.current.attempt or newest.launch_id != self.launch_id:
             return
@@ -318,7 +324,7 @@ class Agent:
             self.enter_phase(AgentPhase.WARMING)
 
     def check_trainers(self, now: float) -> None:
-        """Update the phase from the state of the standby or of the trainers. Raises `JobFinished` at their result."""
+        """Update the phase by the standby or the trainers. Raises `JobFinished` when they have written the result."""
         if self.phase in (AgentPhase.WARMING, AgentPhase.SPARE):  # a spare is a machine whose standby is ready
             phase = AgentPhase.SPARE if self.trainers.ensure_standby() else AgentPhase.WARMING
             if phase != self.phase:
@@ -354,7 +360,10 @@ class Agent:
             self.collect_kept_states(now)
 
     def collect_kept_states(self, now: float) -> None:
-        """Enter FAILED or SAVED when all trainers keep their state in time; else stop them. Raises `JobFinished`."""
+        """Enter FAILED or SAVED when all trainers have kept their state in time; else stop them.
+
+        Raises `JobFinished` when the job was asked to stop.
+        """
         kept_states = self.trainers.read_kept_states()
         if kept_states and self.current.abort_deadline is None:
             self.request_abort(kept_states[0].reason, now)
@@ -415,7 +424,7 @@ class Agent:
             self.write_status(MachineState(failure.phase), failure.reason)
 
     def execute(self, action: membership.Action, now: float) -> None:
-        """Carry out what the membership protocol decided. Raises `OSError` where no attempt can be written."""
+        """Carry out what the membership protocol decided. Raises `OSError` when writing an attempt fails too long."""
         if action.kind == ActionKind.ASK:
             self.trainers.request_save_and_exit()
         elif action.kind == ActionKind.FAIL:

@@ -44,7 +44,10 @@ class EndConditions:
     stop_time: float = 0.0  # when the job was first seen to have to stop
 
     def check(self, phase: AgentPhase, has_made_steps: bool) -> bool:
-        """Return whether the trainers have to save (`has_made_steps`) and exit. Raises `JobFinished` at the end."""
+        """Return whether the trainers have to save and exit, because the job has to stop.
+
+        `has_made_steps` says whether there is something to save. Raises `JobFinished` when the job has ended here.
+        """
         if phase != AgentPhase.RUNNING and is_visible(self.shared / RESULT_FILE):
             raise JobFinished(MachineState.DONE)
         if not self.stop_reason:

@@ -140,7 +140,7 @@ class Gpus:
         self._start()
 
     def poll_check(self) -> str | None:
-        """Return what is wrong with the GPUs, once, "" for nothing; None while the check is under way."""
+        """Return what a check found wrong with the GPUs, once; "" for nothing, None while it is under way."""
         if not self.is_checking:
             return ""
         expected = self.expected
@@ -157,7 +157,10 @@ class Gpus:
         return f"{self.count} of {expected} GPUs answer{quote}"
 
     def newest_xid(self, since: float) -> str:
-        """Return the last fault of a GPU in the kernel's log `since` a `time.monotonic`, if it may be read, else ""."""
+        """Return the last fault of a GPU that NVIDIA's driver has written to the kernel's log; "" for none.
+
+        `since` is in seconds of `time.monotonic`. Where only root may read the log, it is "" too.
+        """
         log = ""
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             argv = ["dmesg", "--facility", "kern", "--color=never"]

@@ -44,9 +44,10 @@ class Watchdog:
 
     Both are "" while there is no reason. `risk_reason` says that it may have to soon, which often comes to nothing
     (AWS, "EC2 instance rebalance recommendations"). `max_hours` is the time limit, of which `elapsed_seconds` have
-    passed; `limit_name` describes one that follows from a price. At `metadata_address`, "" for none, EC2 announces that
-    it terminates a spot instance (AWS, "Spot Instance interruption notices"). `hard_exit` is called when the main
-    thread hangs after the limit. A rented machine powers itself off `poweroff_grace` seconds after it; another: None.
+    passed; `limit_name` describes one that follows from a price. At `metadata_address`, "" for none, EC2 announces two
+    minutes ahead that it terminates a spot instance (AWS, "Spot Instance interruption notices"). `hard_exit` is called
+    when the main thread hangs after the limit. A rented machine powers itself off `poweroff_grace` seconds after it;
+    None for other machines.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class Watchdog:
             self.schedule_poweroff(IDLE_POWEROFF_SECONDS)
 
     def schedule_poweroff(self, seconds: float) -> None:
-        """Set the timer that powers the machine off, in seconds from now; on failure, the boot script's stays."""
+        """Set the timer that powers the machine off, in seconds from now. If that fails, the boot script's stays."""
         argv = ["sudo", "-n", "imgnet-limit", f"{max(1.0, seconds):.0f}"]
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(
@@ -178,7 +179,7 @@ class Watchdog:
             self.leave_reason = reason
 
     def is_deadline_near(self) -> bool:
-        """Whether a quarter of the notice has passed, at most `MAX_LEAVE_DELAY_SECONDS`, in which others get ready."""
+        """Whether the time for others to get ready is over: 1/4 of the notice, at most `MAX_LEAVE_DELAY_SECONDS`."""
         if not self.leave_reason:
             return False
         return time.monotonic() - self.notice_time > min(MAX_LEAVE_DELAY_SECONDS, self.notice_seconds / 4)

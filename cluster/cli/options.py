@@ -340,7 +340,8 @@ def click_options(
 ) -> list[GroupedOption]:
     """Return declared options as those of the command line: several for an option whose values have flags.
 
-    If they are configurable, environment and file may have their defaults. `shows_default`: their help has them.
+    If they are configurable, their defaults may be in the environment and the configuration file. `shows_default` says
+    whether their help names the default.
     """
     made: list[GroupedOption] = []
     for option in options:
@@ -417,7 +418,10 @@ only_option = grouped_option(
 
 
 def confirm_or_abort(question: str, assume_yes: bool) -> None:
-    """Ask on stderr, as stdout may be a file; exit at a no. Raises `BadInput` without terminal and `assume_yes`."""
+    """Ask for confirmation on stderr, which is seen when stdout is redirected. Exits when the answer is no.
+
+    Raises `BadInput` when there is no terminal and `assume_yes` is not set.
+    """
     if assume_yes:
         return
     if not sys.stdin.isatty():

@@ -27,7 +27,7 @@ class Host:
     """How to reach one machine. Where a value is None, ~/.ssh/config decides.
 
     `host` is an address or a name in ~/.ssh/config. `address` is where the other machines reach this one (None: the
-    name that ssh resolves). `folder` and `python` are paths there. `host_key` is its key (None: from known_hosts).
+    name that ssh resolves). `folder` and `python` are paths there. `host_key` is its public key (None: known_hosts).
     """
 
     host: str

@@ -16,7 +16,8 @@ from .ssh_config import Route
 class KnownHostKey:
     """One line for a host, with the place where it was read. A key with the marker @revoked must never be accepted.
 
-    That of an authority (@cert-authority) is none of the host. `is_of_other_port`: the line names no port.
+    That of an authority (@cert-authority) is not a key of the host. `is_of_other_port`: the line names the host without
+    its port, so that another key at this port is no change.
     """
 
     key_type: str

@@ -16,7 +16,7 @@ def module_command(
 ) -> list[str]:
     """Return the command that runs a module of this project from any folder, with `environment` added to the caller's.
 
-    `python -P` ignores packages of the same names in the current folder. The user's own are in `module_folders`.
+    `python -P` ignores packages of the same names in the current folder. The user's modules are in `module_folders`.
     """
     variables = {
         "PYTHONPATH": project_search_path(),
@@ -28,7 +28,10 @@ def module_command(
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """Return the NVIDIA GPUs as CUDA_VISIBLE_DEVICES names them, by it or by /proc: importing torch takes seconds."""
+    """Return the NVIDIA GPUs that a process on this computer can see, as CUDA_VISIBLE_DEVICES names them.
+
+    Reads that variable or else the driver's files in /proc, because importing torch takes seconds.
+    """
     names = os.environ.get(GPUS_VARIABLE)
     if names is not None:
         return tuple(name.strip() for name in names.split(",") if name.strip() not in ("", "-1"))

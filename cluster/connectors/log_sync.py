@@ -20,7 +20,10 @@ PART_BYTES = 1 << 24  # that are in memory at once
 
 @dataclass
 class LogShipper:
-    """Appends a work folder's new bytes to files of the shared folder, where others may place links: an error."""
+    """Appends new bytes of a machine's work folder to the shared folder. No other machine writes the same files.
+
+    Other users may write to the shared folder: a symbolic link there is an error.
+    """
 
     work_folder: Path
     shared_folder: Path

@@ -195,12 +195,19 @@ class SSHConnector:
         raise ClusterError(f"{self.name}: {problem}: {_last_line(stderr) or f'code {code}'}")
 
     def end_commands(self, next_script: str = "", **variables: str) -> bytes:
-        """End the job's commands with all that they started, let none of this launch begin, then run a script."""
+        """End all commands of the job, also those that another process started, with all that they started.
+
+        No command of this launch begins afterwards, on whichever connection. Then runs a script as `run_repeatable`
+        does.
+        """
         ending = ssh_scripts.end_commands_script(self.host.folder, self.owner, self.launch)
         return self.run_repeatable(f"{ending}\n{next_script}", **variables)
 
     def run_repeatable(self, script: str, **variables: str) -> bytes:
-        """Run a script, perhaps twice, and return its output. `variables` are quoted for sh. Raises `ClusterError`."""
+        """Run a script that may run twice when the connection drops, and return what it prints.
+
+        `variables` are set first; their values are quoted for sh. Raises `ClusterError` when the script fails.
+        """
         script_bytes = build_script(script, **variables)
         return self._run_script(script_bytes, self.host.folder, bytes, limit_bytes=EXTRA_BYTES)
 

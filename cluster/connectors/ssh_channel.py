@@ -54,7 +54,8 @@ class AnswerTimeLimit:
 class SSHChannel:
     """One script that runs on one channel. Every wait raises `EOFError` when the connection ends.
 
-    What the login shell prints before is dropped. Raises `BadAnswer` above `limit_bytes`, `TimeoutError` too late.
+    What the login shell prints before the script is dropped. Raises `BadAnswer` when more than `limit_bytes` come, and
+    `TimeoutError` after `time_limit`.
     """
 
     connection: SSHConnection

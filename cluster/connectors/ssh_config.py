@@ -68,7 +68,10 @@ def require_openssh(*programs: str) -> None:
 
 
 def resolve_route(host: Host, jump_depth: int = 0) -> Route:
-    """Return the route to a machine, after `jump_depth` jump hosts. Raises `ClusterError` when OpenSSH cannot tell."""
+    """Return the route to a machine. Raises `ClusterError` when OpenSSH cannot read its configuration.
+
+    `jump_depth` is the number of jump hosts that are resolved already.
+    """
     if jump_depth > MAX_JUMP_HOSTS:
         raise ClusterError(
             f"{host.host}: a chain of more than {MAX_JUMP_HOSTS} jump hosts; look for a loop in ProxyJump"

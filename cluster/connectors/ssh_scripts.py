@@ -173,7 +173,7 @@ def run_script(
 
     `input_bytes` is the length of the input that follows the script on stdin. `timeout` is in seconds; the machine
     itself kills the command then. `is_retry` says that the command may have been started by an earlier call. `sweep`
-    also removes what is left from a day ago. `end_commands_script` ends it by its job `owner` and `launch`.
+    removes leftovers of a day ago. `end_commands_script` ends the command by its job `owner` and `launch`.
     """
     limit_argv = [] if timeout is None else ["timeout", "-s", "KILL", f"{max(timeout, 0.001):.3f}"]
     sweep_script = SWEEP_SCRIPT.format(minutes=COMMAND_KEPT_MINUTES) if sweep else ""
@@ -265,7 +265,8 @@ def new_bytes_script(
 ) -> bytes:
     """Return the script that prints delimiter, path and new bytes of each mirrored file that has grown.
 
-    Paths are relative to `folder`. Prints about `limit_bytes`, and whether there is more; status files do not count.
+    Paths in `known_sizes` are relative to `folder`. Prints about `limit_bytes` of content, and whether there is more;
+    the status files of the machines come first and do not count.
     """
     names = [*(f"status/{name}.json" for name in machine_names), "attempts", *LOG_FOLDERS]
     values = {

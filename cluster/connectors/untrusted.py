@@ -63,7 +63,7 @@ class BadAnswer(ClusterError):
 
 
 def is_mirrored_path(path: str, machine_names: Collection[str] | None = None) -> bool:
-    """Whether a path of the job's folder is copied here; of status files, with `machine_names`, only those of these."""
+    """Whether a path of the job's folder is copied here: a status file only of these `machine_names`, if given."""
     has_readable_folder = any(folder.endswith(READ_SUFFIXES) for folder in parent_folders(path))
     is_allowed = len(path) <= MAX_PATH_BYTES and not path.endswith(IMPORTABLE_SUFFIXES) and not has_readable_folder
     match = _MIRRORED_PATH.fullmatch(path) if is_allowed else None
@@ -83,7 +83,7 @@ def is_below(path: str) -> bool:
 
 
 def checkpoint_age(path: str) -> tuple[int, bool, int] | None:
-    """Return a key that grows with time for a checkpoint's path, else None. Saved is newer than resumed."""
+    """Return a sort key by age for a checkpoint's path, else None. What was saved is newer than what was resumed."""
     match = _CHECKPOINT_PATH.fullmatch(path)
     return (int(match[1]), match[2] == "step", int(match[3])) if match else None
 
@@ -201,14 +201,14 @@ def parse_new_bytes(
 class ArrivalFolder:
     """A folder of this computer into which bytes from machines are written.
 
-    Paths are relative to it. No link is followed at any level, only folders and regular files. All raise `OSError`.
+    Paths are relative to it. No link is followed at any level, only folders and regular files. Methods raise `OSError`.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def append(self, path: str, offset: int, data: bytes) -> int:
-        """Append a file's bytes from an offset, but those that are here. Returns its size, even if below `offset`."""
+        """Append the bytes of a file from `offset` that it lacks. Returns its size, even if that is below `offset`."""
         _require_below(path)
         self.require_space(len(data))
         with open_below(self.path, path, os.O_WRONLY | os.O_APPEND) as file:

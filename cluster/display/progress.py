@@ -44,7 +44,8 @@ TRAINING_STATES = (MachineState.TRAINING, MachineState.VALIDATING)
 def follow(job: Job, others: Sequence[Job] = ()) -> int:
     """Show a job until it ends: a line for each epoch, or what a command prints; on a terminal, also a progress bar.
 
-    `others` of its sweep are in the bar. Off a terminal, each change of activity is a line. Returns the exit code.
+    The bar also shows the `others` of its sweep. Off a terminal, each change of activity is a line. Returns an exit
+    code.
     """
     out = console()
     bar = Progress(
@@ -167,7 +168,7 @@ def _describe_other(job: Job) -> str:
 def progress_text(status: JobStatus, since: float, first_step: int) -> str:
     """Return the text beside the bar: steps, speed, and the time left.
 
-    The time left is by the mean step since `first_step`, at monotonic time `since`. A command may tell its step only.
+    The time left assumes the mean step since `first_step`, at monotonic time `since`. A command may tell its step only.
     """
     is_told = (status.steps and status.images_per_second) or status.command
     if not is_told or status.step is None:

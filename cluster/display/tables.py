@@ -62,7 +62,7 @@ def print_table(rows: Iterable[Row], optional: Sequence[str] = ()) -> None:
     """Print rows under the names of their columns, with numbers aligned to the right. No number is ever cut.
 
     A row may lack columns. If the table is wider than the terminal, long texts are wrapped within their column, and
-    columns of `optional` are left out in that order. On a terminal, cells of the column "state" have its color.
+    columns of `optional` are left out in that order. On a terminal, the cells of the column "state" are colored.
     """
     out = console()
     width = out.width if out.width < PLAIN_WIDTH_CHARACTERS else None
@@ -171,7 +171,10 @@ def print_wrapped(line: str, indent: int = 0, to_stderr: bool = False) -> None:
 
 
 class ProgressBar:
-    """A bar on stderr, called with (done, total); off a terminal a line per 10 %. `format_count` makes a count text."""
+    """A progress bar on stderr, called with (done, total). Without a terminal it prints a line for every 10 percent.
+
+    `format_count` turns a number into text, for example into megabytes.
+    """
 
     def __init__(self, title: str, format_count: Callable[[int], str] = str) -> None:
         self.title = title

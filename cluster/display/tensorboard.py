@@ -25,7 +25,7 @@ REFRESH_SECONDS = 1.0  # between two copies of new event files from the machines
 
 
 def serve(find_jobs: Callable[[], Sequence[Job]], port: int, title: str) -> int:
-    """Serve the curves of `find_jobs`, by title, until Ctrl-C, with new events meanwhile. Returns an exit code."""
+    """Serve the curves of the jobs of `find_jobs`, with new events, until Ctrl-C. Returns an exit code."""
     with tempfile.TemporaryDirectory(prefix="imgnet-tensorboard-") as folder:
 
         def refresh() -> None:

@@ -42,7 +42,7 @@ def cut_text(text: str, max_characters: int = MAX_MESSAGE_CHARACTERS) -> str:
 
 
 class TerminalStream:
-    """Wraps stdout or stderr: cleans the text if it `is_cleaned`, and discards the rest when the reader has gone."""
+    """Wraps stdout or stderr: removes control characters if it `is_cleaned`, and all text when the reader has gone."""
 
     def __init__(self, stream: TextIO, is_cleaned: bool = True) -> None:
         self.stream = stream

@@ -80,7 +80,8 @@ def adopt(hosts_file: str | Path, uid: str | None = None) -> Job:
 def adopt_rented(cloud: "AwsAdministration", regions: Sequence[str], uid: str) -> Job:
     """Create a run folder for a job on rented machines, and supervise it here instead of on the other computer.
 
-    The account says what it may rent and spend. `regions`: the job's, or none. Raises `NoSuchJob`, `ClusterError`.
+    The cloud's account says what the job may rent and spend. `regions` has the job's region, or nothing for the
+    configured one. Raises `NoSuchJob`, `BadInput`, `ClusterError`.
     """
     _require_uid(uid)
     _require_new(uid)

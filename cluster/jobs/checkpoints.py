@@ -77,7 +77,10 @@ def fetch_network(job: Job, progress: Progress = no_progress) -> list[Path]:
 
 
 def newest_checkpoint(job: Job, progress: Progress = no_progress) -> Path:
-    """Return a job's newest checkpoint, of a command the copy of its folder. Raises `ClusterError` without one."""
+    """Return the path of the newest complete checkpoint of a job, of a command the copy of its checkpoint folder.
+
+    `progress` is as in `trained_weights`. Raises `ClusterError` when there is none, here or on a machine that answers.
+    """
     is_command = job.spec.own_command is not None
     path = (newest_version if is_command else newest_local_checkpoint)(job.run_folder.shared)
     failure = ""

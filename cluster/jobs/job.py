@@ -361,7 +361,7 @@ class Job:
             time.sleep(START_POLL_SECONDS)
 
     def stop(self) -> None:
-        """Save and stop, or leave the queue; return when all is over. Raises `ClusterError` after the end."""
+        """Save and stop, or leave the queue; return when all is over. Raises `ClusterError` if it had ended already."""
         if self.is_waiting and self._leave_queue():
             return
         self.refresh()
@@ -420,7 +420,10 @@ class Job:
             )
 
     def resume(self, plan: "ResumePlan | None" = None) -> None:
-        """Continue from the newest checkpoint, by a plan if given. Raises `ClusterError`; then nothing has changed."""
+        """Continue a job from its newest checkpoint. `plan`, if given, has the options that change.
+
+        Raises `ClusterError` when the job is running or done, or cannot start; then its specification is unchanged.
+        """
         adds_epochs = plan is not None and plan.adds_epochs
         self._require_resumable(adds_epochs)
         if plan:

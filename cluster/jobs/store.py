@@ -104,7 +104,7 @@ def _describe_existing(jobs: Sequence[Job]) -> str:
 
 
 def create_run_folder(wanted_name: str = "") -> Path:
-    """Create and return a run folder: `wanted_name` if it is free, else the next number, also for two at a time."""
+    """Create and return a run folder: `wanted_name`, or with the next free number; two launches get different ones."""
     runs_folder().mkdir(parents=True, exist_ok=True)
     number = max((each.number for each in run_folders(runs_folder())), default=0) + 1
     wanted_names = [wanted_name] if re.fullmatch("job-[1-9][0-9]{0,5}", wanted_name) else []

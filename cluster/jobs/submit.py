@@ -106,7 +106,7 @@ def check(spec: JobSpec) -> None:
 def find_interrupted_duplicate(spec: JobSpec) -> Job | None:
     """Restart the supervisors of all jobs on rented machines that lack one; return the job with the same request.
 
-    When a launch was killed and is typed again, a second job would rent every machine twice. None: there is none.
+    When a launch was killed and is typed again, a second job would rent every machine twice. None without one.
     """
     duplicate = None
     for job in rented_jobs() if spec.cloud else []:

@@ -56,7 +56,10 @@ def trouble_of(error: Exception) -> SupervisorTrouble:
 
 
 def terminate_machines(backend: Backend) -> list[str]:
-    """Terminate a job's machines; return the silent ones. Raises `ClusterError` with what is left, or still billed."""
+    """Terminate a job's machines for a command of the user. Returns those that did not answer.
+
+    Raises `ClusterError` with what is left, and with what is billed meanwhile when the cloud cannot be asked.
+    """
     try:
         return backend.terminate()
     except (NoCredentials, NoAnswer) as error:
@@ -116,7 +119,10 @@ class Supervision:
         )
 
     def describe_trouble(self, backend: Backend, is_ending: bool) -> str:
-        """Return what is wrong with the supervisor, or "". A job that `is_ending` needs only its end."""
+        """Return what is wrong with the supervisor of an unfinished job, and the consequence; "": nothing is wrong.
+
+        `is_ending`: the job needs no other machines, only the end of those that it has.
+        """
         if silence := self._describe_silence(backend):
             return silence
         trouble = self._trouble()

@@ -29,7 +29,10 @@ class WorkFolder:
 
 @dataclass(frozen=True, kw_only=True)
 class SharedFolder(Mount):
-    """The folder that all mount, or its `error`. `link`: hard links can be made, only once. `fsync_ms` of 64 KiB."""
+    """The folder that all machines mount, and its file system. `error` says why it cannot be used.
+
+    `link` says whether hard links can be made, and only once. `fsync_ms` is of a file of 64 KiB.
+    """
 
     path: str = ""
     error: str = ""
@@ -88,7 +91,7 @@ def pairs_without_common_folder(seen: Mapping[str, Mapping[str, bool]]) -> list[
 
 
 def clock_skew(sent_at: float, received_at: float, machine_time: float) -> tuple[float, float]:
-    """Return how far a machine's clock, read between question and answer, is ahead of this one, and the uncertainty."""
+    """Return by how many seconds a machine's clock, read between question and answer, is ahead, and the uncertainty."""
     return machine_time - (sent_at + received_at) / 2, (received_at - sent_at) / 2
 
 

@@ -123,7 +123,10 @@ class Fleet:
         return SSHConnector(host, label, self.reconnect_seconds, self.spec.uid, self.folders.launch_id)
 
     def replace_host(self, name: str, host: Host) -> None:
-        """Use another host, or the same with other keys, which end no connection. `write_ssh_config` has to follow."""
+        """Use another host for a machine from now on, or the same host with other keys, which do not end a connection.
+
+        `write_ssh_config` has to follow.
+        """
         old_host, self.hosts[name] = self.hosts[name], host
         self.setup_progress.update(name, host=host.host, reason="")
         if replace(old_host, host_key=host.host_key, jump_host_key=host.jump_host_key) == host:
@@ -146,7 +149,11 @@ class Fleet:
     # --- setting up -----------------------------------------------------------------------------------------------
 
     def set_up_machines(self) -> None:
-        """Set all machines up, unless done, and start their agents. Raises `SetupFailed` with reasons if too few."""
+        """Set up all machines for the run folder's launch and start their agents, unless that is done already.
+
+        Raises `SetupFailed` with a line for each reason if fewer machines are usable than the job needs. Spares may
+        fail.
+        """
         launch_id = self.folders.launch_id
         if self.setup_progress.record.launch == launch_id and self.setup_progress.record.is_ready:
             return
@@ -219,7 +226,7 @@ class Fleet:
     def pull_last_files(self, patience_seconds: float = math.inf) -> bool:
         """Copy what the last agent wrote before it ended, as much as comes within a few seconds.
 
-        Returns whether all is here, or given up: after a stop request, or `patience_seconds` after the first call.
+        Returns whether all is here, or given up after a stop request or `patience_seconds`. Raises as `Mirror.pull`.
         """
         now = time.monotonic()
         if self.mirror.pull():
@@ -295,7 +302,10 @@ class Fleet:
     # --- liveness -------------------------------------------------------------------------------------------------
 
     def agents_alive(self) -> bool:
-        """Whether any agent may run. Once the job is over, machines that cannot be reached are not waited for."""
+        """Whether any agent runs or may run: False only when every machine has reported that none runs.
+
+        Once the job is over, machines that cannot be reached are not waited for.
+        """
         self._update_liveness()
         running = [name for name in self._usable_machines() if self.agent_running.get(name, True)]
         if self.is_over():  # the other machines have reported everything; these will learn it by themselves

@@ -85,7 +85,7 @@ class SetupLogCopy:
 
 @dataclass
 class Question:
-    """A question under way to a machine. The answer continues files at `known_sizes`. Times are monotonic."""
+    """A question under way to a machine. The answer continues files at `known_sizes`. Times are monotonic seconds."""
 
     name: str
     known_sizes: Mapping[str, int]
@@ -137,7 +137,7 @@ class Mirror:
     def pull(self) -> bool:
         """Copy what is new, as much as comes within a few seconds. Returns whether that is all there was at the call.
 
-        Raises `Unreachable` when no machine answers, `OSError` for a full disk or a link. Bad answers are reported.
+        Raises `Unreachable` when no machine answers, `OSError` for a full disk or a link. Bad answers are dropped.
         """
         start = time.monotonic()
         while True:

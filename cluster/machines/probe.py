@@ -2,7 +2,7 @@
 
 Runs on the machine and prints one JSON object. The caller runs it twice on every machine: the first time each machine
 leaves a marker file in the shared folder, the second time (--expect) each looks for the markers of all the others.
-`cluster.machines.checks` judges the facts. What may hang (a driver, a file server) has a process and a deadline.
+`cluster.machines.checks` judges the facts. What may hang (drivers, file servers) is asked in a process with a deadline.
 
 Needs the standard library only: `check --ssh` asks machines on which nothing is installed yet.
 """
@@ -99,7 +99,7 @@ def gather_facts(shared: Path, work: Path, marker: Path) -> MachineFacts:
 
 
 def find_other_jobs(own_uid: str, proc: Path = Path("/proc")) -> tuple[OtherJob, ...]:
-    """Return the jobs with an agent here but `own_uid`; with hidepid, only those of this user."""
+    """Return the jobs with an agent on this machine, except `own_uid`; under hidepid only those of this user."""
     jobs: dict[str, OtherJob] = {}
     for folder in proc.glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError):  # the process has ended, or is no agent
@@ -183,7 +183,10 @@ def query_gpus() -> tuple[tuple[str, ...], str]:
 
 
 def call_with_timeout(folder: Path, function: Callable[[], object]) -> Any:  # Any: what JSON can hold
-    """Return a function's answer about a folder, from a forked process: a lost file server blocks. Raises `OSError`."""
+    """Call a function that looks at a folder, in a forked process, and return its answer.
+
+    A lost file server blocks only that. Raises `OSError` with the function's error, or that the folder does not answer.
+    """
     reader, writer = os.pipe()
     pid = os.fork()
     if not pid:

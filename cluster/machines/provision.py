@@ -305,7 +305,7 @@ class Provisioner:
         self.connectors[name].run(argv, timeout=FILES_TIMEOUT_SECONDS, input=b"".join(contents.values()))
 
     def start_agent(self, name: str, elapsed_seconds: float) -> None:
-        """Start an agent in the session, with the seconds of the limit that have passed. A second one ends itself."""
+        """Start an agent, `elapsed_seconds` into the job's time limit. If one runs already, the second ends itself."""
         with timed_step(self.setup_progress, name, SetupStep.AGENT):
             row, session = self.setup_progress.rows[name], self.spec.tmux_session
             if names := self.spec.own_command and self.spec.own_command.secrets:

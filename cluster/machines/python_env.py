@@ -74,7 +74,8 @@ ERROR_EXPLANATIONS = (
 class Environment:
     """A Python environment: path of its Python ("": none), and the version of its torch.
 
-    `missing`: what it lacks (--find). `why` it was chosen, or there is none. `seconds` is the time of the search.
+    `missing` are the packages that it lacks, with --find. `why` says why it was chosen, or why there is none. `seconds`
+    is the time that the search took.
     """
 
     python: str = ""
@@ -174,7 +175,10 @@ def ensure_environment(folder: Path, required_packages: Sequence[str], find_only
 
 
 def is_complete(venv: Path) -> bool:
-    """Whether a venv is complete and its Python, whose origin may be gone, runs. Raises other `OSError`s."""
+    """Whether a venv is complete and its Python runs: the Python from which it was made may be gone.
+
+    Raises other `OSError`s: a venv is not removed because this user may start no more processes now.
+    """
     with contextlib.suppress(FileNotFoundError):
         argv = [venv_python(venv), "-c", ""]
         return (venv / COMPLETE_MARKER).exists() and subprocess.run(argv, capture_output=True).returncode == 0
@@ -184,7 +188,8 @@ def is_complete(venv: Path) -> bool:
 def is_installed(requirement: str) -> bool:
     """Whether this Python has the package and version of a requirement such as "torch>=2.13,<2.14".
 
-    Excluded by its marker, it counts. Without `packaging`, of which pip has a copy, nothing does: more is missing.
+    A requirement whose marker excludes this system counts as installed. Without `packaging`, of which pip has a copy,
+    nothing does: such a Python lacks required packages anyway.
     """
     for module in ("packaging.requirements", "pip._vendor.packaging.requirements"):
         with contextlib.suppress(ImportError):

@@ -70,7 +70,7 @@ class SetupProgress:
         self._write()
 
     def set_step(self, name: str, step: SetupStep, seconds: float | None = None) -> None:
-        """Note a machine's step, or its `seconds`. Raises `SetupFailed` when abandoned: threads do no other step."""
+        """Note a machine's step, or its `seconds`. Raises `SetupFailed` in threads of an abandoned set-up."""
         if self.is_abandoned:
             raise SetupFailed("the set-up was given up")
 

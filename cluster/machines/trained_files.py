@@ -54,7 +54,7 @@ def newest_local_checkpoint(shared: Path) -> Path | None:
 def has_final_files(spec: JobSpec, folder: RunFolder) -> bool:
     """Whether the machines have what the job has made in the end: a network, or the last checkpoints of a command.
 
-    Without a result a run trains on: its network is that of before. A stopped command's stay there for `resume`.
+    Without a result a run trains on: its network is that of before. A stopped command's checkpoints stay for `resume`.
     """
     if spec.own_command is None:
         return (folder.shared / RESULT_FILE).exists()
@@ -147,7 +147,7 @@ def download_network(machine: SSHConnector, remote_shared: str, run_folder: Path
     """Copy the files of a finished run's network from a machine's shared folder to the run folder.
 
     Intact files that are here stay. Only the known names are asked for. `progress` is as in `download_checkpoint`.
-    Raises `ClusterError` for no answer, and one too large or damaged, `OSError` when the local disk is full.
+    Raises `ClusterError` when no answer comes or it is too large or damaged, `OSError` when the local disk is full.
     """
     sizes = machine.list_files(f"{remote_shared}/{NETWORK_FOLDER}")
     arrivals = ArrivalFolder(run_folder)

@@ -307,7 +307,7 @@ def plan_command(
 
 
 def read_environment(assignments: Sequence[str], files: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the variables of `--env K=V`, and the secret others, but for typed ones. Raises `BadInput`."""
+    """Return the variables of `--env K=V`, and the secret ones of `--env NAME` and of files. Raises `BadInput`."""
     secrets = secret_values.collect([name for name in assignments if "=" not in name], files, os.environ)
     variables = secret_values.collect([assignment for assignment in assignments if "=" in assignment], [], {})
     return variables, {name: value for name, value in secrets.items() if name not in variables}

@@ -91,7 +91,7 @@ class JobFacts:
     Moments of epochs, steps, attempts (`timeline`), `activity` and `losses` (machine, moment) are in seconds at work.
     `schedule`, `forecast` and `forecast_comparison` are those of the result or, before it, of the plan. `settings` are
     those worth comparing with other jobs. `dollars_over_time` has points (seconds since the first launch of a machine,
-    dollars until then). `confusion` is that of the last validation, `provenance` what reproduces the numbers.
+    dollars until then). `confusion` is the last validation's or None, `provenance` what reproduces the numbers.
     """
 
     status: JobStatus

@@ -52,7 +52,10 @@ def make_table(rows: Iterable[Mapping[str, Cell]], caption: str = "") -> Table:
 
 
 def format_cell(value: object) -> str:
-    """Return a value as text: "" for None, floats with four digits; without the characters that HTML forbids."""
+    """Return a value as text: "" for None, a float with four significant digits, one of 1,000 or more without decimals.
+
+    Characters that HTML does not allow are left out.
+    """
     if value is None:
         return ""
     if isinstance(value, float):

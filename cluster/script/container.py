@@ -76,7 +76,7 @@ def find_error(log: str) -> str:
 
 
 def prepare(image: str) -> bool:
-    """Pull an image, which takes long, unless it is here; return whether docker has NVIDIA's runtime."""
+    """Pull an image (takes long) if missing; return whether docker has NVIDIA's runtime. Raises `ContainerError`."""
     check_image(image)
     if not shutil.which(DOCKER):
         raise ContainerError("docker is missing on this machine; install Docker there, or leave out --image")

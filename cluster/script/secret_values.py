@@ -43,7 +43,10 @@ class KeptSecrets:
 
 
 def collect(arguments: Sequence[str], files: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the values that --env, from `environment` too, and --env-file name; --env first. Raises `BadInput`."""
+    """Return the values of all variables that --env and --env-file name. --env counts more than a file.
+
+    `environment` is that of the caller, which has the value of an `--env NAME`. Raises `BadInput`.
+    """
     values: dict[str, str] = {}
     for name in files:
         path = Path(name).expanduser()
@@ -69,7 +72,8 @@ def collect(arguments: Sequence[str], files: Sequence[str], environment: Mapping
 def parse_env_file(text: str, source: str) -> dict[str, str]:
     """Return the variables of a file with lines such as NAME=value, as dotenv has them.
 
-    Comments and `export` are left out; quotes and, in double ones, escapes count. `BadInput` never shows a value.
+    Empty lines, comments and `export` are left out. A value may be in quotes; in double ones a backslash escapes.
+    Nothing is expanded. Raises `BadInput`, which never shows a value.
     """
     values: dict[str, str] = {}
     for number, raw_line in enumerate(text.splitlines(), 1):
@@ -159,7 +163,10 @@ def kept_values(uid: str) -> dict[str, str]:
 
 
 def new_values(arguments: Sequence[str], names: Sequence[str], uid: str, job: str) -> dict[str, str]:
-    """Return a job's secret values, `resume --env` before kept ones. Raises `BadInput` for others, `ClusterError`."""
+    """Return the values of a job's secret variables for its next launch, those of `resume --env` before kept ones.
+
+    Raises `BadInput` for another variable than the job's, and `ClusterError` when a value is not known.
+    """
     given = collect(arguments, [], os.environ)
     if unknown := sorted(given.keys() - set(names)):
         known = ", ".join(names) or "none"

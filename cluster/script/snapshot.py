@@ -67,7 +67,7 @@ Tree = dict[str, Entry]  # by path relative to the folder; a folder comes before
 
 
 def scan(folder: Path) -> Tree:
-    """Return what a folder has and can be copied; nothing if it is missing. Raises `OSError`, also for a link."""
+    """Return what a folder has and can be copied; nothing if missing. Raises `OSError`, also for a link to a folder."""
     if folder.is_symlink():
         raise OSError(errno.ELOOP, "the script has put a link in its place, which is not followed", str(folder))
     entries: dict[str, Entry] = {}
@@ -147,7 +147,7 @@ def publish(source: Path, shared: Path, attempt: int, tree: Tree, is_restless: b
 def link_newest(shared: Path, attempt: int) -> Path | None:
     """Give the newest version of the attempt before a name in the folder of an attempt that is to resume from it.
 
-    For the proposer. Returns the link, None without one. Raises `FileNotFoundError` when replaced: call again.
+    Returns the link, None when nothing was saved. Raises `FileNotFoundError` when the version was replaced: call again.
     """
     existing = versions(shared, attempt - 1)
     if not existing:

@@ -97,7 +97,7 @@ class Attempt:
 
     @property
     def machine_names(self) -> tuple[str, ...]:
-        """The members' machine names."""
+        """The members' machine names: their ids without the part that is new at each start of an agent."""
         return tuple(sys.intern(machine_name(member)) for member in self.members)
 
     @property

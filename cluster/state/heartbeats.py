@@ -62,7 +62,7 @@ class MachineStatus(TrainingNumbers):
     the last step that the current attempt has made, -1 before its first. `kept_step` is the step whose state its
     trainers keep while they wait for the next attempt; None: they keep none, as `not_in_place` says. `leave_reason` is
     why the machine has to leave, "" when it does not; `risk_reason` is why it may have to soon. `fault` says whose
-    fault a failure was, which rank (None: not known), and when it was seen. With `asks_exit` they are to save and exit.
+    fault a failure was, which rank (None: not known), and when it was seen. With `asks_exit` the processes are to exit.
 
     The other fields are for people and for the supervisor. `launch` is the ID of the launch, `time` the moment of
     writing by the machine's own steady clock (seconds since 1970); `boot_id` is the ID of its last boot, `clock_offset`
@@ -110,7 +110,7 @@ class MachineStatus(TrainingNumbers):
 
     @property
     def machine_name(self) -> str:
-        """The machine's name."""
+        """The machine's name: the id without its random part."""
         return machine_name(self.id)
 
     @property
@@ -145,7 +145,7 @@ class SlowestRank:
 def find_slowest_rank(statuses: Mapping[str, MachineStatus]) -> SlowestRank | None:
     """Return the rank that waits least for others, None if none is clearly busier than the median of the others.
 
-    All ranks have one step time, and all but the slowest wait. Older attempts' and idle machines' do not count.
+    All ranks have one step time; all but the slowest wait. Of `statuses`, by machine, only the newest attempt's count.
     """
     newest_attempt = max((status.attempt for status in statuses.values()), default=0)
     ranks = sorted(
@@ -195,7 +195,7 @@ def parse_status(text: bytes) -> MachineStatus | None:
 
 
 def read_status(path: Path) -> MachineStatus | None:
-    """Return a file's status, None without one or a whole one. Raises `DamagedRecord` for unreadable or other JSON."""
+    """Return a file's status, None if missing or torn. Raises `DamagedRecord` if it is unreadable or no status."""
     try:
         text = read_file(path, MAX_STATUS_BYTES)
     except FileNotFoundError:

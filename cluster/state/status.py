@@ -48,12 +48,12 @@ class JobStatus:
     """The state of a job and its numbers; None for what is not known.
 
     `job` is the job's ID, `name` what its user called it. `warning` says what is wrong with the job's supervisor, ""
-    when nothing is. `notifications` says which notifications could not be delivered.
-    `recipe` is the name of the recipe or, by `work`, of the command; `command` the command as it is typed in a shell,
-    "" for a recipe.
-    `doing` says what the job does in its state, `progress` how far that is. `attempt` is the last one that has members,
-    0 before the first. `slowest` describes the rank that others wait for, `risk` the machines that may go soon.
-    `target` is to be reached or what became of it. `created` is in seconds since 1970, `seconds` the time at work.
+    when nothing is. `notifications` says which notifications could not be delivered. `recipe` is the name of the recipe
+    or, by `work`, of the command; `command` the command as it is typed in a shell, "" for a recipe. `doing` says what
+    the job does in its state, `progress` how far that is. `attempt` is the last one that has members, 0 before the
+    first. `slowest` describes the rank that others wait for, `risk` the machines that may go soon. `target` is the
+    accuracy to reach or, in the end, what became of it. `run` is the run folder. `created` is in seconds since 1970,
+    `seconds` the time at work.
     """
 
     job: str

@@ -196,7 +196,7 @@ def state_spans(run_folder: RunFolder, machine: str) -> Iterator[tuple[MachineSt
 
 
 def startup_seconds(run_folder: RunFolder, machine: str, since: float = 0.0) -> dict[str, float]:
-    """Return the seconds of each step of the start of the first agent after `since`; {} until it trains."""
+    """Return the seconds of each step of the start of the first agent after `since` (Unix time); {} until it trains."""
     seconds: dict[str, float] = {}
     previous: StateChange | None = None
     for change in run_folder.state_log(machine):

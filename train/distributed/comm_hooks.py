@@ -53,7 +53,8 @@ def half_precision_hook(precision: HalfPrecision, bucket: Bucket) -> Future:
     Differs from torch's fp16_compress_hook in that it divides by the world size before the conversion, so a mean that
     fits into float16 cannot overflow on the way; and from its bf16_compress_hook in that it works with Gloo. Gradients
     without a loss scale are multiplied by 1024, because float16 has no numbers below 6e-8, and clipped at +-58 instead
-    of becoming infinite, because no scaler would skip the step. With a loss scale the scaler must see an overflow.
+    of becoming infinite, because no scaler would skip the step. With a loss scale nothing is clipped: the scaler must
+    see an overflow.
     """
     buffer = bucket.buffer()
     world_size = dist.get_world_size()

@@ -50,7 +50,11 @@ class DDP(DistributedDataParallel):
     """DistributedDataParallel that names an unused parameter in a one-line error."""
 
     def forward(self, *inputs: object, **named: object) -> object:
-        """Run the module. Raises `TrainingError` when a parameter got no gradient in the step before."""
+        """Run the module.
+
+        Raises `TrainingError` when some parameter got no gradient in the step before, so that its bucket was not
+        summed.
+        """
         try:
             return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
@@ -80,8 +84,9 @@ def wrap_ddp(
     All processes must call it at the same time. Nothing is copied from rank 0: the weights are equal by seed or
     checkpoint, and batch-norm statistics are each rank's own. It may be called again, with the network or its wrapper,
     when other parameters need gradients; their old ones are dropped. `dtype` is what the network computes in: float16
-    has a loss scale. `exact` selects `exact_sum`. PowerSGD compresses after `exact_steps`; its error memory differs
-    between ranks, is in no checkpoint, and starts empty with each call. Raises `TrainingError` for an unusable hook.
+    has a loss scale. `exact` selects `exact_sum`, which sums instead of averaging. PowerSGD compresses after
+    `exact_steps` steps; its error memory is as large as the gradients, differs between ranks, is in no checkpoint, and
+    starts empty with each call. Raises `TrainingError` for an unusable hook.
     """
     net = net.module if isinstance(net, DDP) else net
     net.zero_grad(set_to_none=True)
@@ -130,7 +135,10 @@ def on_gradients_ready(net: nn.Module, callback: Callable[[], object]) -> Callab
 def select_hook(
     comm: Comm, exact: bool, device: torch.device, dtype: torch.dtype, exact_steps: int
 ) -> tuple[object, comm_hooks.Hook | None]:
-    """Return a recipe's hook with its state, None for DDP's own. Raises `TrainingError` where it cannot be used."""
+    """Return the state and the communication hook of a recipe; hook None for DDP's own all-reduce.
+
+    Raises `TrainingError` when the hook cannot be used with --exact or in this precision.
+    """
     if exact:
         if comm.hook not in ("auto", "none"):
             raise TrainingError(f"comm, hook: --exact does not work with {comm.hook}, which rounds; set comm='none'")
@@ -155,7 +163,7 @@ def select_hook(
 
 @cache
 def machine_groups(world_group: dist.ProcessGroup | None, device: torch.device) -> comm_hooks.MachineGroups | None:
-    """Return the groups for sums by machine, one for each `world_group`; None if machines or processes are single."""
+    """Return the groups for sums by machine, cached by `world_group`; None for one machine, or one process on each."""
     rank = dist.get_rank()
     first_rank_here = torch.tensor([rank - int(os.environ.get("LOCAL_RANK", 0))], device=device)
     first_ranks = [torch.empty_like(first_rank_here) for _ in range(dist.get_world_size())]

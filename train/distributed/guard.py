@@ -132,7 +132,7 @@ class StepGuard:
         self._judge()
 
     def go_back(self) -> bool:
-        """Undo the last update if its sums are not known to be right, and return whether so, after the abort."""
+        """Undo the last update, after the abort, unless its sums are known to be right; return whether it did so."""
         with contextlib.suppress(RuntimeError):
             self._judge()
         if self.ledger.is_ahead:

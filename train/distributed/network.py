@@ -21,7 +21,7 @@ EFA_LIBRARY_FOLDERS = ("opt/amazon/ofi-nccl/lib", "opt/amazon/ofi-nccl/lib/x86_6
 
 
 def detect_transport(backend: str, log: Path | None = None) -> str:
-    """Return what carries the collectives: "gloo on eth0", or what NCCL's log shows, which is removed."""
+    """Return what carries the collectives: "gloo on eth0", or for NCCL what its log shows. The log is removed."""
     if backend != "nccl":
         interface = os.environ.get("GLOO_SOCKET_IFNAME", "")
         with contextlib.suppress(OSError):
@@ -65,8 +65,8 @@ def efa_variables() -> dict[str, str]:
     """Return environment variables for trainers on a machine with EFA, except variables that the user has set.
 
     The loaders fork, for which libfabric's huge pages run out ("Cannot allocate memory"). NCCL can hang when it finds
-    its peers over IPv6. Older libfabric asks for `FI_EFA_USE_DEVICE_RDMA`, by which GPUs send past the processor.
-    Sources: AWS's aws-ofi-nccl cheat sheet, AWS ParallelCluster's tests.
+    its peers over IPv6. Older libfabric needs `FI_EFA_USE_DEVICE_RDMA` for GPUs to send past the processor (GPUDirect
+    RDMA). Sources: AWS's aws-ofi-nccl cheat sheet, AWS ParallelCluster's tests.
     """
     if not has_efa():
         return {}
@@ -106,7 +106,7 @@ def compile_cache_variables(folder: Path) -> dict[str, str]:
 
 
 def enable_nccl_log() -> Path | None:
-    """Make NCCL log its choices to a file, and return it; None without an agent, or where NCCL_DEBUG is set."""
+    """Make NCCL log to a file in the agent's folder, and return it; None without an agent, or if NCCL_DEBUG is set."""
     work = os.environ.get(agent_protocol.WORK_VARIABLE)
     if not work or "NCCL_DEBUG" in os.environ:
         return None
@@ -132,7 +132,8 @@ def resolve(address: str) -> set[str]:
 def source_addresses(reached_at: Collection[str]) -> tuple[str, ...]:
     """Return the addresses that connections of this machine may come from, as other machines see them.
 
-    () when the kernel does not list them. Behind NAT others see those of `reached_at`, at which they reach it.
+    These are the addresses of its interfaces and `reached_at`, at which others reach it: behind NAT others see those.
+    () when the kernel does not list the interfaces.
     """
     with contextlib.suppress(OSError):
         return tuple(sorted({*own_addresses(), *reached_at}))
@@ -140,7 +141,7 @@ def source_addresses(reached_at: Collection[str]) -> tuple[str, ...]:
 
 
 def own_addresses() -> set[str]:
-    """Return the addresses that lead to other machines, without link-local IPv6. Raises `OSError`."""
+    """Return the IPv4 and IPv6 addresses of interfaces to other machines, but link-local IPv6. Raises `OSError`."""
     parsed = [ipaddress.ip_address(address) for _, address in _interface_addresses()]
     return {str(each) for each in parsed if not each.is_loopback and not (each.version == 6 and each.is_link_local)}
 
@@ -186,7 +187,7 @@ def own_tcp_sockets(is_listening: bool) -> Iterator[socket.socket]:
 
 
 def parse_nccl_transport(nccl_output: str) -> str:
-    """Return "efa", "libfabric", "ib", "roce", "sockets", "unknown", or a plugin's name, from NCCL's log."""
+    """Return "efa", "libfabric", "ib", "roce", "sockets", a plugin or "unknown", by NCCL's log (NCCL_DEBUG=INFO)."""
     networks = re.findall(r"Using network (.+)|Assigned NET plugin (.+) to comm|via NET/([\w ]+?)/", nccl_output)
     name = "".join(networks[-1]).strip().lower() if networks else ""
     if "libfabric" in name or "ofi" in name:

@@ -50,7 +50,10 @@ def is_address(text: str) -> bool:
 
 
 def admit_only(listener: socket.socket, addresses: Collection[str]) -> None:
-    """Let a socket accept new connections from these addresses and this machine only. Raises `OSError`."""
+    """Let a listening socket accept connections only from these addresses and from this machine.
+
+    Existing connections stay open. Raises `OSError` when the kernel refuses the filter.
+    """
     program = filter_program(addresses, with_ipv6=listener.family == socket.AF_INET6)
     code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
     buffer = ctypes.create_string_buffer(code, len(code))

@@ -52,7 +52,10 @@ def open_store(
 
 
 def wait_for_listener(address: str, port: int, timeout: datetime.timedelta, is_cancelled: Callable[[], bool]) -> None:
-    """Wait until rank 0 listens; torch's own wait cannot be cancelled. Raises `DistNetworkError` when it ends."""
+    """Wait until rank 0 listens. torch's own wait cannot be ended from outside, and asks at ever longer intervals.
+
+    Raises `DistNetworkError` when `is_cancelled` is true, or after the timeout.
+    """
     deadline = time.monotonic() + timeout.total_seconds()
     while not is_cancelled():
         try:

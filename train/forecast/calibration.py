@@ -114,7 +114,10 @@ COMPARED_TERMS = {
 
 @dataclass(frozen=True, kw_only=True)
 class TermComparison:
-    """Seconds of a term in a forecast and in the run. `error`: the forecast's share too much, None for no time."""
+    """A term of a forecast beside what the run took, in seconds.
+
+    `error` is the share by which the forecast is too long, None where the run took no time.
+    """
 
     term: str
     forecast: float

@@ -256,7 +256,7 @@ class Evaluator:
 
 
 def ratio_buckets(index: Index) -> list[NDArray[np.int64]]:
-    """Return the image IDs from tall to wide, in at most `MAX_BUCKETS` similar buckets that share no rounded ratio."""
+    """Return the image IDs from tallest to widest, in at most `MAX_BUCKETS` buckets; no two share a rounded ratio."""
     ratios = np.asarray(index.widths) / np.asarray(index.heights)
     ids_by_ratio = np.argsort(ratios, kind="stable")
     rounded = np.round(ratios[ids_by_ratio], RATIO_DIGITS)
@@ -270,7 +270,8 @@ def plan_eval_batches(
 ) -> list[BatchRequest]:
     """Return this rank's batches of a crop. Every image is in exactly one batch of one rank.
 
-    `index` is that of the full-size images, `copy` what is read. A batch has about `pixel_budget` pixels.
+    `index` is that of the full-size images, `copy` the resized copy that is read. A batch has about `pixel_budget`
+    pixels, and at least one image.
     """
     squares = min(CROP_VIEWS[crop], SQUARES_PER_IMAGE)
     batch_size = max(1, pixel_budget // (size * size * squares))

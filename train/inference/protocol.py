@@ -57,7 +57,7 @@ class RatioBucket:
 class EvaluationRow:
     """The accuracy in percent by one crop at one size, over all images and by their aspect ratio.
 
-    `copy` is the short side of what was read, None for full size. `confusion` is None for very many classes.
+    `copy` is the short side of the copy read, None for full size. `confusion` is None for very many classes.
     """
 
     crop: str

@@ -36,7 +36,10 @@ def count_correct(scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Ten
 
 
 def is_correct(scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return two bool [n]: whether labels [n] are the best, and among the five best or all, of scores [n, classes]."""
+    """Return two bool [n]: which of the scores [n, classes] are top-1 and top-5 hits for the labels [n].
+
+    With fewer than five classes, every label is a top-5 hit.
+    """
     best = top_guesses(scores) == labels[:, None]
     return best[:, 0], best.any(1)
 

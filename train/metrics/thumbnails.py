@@ -71,7 +71,10 @@ def _read_first(paths: Iterable[Path]) -> list[Thumbnail]:
 
 
 def choose_images(index: Index) -> list[int]:
-    """Return `THUMBNAIL_COUNT` image IDs of different shapes, evenly spaced among `CANDIDATE_COUNT` such IDs."""
+    """Return the numbers of `THUMBNAIL_COUNT` images of different shapes, in order of width / height.
+
+    They are evenly spaced among `CANDIDATE_COUNT` images, which are evenly spaced in the data set.
+    """
     candidates = _evenly_spaced(range(len(index)), CANDIDATE_COUNT)
     by_shape = sorted(candidates, key=lambda number: index.widths[number] / index.heights[number])
     return _evenly_spaced(by_shape, THUMBNAIL_COUNT)

@@ -25,7 +25,7 @@ CANDIDATE_SIZES = (224, 227, 256, 299, 288, 192, 160, 128, 96, 64, 32, 28)  # us
 
 
 def find_native_size(net: nn.Module, name: str) -> int:
-    """Return the side in pixels of a square image it accepts: timm's or a usual one. Raises `TrainingError`."""
+    """Return the side in pixels of a square image that a network accepts, timm's or usual. Raises `TrainingError`."""
     config = getattr(net, "default_cfg", None) or getattr(net, "pretrained_cfg", None) or {}
     stated_shape = config.get("input_size") if isinstance(config, dict) else None  # timm's, (channels, h, w)
     stated_sizes = [int(stated_shape[-1])] if stated_shape else []

@@ -46,7 +46,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """Residual block 1x1, 3x3 (with the stride), 1x1: [n, in_channels, h, w] to [n, 4 width, h / s, w / s]."""
+    """Residual block 1x1, 3x3 (with stride s), 1x1: [n, in_channels, h, w] to [n, 4 width, h / s, w / s]."""
 
     expansion = 4
 

@@ -48,7 +48,7 @@ def mix_up(images: torch.Tensor, share: float, generator: np.random.Generator) -
 
 
 def cut_and_mix(images: torch.Tensor, share: float, generator: np.random.Generator) -> float:
-    """Put a rectangle of 1 - `share` of the other image, cut at the edges, into each in place. Returns what is left."""
+    """Put a rectangle of 1 - `share` of the other image, cut at edges, into each, in place. Returns the share left."""
     height, width = images.shape[2:]
     x, y = int(generator.integers(width)), int(generator.integers(height))
     half_side = 0.5 * (1 - share) ** 0.5

@@ -31,7 +31,8 @@ def copy_to_cpu(value: Any) -> Any:  # Any: what torch.save takes
     """Return a copy of nested dicts and lists with the tensors on the CPU, so that training can go on.
 
     Tuples become lists, parameters become plain tensors. Other values are not copied. All tensors of a GPU are under
-    way at once, into pinned memory, which torch keeps for the next checkpoint; the host waits once, else for each.
+    way at once, into pinned memory, which torch keeps for the next checkpoint; the host waits once. Where memory cannot
+    be pinned, it waits for each.
     """
     copied = _begin_copy(value)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -75,7 +76,7 @@ def delete_all_but_newest(path: Path, pattern: str) -> None:
 
 
 def load_checkpoint(path: Path) -> State:
-    """Return the state in a file, on the CPU. Raises `OSError`, and `ValueError` unless it is a state of plain data."""
+    """Return the state in a file, on the CPU. Raises `OSError`, `ValueError` unless all is tensors and plain data."""
     payload = io.BytesIO(sealed_files.read_with_checksum(path))
     try:
         if any(entry.compress_type for entry in zipfile.ZipFile(payload).infolist()):

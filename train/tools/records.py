@@ -81,7 +81,10 @@ def decode_json(record_type: type[RecordT], text: bytes, source: object = "") ->
 
 
 def decode_line(record_type: type[RecordT], line: bytes) -> RecordT:
-    """Return the record in a line of a long file, in a tenth of the time of `decode_json`. Raises `DamagedRecord`."""
+    """Return the record in a line of a long file. Takes a tenth of the time of `decode_json`: skips unknown fields.
+
+    Raises `DamagedRecord`.
+    """
     try:
         record: RecordT = _line_decoder(cast(Hashable, record_type)).decode(line)
     except (ValueError, RecursionError) as error:

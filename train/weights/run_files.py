@@ -80,7 +80,10 @@ def publish_network(
 def find_best_weights(
     out: Path, attempts: Iterable[int], history: Sequence[EpochResult], schedule: Schedule
 ) -> Path | None:
-    """Return the best validation's weights in the first of these attempts that has them; None if last, or lost."""
+    """Return the intact file of the weights of the best validation, None when that was the last one, or it is lost.
+
+    They are looked for in the folders of these attempts, in this order.
+    """
     best = best_epoch(history)
     if best is None or best is history[-1]:
         return None

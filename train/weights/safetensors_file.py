@@ -28,7 +28,7 @@ ALIGNMENT = 8  # of the values in the file
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, "torch.Tensor"], metadata: Mapping[str, str]) -> None:
-    """Write tensors by name, with a checksum. Raises `ValueError` for what the format cannot hold, and `OSError`."""
+    """Write named tensors atomically, with a checksum. Raises `OSError`, `ValueError` for what it cannot hold."""
     from safetensors.torch import save
 
     try:
@@ -66,7 +66,7 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def verify_file(path: Path) -> dict[str, str]:
-    """Return the metadata of a file of ours, with little memory. Raises `DamagedRecord` for any other, `OSError`."""
+    """Return the metadata of a file of ours whose checksum is right. Raises `OSError`, `DamagedRecord` for others."""
     metadata = read_metadata(path)
     stated = metadata.get(SHA256_KEY, "")
     with path.open("rb") as file:

@@ -32,7 +32,7 @@ class UnkillableProcess(Exception):
 class ProcessesExit:
     """How an attempt's processes ended on this machine.
 
-    `phase` is SAVED, FAILED or FINISHED. `fault` is NONE for one of another machine, `rank` None if it is not known.
+    `phase` is SAVED, FAILED or FINISHED. `fault` is NONE when another machine failed, `rank` None if it is not known.
     """
 
     phase: AgentPhase
@@ -64,7 +64,7 @@ class AttemptProcesses(ABC):
         """
 
     def begin_attempt(self, attempt: Attempt, machine_rank: int) -> tuple[Path, list[dict[str, str]]]:
-        """Make the folder for an attempt's logs. Returns its first log here, and the variables of each rank."""
+        """Make an attempt's log folder. Returns the log of the first rank here, and the variables of each rank here."""
         procs = self.spec.procs
         self.attempt_number = attempt.number
         self.first_rank = machine_rank * procs
@@ -126,7 +126,11 @@ class AttemptProcesses(ABC):
         return ""
 
     def kill(self) -> None:
-        """Kill the processes in another thread: the kernel kills them only when the one that started them has ended."""
+        """Kill the processes without waiting for their end.
+
+        Needed where this process exits in another thread than the one that started them: the kernel kills them only
+        when that thread has ended.
+        """
         for child in self.processes:
             with contextlib.suppress(OSError):
                 os.killpg(child.pid, signal.SIGKILL)

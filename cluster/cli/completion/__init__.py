@@ -1,7 +1,7 @@
 """Tab completion of commands, options and values, for bash, zsh and fish.
 
 The name of a value in `--help` decides how it is completed: JOB, RECIPE, DIR, FILE, TYPE, REGION, ZONE. Completions
-come from files of this computer. At each Tab a shell shows what the program, with `VARIABLE` set, prints: never errors.
+come from files of this computer. A shell shows what the program prints with `VARIABLE` set: errors print nothing.
 """
 
 import contextlib

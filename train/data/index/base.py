@@ -36,7 +36,7 @@ class Index(ABC):
     """The images of one split, sorted by class and file name.
 
     `classes` are the class names by label. `skipped_files` are the files that were left out as (path, reason).
-    `known_digests` are (stems_digest, names_checksum), where they are stored. `has_images`: not only the index is here.
+    `known_digests` are (stems_digest, names_checksum), if stored. `has_images` is False where only the index is here.
     """
 
     folder: Path

@@ -73,7 +73,8 @@ class ProbedFiles:
     """The outcome of reading the files of a split, by their position in the scan.
 
     `sizes` [n, 2] are (width, height), zeros for a bad file; `reasons` say what is wrong with each bad file. `unread`
-    are those not read, or not yet. `digests` are (stems_digest, names_checksum) of the good files.
+    are those that could not be read, or were not tried yet. `digests` are (stems_digest, names_checksum) of the good
+    files.
     """
 
     sizes: NDArray[np.int64]

@@ -56,7 +56,10 @@ def has_held_out_val(root: Path, val_fraction: float) -> bool:
 
 
 def layout_problems(root: Path, val_fraction: float = 0.0) -> list[tuple[str, str]]:
-    """Return (place, problem) of stray entries and classes that train/ lacks. Raises `DataError` for no classes."""
+    """Return (place, problem) for each image and broken link beside class folders, and each class that train/ lacks.
+
+    Raises `DataError` as `class_names` does when a split has no classes at all.
+    """
     splits = ("train",) if has_held_out_val(root, val_fraction) else SPLITS
     classes = {split: _split_classes(root, split) for split in splits}
     strays = [stray for split in splits for stray in _stray_entries(root / split)]

@@ -137,7 +137,8 @@ class DistributedBatchSampler:
         """Yield every batch from a position on: each epoch's training, then its validation if it has one.
 
         Whether an epoch is validated may depend on `history`, the rows of the finished epochs, which grows meanwhile.
-        While the answer is not known yet, validation batches are yielded; the trainer skips those it does not need.
+        While the answer is not known yet, as the loader asks ahead, validation batches are yielded; the trainer skips
+        those it does not need.
         """
         for epoch_index in range(first_epoch_index, len(self.schedule.epochs)):
             epoch = self.schedule.epochs[epoch_index]

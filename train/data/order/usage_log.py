@@ -26,7 +26,7 @@ _FILE_NAME = re.compile(r"([0-9]{6,9})-rank-([0-9]+)\.jsonl")
 
 @dataclass(frozen=True, kw_only=True)
 class UsageRow:
-    """The IDs of a step's images; steps and epochs count from 0. `rank`: whose they are, None for the writer's."""
+    """The image IDs of a step; steps and epochs count from 0. `rank`: whose they are, None for the writer's own."""
 
     step: int
     epoch: int
@@ -63,8 +63,8 @@ def find_usage_errors(
     """Return what is wrong in a run's logs; [] when every image was used exactly once in every epoch.
 
     `first_steps` is the first step of each attempt: steps that an earlier attempt did beyond it were repeated, and do
-    not count. `images_per_epoch` is one number, or that of each epoch from 0 in a shortened run, as `steps_per_epoch`
-    is. Machines write the logs: other files, and damaged lines, are left out.
+    not count. `images_per_epoch` is one number, or that of each epoch from 0 in a shortened run. `steps_per_epoch` is
+    the number of steps of each epoch from 0. Machines write the logs: other files, and damaged lines, are left out.
     """
     ids_by_step: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))  # by epoch, then step
     attempts = sorted(first_steps)

@@ -55,7 +55,7 @@ class SourceImages:
 
 
 def open_source_splits(root: Path, val_fraction: float = 0.0) -> list[SourceImages]:
-    """Return the images of train and val, or of a part of train. Raises `DataError`, also for no images."""
+    """Return the images of train and val (`val_fraction` of train/ without val/). Raises `DataError`, also for none."""
     check_layout(root, val_fraction)
     classes = class_names(root, "train")
     if not has_held_out_val(root, val_fraction):
