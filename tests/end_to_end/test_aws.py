@@ -220,6 +220,7 @@ def test_job_saves_and_stops_at_its_limit_of_hours_or_dollars(renter: Renter) ->
     )
     renter.run("extend", dollars_job.name, "--max-price-total", f"{hundredths[index] / 10_000:.4f}")
     for instance in renter.cloud.instances():
+        assert instance["tags"]["imgnet:ssh-from"].endswith("/32"), "else another launch closes ssh to it"
         if instance["tags"]["imgnet:job"] == traffic_job.spec.uid:
             renter.cloud.post("transfer", id=instance["id"], efs_written=20 * 10**9)  # $1.20
     for job, unit in ((hours_job, "hour"), (dollars_job, "$"), (traffic_job, "$")):

@@ -74,7 +74,7 @@ class ToyCloud(JobInstances):
 
     record_launch: Any = lambda *_: None
     record_move = check_access = require_ownership = finish_open_requests = record_launch
-    set_expiry = record_host_key = record_launch
+    set_expiry = record_host_key = note_access = record_launch
     read_console: Any = lambda *_: ""
     restore_access = external_termination_reason = read_console
 

@@ -128,11 +128,17 @@ class AwsBackend(RemoteBackend):
         return Fleet(replace_fields(spec, hosts=hosts), folder)
 
     def terminate(self) -> list[str]:
-        """Terminate all machines of the job. Raises `ClusterError` with what is not terminated."""
+        """Terminate all machines of the job. Raises `ClusterError` with what is not terminated.
+
+        A supervisor terminates none that another computer has adopted while this one slept; a command of the user does.
+        """
         name, folder = self.run.spec.name, self.run.folder
         if folder.journal_path.exists():  # else nothing was ever rented
             with report_damaged_journal():
-                leftovers = self._open_provider().terminate_job()
+                provider = self._open_provider()
+                if "controller" in vars(self):
+                    provider.require_ownership()
+                leftovers = provider.terminate_job()
             if leftovers:
                 raise ClusterError(
                     f"{name} is not completely terminated: {'; '.join(leftovers)}; "

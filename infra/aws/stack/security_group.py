@@ -133,6 +133,11 @@ def allow_ssh_from(
             context.delete(f"ssh from {former_address}", revoke, GroupId=group, IpPermissions=[rule])
 
 
+def is_open_to(account: Account, group: str, address: str) -> bool:
+    """Whether ssh is open to exactly this address range. Raises `CloudError`."""
+    return any(ip_range["CidrIp"] == address for _, ip_range in _ssh_rules(account, group, None))
+
+
 def parse_single_address(text: str) -> str:
     """Return a single IPv4 address as a /32. Raises `CloudError` for other text and for wider ranges."""
     try:

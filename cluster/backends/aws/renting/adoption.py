@@ -5,6 +5,7 @@ machines, the limits and what the job has cost are tags; type, zone and market a
 prices are AWS's of today. The machines' host keys are tags too, so the first login is safe.
 """
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -67,13 +68,11 @@ class AwsAdoption:
                 f"imgnet-cluster down {uid} --region {region}"
             )
         self.address = get_public_address()
-        machine_ids = [instance.id for instance in self.instances.values()]
-        instances.set_tags(self.account, machine_ids, {tags.SSH_FROM: self.address})
         user_tags = tags.select_user_tags(self.first_machine.tags)
         self.stack = stack.ensure(self.account, self.address, user_tags=user_tags)
         self.rental_spec = self._rental_spec()
         self.events = list(self._rebuild_events(found_instances))
-        self._open_ssh_port()
+        self._open_ssh()
         self.hosts = ssh_hosts(self.events, self.instances)
         self._log_in()
 
@@ -216,12 +215,11 @@ class AwsAdoption:
 
     # --- the way in --------------------------------------------------------------------------------------------------
 
-    def _open_ssh_port(self) -> None:
-        """Open the image's ssh port to this computer, if it is another one than the stack opens."""
+    def _open_ssh(self) -> None:
+        """Open ssh to this computer, at the image's port too, and close it where this owner was before."""
         request = next(event for event in self.events if isinstance(event, events.LaunchRequest))
-        if request.ssh_port != security_group.SSH_PORT:
-            group, owner = self.stack.security_group, self.account.owner
-            security_group.allow_ssh_from(self.account, group, self.address, owner, image_port=request.ssh_port)
+        group, owner = self.stack.security_group, self.account.owner
+        security_group.allow_ssh_from(self.account, group, self.address, owner, image_port=request.ssh_port)
 
     def _log_in(self) -> None:
         """Let this computer's key in on each machine, first on the jump host. Raises `ClusterError`."""
@@ -278,7 +276,11 @@ class AwsAdoption:
         other_dollars = max(0.0, self.terms.spent - known_dollars) + self._forgotten_dollars(journal)
         journal.write(events.JobAdopted(claim=claim, dollars=other_dollars))
         hours = MAX_HOURS_WITHOUT_LIMIT if self.terms.hours is None else self.terms.hours
+        machine_ids = [instance.id for instance in self.instances.values()]
+        instances.set_tags(self.account, machine_ids, {tags.SSH_FROM: self.address})
         claims.write_claim(self.account, self.uid, claim, host.unix_time() + 3600 * hours + CLAIM_SECONDS)
+        with contextlib.suppress(CloudError):  # the other computer's way is closed, unless it has another job
+            self._open_ssh()
 
     def _forgotten_dollars(self, journal: Journal) -> float:
         """Return the highest cost, since the terms were written, of machines that ended before EC2 was asked.

@@ -317,6 +317,7 @@ class RentedJobController:
             fleet.push_stop_request()
             fleet.pull_files()
             self.end_watch.note_answer()
+            self.provider.note_access()
             if fleet.unreachable_since:  # over a connection that is still open, others may answer
                 self._restore_access()
             self._note_risks()
@@ -326,8 +327,7 @@ class RentedJobController:
                 final_network.download(self.spec, fleet, self.provider, self.live_machines, self.set_activity)
                 return not self.get_stop_reason() and self._move_if_interrupted()
         except Unreachable as error:
-            # Machines that the cloud no longer has, or that hang past their power-off, will never answer. A job that is
-            # over does not wait for them.
+            # Machines that are gone, or hang past their power-off, never answer: a job that is over does not wait.
             is_over = bool(self.get_stop_reason()) and not self._is_renting
             if is_over and (self.provider.is_overdue or not (self.live_machines or self.provider.list_machines())):
                 return False

@@ -3,6 +3,8 @@
 import time
 from collections.abc import Callable
 
+from infra.errors import AdoptedElsewhere, CloudError
+
 from .instances import JobInstances
 
 END_SECONDS = 600.0  # from the end of a job, or its last limit, until machines that do not obey are terminated
@@ -18,15 +20,27 @@ class EndWatch:
         self.last_good_time = time.monotonic()
 
     def reached_limit(self) -> str:
-        """Return which limit the job has just reached, "" for none, or when it is to stop already."""
+        """Return which limit the job has just reached, "" for none, or when it is to stop already.
+
+        Raises `AdoptedElsewhere` when another computer has taken the job over, while this one slept.
+        """
         if self.get_stop_reason():
             return ""
         self.last_good_time = time.monotonic()
+        reason = ""
         # Traffic beyond what was expected may use up the dollars at once: then the job is overdue too.
         if self.provider.is_price_limit_reached:
-            return f"the limit of ${self.provider.max_dollars:,.2f} (--max-price-total) was reached"
-        # A machine hangs so that neither its agent nor its own power-off works.
-        return "its time limit passed, and not all of its machines have ended" if self.provider.is_overdue else ""
+            reason = f"the limit of ${self.provider.max_dollars:,.2f} (--max-price-total) was reached"
+        elif self.provider.is_overdue:  # a machine hangs so that neither its agent nor its own power-off works
+            reason = "its time limit passed, and not all of its machines have ended"
+        if reason:
+            try:
+                self.provider.require_ownership()
+            except AdoptedElsewhere:
+                raise
+            except CloudError:  # asked again in the next round; agents obey the limits by themselves
+                return ""
+        return reason
 
     def note_answer(self) -> None:
         """Note that a machine has answered."""

@@ -16,7 +16,7 @@ from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
 from infra.aws import journal_events as events
 from infra.aws import prices, tags
-from infra.aws.client import Account, get_public_address
+from infra.aws.client import Account
 from infra.aws.error_codes import AUTHENTICATION_CODES, DENIED_CODES, ErrorKind, may_succeed_later
 from infra.aws.instances import amis, instances, internet
 from infra.aws.instances.gang import Gang, LaunchRefused
@@ -30,10 +30,11 @@ from infra.aws.market.offers import list_instance_types
 from infra.aws.market.reservations import find_reservation
 from infra.aws.stack import claims, key_pairs, security_group, stack
 from infra.aws.stack.resources import StackContext
-from infra.errors import AdoptedElsewhere, CloudError, Interrupted, NoAnswer, NoCredentials, NoMachines
+from infra.errors import AdoptedElsewhere, CloudError, Interrupted, NoCredentials, NoMachines
 from train.tools import host
 
 from .instance_history import NO_MACHINES_IN_TIME, InstanceHistory
+from .ssh_access import SshAccess
 
 ACQUIRE_TIMEOUT_SECONDS = 1200.0
 QUOTA_POLL_SECONDS = 15.0
@@ -46,6 +47,10 @@ class NoExchangeLeft(Exception):
     """A machine is broken, and the job may exchange no more. The text has the reason, in one line."""
 
 
+class AddressNotShown(CloudError):
+    """EC2 has accepted the request for a public address, and shows none."""
+
+
 class JobInstances(InstanceHistory):
     """The instances of one job: their history, and what changes them.
 
@@ -55,7 +60,7 @@ class JobInstances(InstanceHistory):
     def __init__(self, spec: JobSpec, run_folder: RunFolder, get_stop_reason: Callable[[], str] = lambda: "") -> None:
         super().__init__(spec, run_folder)
         self.get_stop_reason = get_stop_reason
-        self.allowed_address = self.rental_spec.ssh_address  # CIDR range that may connect over ssh
+        self.ssh_access = SshAccess(self.rental_spec)
         self.rent_lock = threading.Lock()
         self._exchange_lock = threading.Lock()  # held while exchanged machines are counted and another is terminated
         self.account = Account(self.rental_spec.region).in_region(self.last_region)
@@ -176,8 +181,9 @@ class JobInstances(InstanceHistory):
                     internet.give_public_address(self.account, instance.primary_interface_id)
                 return self._wait_for_addresses([*without_address.values()])
             except CloudError as error:
+                is_told = error.code or isinstance(error, AddressNotShown)  # else EC2 was not asked, or did not answer
                 may_come = may_succeed_later(error) and not self.has_waited_for_addresses([*without_address.values()])
-                if may_come or isinstance(error, NoAnswer) or error.code in (*DENIED_CODES, *AUTHENTICATION_CODES):
+                if not is_told or may_come or error.code in (*DENIED_CODES, *AUTHENTICATION_CODES):
                     raise
                 self.journal.write(events.PublicAddressRefused(id=instance.id, message=str(error)))
                 if self.rental_spec.network_ids:
@@ -198,7 +204,7 @@ class JobInstances(InstanceHistory):
                 return current
             self.sleep_unless_stopping(1.0)
         ids = ", ".join(instance.id for instance in expected)
-        raise CloudError(f"EC2 does not show the public address that was given to {ids}")
+        raise AddressNotShown(f"EC2 does not show the public address that was given to {ids}")
 
     def _ensure_jump_host(self, instances_by_name: dict[str, Instance]) -> dict[str, Instance]:
         is_private = self.internet is Internet.PRIVATE
@@ -257,6 +263,8 @@ class JobInstances(InstanceHistory):
                 logger.info(f"{error}; trying the next region")
                 self._leave_region()
             else:  # addresses come before spares: a machine waits only so long for its way to the internet
+                with contextlib.suppress(CloudError):  # no machine's tag kept it open while the job searched
+                    self.restore_access()
                 machines = self.ensure_reachable({instance.name: instance for instance in rented_instances})
                 spares = self._rent_first_spares() if machines else self.rent_all().values()
                 return machines | {instance.name: instance for instance in spares}
@@ -288,20 +296,13 @@ class JobInstances(InstanceHistory):
         if self.stack is None or self.stack.region != account.region:
             terms, seen = self.rental_spec, self.rental_spec.fresh_inspection
             known = seen.stack if seen and seen.region == account.region else None
-            address, ids = self.resolve_ssh_address(), terms.network_ids
+            address, ids = self.ssh_access.resolve_address(), terms.network_ids
             self.stack = stack.ensure(account, address, None, terms.user_tags, ids, self.internet, known)
         return self.stack
 
     def _look_up_types(self, names: set[str]) -> None:
         if new_names := sorted(names - self.instance_types.keys()):
             self.instance_types |= list_instance_types(self.account, new_names)
-
-    def resolve_ssh_address(self) -> str:
-        """Return who may connect over ssh: the user's range (--from), else the present address of this computer."""
-        if not self.rental_spec.is_address_fixed:
-            with contextlib.suppress(CloudError):
-                self.allowed_address = get_public_address()
-        return self.allowed_address
 
     def _rent_first_spares(self) -> list[Instance]:
         """Rent the spares with one request, unless they are rented late. Returns [] when EC2 refuses the request.
@@ -376,7 +377,7 @@ class JobInstances(InstanceHistory):
             security_group.allow_ssh_from(
                 self.account,
                 self.stack.security_group,
-                self.resolve_ssh_address(),
+                self.ssh_access.resolve_address(),
                 self.rental_spec.owner,
                 image_port=image.ssh_port,
             )
@@ -394,7 +395,7 @@ class JobInstances(InstanceHistory):
             own_tags={
                 **self._job_tags(now + seconds_left),
                 tags.BOOT_KEY: keys[1],
-                tags.SSH_FROM: self.allowed_address,
+                tags.SSH_FROM: self.ssh_access.address,
                 tags.TERMS: self.terms(now).to_tag(),
             },
             image=image,
@@ -414,7 +415,7 @@ class JobInstances(InstanceHistory):
                 self.stack,
                 zone,
                 self._job_tags(expires),
-                self.resolve_ssh_address(),
+                self.ssh_access.resolve_address(),
                 self.sleep_unless_stopping,
             )
         return self.nat_subnets[zone]
@@ -483,14 +484,11 @@ class JobInstances(InstanceHistory):
 
     def restore_access(self) -> str:
         """Open ssh to this computer again if it was closed. Returns a warning if it has another address, else ""."""
-        public_address = "" if self.internet is Internet.PRIVATE else get_public_address()
-        if public_address not in ("", self.allowed_address):
-            return (
-                f"the address of this computer is now {public_address}, but ssh is open to {self.allowed_address}; "
-                "run: imgnet-cluster up --stack"
-            )
-        if request := self.last_full_request():
-            (group,) = request.parameters["NetworkInterfaces"][0]["Groups"]
-            address, owner, port = self.allowed_address, self.rental_spec.owner, request.ssh_port
-            security_group.allow_ssh_from(self.account, group, address, owner, image_port=port)
-        return ""
+        return self.ssh_access.restore(self.account, self.last_full_request())
+
+    def note_access(self) -> None:
+        """Note that machines were reached. If this computer's address is another one now, they get it as a tag."""
+        if self.ssh_access.new_address and (request := self.last_full_request()):
+            with contextlib.suppress(CloudError):
+                ids = [machine.id for machine in self.list_machines().values()]
+                self.ssh_access.follow(self.account, request, ids)

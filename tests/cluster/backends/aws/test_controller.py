@@ -26,7 +26,7 @@ from cluster.state.run_folder import stop_reason
 from cluster.state.status import read_setup_record
 from cluster.state.supervisor_records import read_activity
 from infra.costs import Traffic
-from infra.errors import CloudError, NoAnswer, NoCredentials
+from infra.errors import AdoptedElsewhere, CloudError, NoAnswer, NoCredentials
 from train.tools.records import DamagedRecord, encode
 from train.tools.text_files import to_json_bytes
 
@@ -84,6 +84,29 @@ def test_machines_that_hang_past_their_power_off_are_not_waited_for(
     assert backend.poll() and backend.poll()
     monkeypatch.setattr(ToyCloud, "is_overdue", True)
     assert not backend.poll() and len(ToyCloud.rented) == 2
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_supervisor_that_slept_past_the_limit_ends_nothing_that_another_computer_has_adopted(
+    backend: ToyBackend, monkeypatch: pytest.MonkeyPatch, is_stopped: bool
+) -> None:
+    """The limit that it knows may have been extended since."""
+    fleet: Any = backend.controller.fleet
+    fleet.pull_files = Mock(side_effect=Unreachable("machine 0 (10.0.0.1): does not answer"))
+    if is_stopped:
+        write_shared(backend, "stop")
+    ask = Mock(side_effect=NoAnswer("AWS cannot be reached"))
+    monkeypatch.setattr(ToyCloud, "is_overdue", True)
+    monkeypatch.setattr(ToyCloud, "require_ownership", ask)
+    if not is_stopped:
+        assert backend.poll() and not backend.controller.get_stop_reason()
+    ask.side_effect = AdoptedElsewhere("job-1 was adopted by another computer", 0.0)
+    with pytest.raises(AdoptedElsewhere):
+        backend.poll() or backend.terminate()
+    assert len(ToyCloud.rented) == 2 and bool(backend.controller.get_stop_reason()) is is_stopped
+    del backend.controller  # a command of the user has none
+    backend.terminate()
+    assert not ToyCloud.rented
 
 
 @pytest.mark.parametrize("answer", ["none", "refused", "overdue", "in time"])

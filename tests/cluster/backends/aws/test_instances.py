@@ -17,11 +17,13 @@ from support.log_lines import log_lines
 from support.simcloud.http_server import AwsFrontend
 from support.simcloud.in_process import shared_account
 
+from cluster.backends.aws.renting import ssh_access
 from cluster.backends.aws.renting.adoption import AwsAdoption
 from cluster.backends.aws.renting.controller import RentedJobController
 from cluster.backends.aws.renting.instances import JobInstances
 from cluster.backends.aws.renting.traffic import TRAFFIC_FILE, TrafficCount, TrafficRecord
 from cluster.backends.aws.terms.rental_spec import DISK_DOLLARS_PER_HOUR, RentalSpec, internet_dollars
+from infra.aws import tags
 from infra.aws.error_codes import ErrorKind
 from infra.aws.instances import internet
 from infra.aws.instances.gang import LaunchRefused
@@ -43,7 +45,7 @@ from infra.aws.launch_request import Internet, Place
 from infra.aws.stack import claims, security_group, stack
 from infra.aws.stack.claims import Claim
 from infra.costs import Traffic, TrafficForecast
-from infra.errors import AdoptedElsewhere, CloudError, EndedExternally, NoAnswer, NoMachines
+from infra.errors import AdoptedElsewhere, CloudError, EndedExternally, NoAnswer, NoCredentials, NoMachines
 from train.tools import host
 from train.tools.records import encode
 from train.tools.text_files import to_json_bytes
@@ -205,13 +207,13 @@ def test_job_is_ended_also_where_it_has_a_nat_gateway_and_requested_no_machine_y
 def test_resolve_ssh_address_follows_this_computer_unless_fixed(
     make_instances: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(MODULE, "get_public_address", lambda: "198.51.100.9/32")
+    monkeypatch.setattr(ssh_access, "get_public_address", lambda: "198.51.100.9/32")
     following = make_instances(1)
     fixed = make_instances(1, rental={"is_address_fixed": True}, name="job-2")
-    assert following.resolve_ssh_address() == following.allowed_address == "198.51.100.9/32"
-    assert fixed.resolve_ssh_address() == "192.0.2.1/32"
-    monkeypatch.setattr(MODULE, "get_public_address", Mock(side_effect=CloudError("no service tells the address")))
-    assert following.resolve_ssh_address() == "198.51.100.9/32"
+    assert following.ssh_access.resolve_address() == following.ssh_access.address == "198.51.100.9/32"
+    assert fixed.ssh_access.resolve_address() == "192.0.2.1/32"
+    monkeypatch.setattr(ssh_access, "get_public_address", Mock(side_effect=CloudError("no service tells the address")))
+    assert following.ssh_access.resolve_address() == "198.51.100.9/32"
 
 
 @pytest.fixture
@@ -257,6 +259,7 @@ def test_refused_public_addresses_release_the_machines_also_after_a_crash(
     (301, None, True),
     (301, CloudError("too many calls", "RequestLimitExceeded"), True),
     (301, NoAnswer("EC2 cannot be reached"), False),
+    (301, NoCredentials("the session has expired"), False),
 ])  # fmt: skip
 def test_public_address_that_is_not_shown_for_five_minutes_counts_as_refused(
     refused_addresses: Any, monkeypatch: pytest.MonkeyPatch, seconds: float, error: CloudError | None, is_refused: bool
@@ -271,7 +274,7 @@ def test_public_address_that_is_not_shown_for_five_minutes_counts_as_refused(
         assert job_instances.ensure_reachable(job_instances.machines) == {} and terminate.called
         assert job_instances.internet is Internet.NAT
     else:
-        with pytest.raises(CloudError, match="does not show the public address" if error is None else "be reached"):
+        with pytest.raises(CloudError, match="does not show the public address" if error is None else str(error)):
             job_instances.ensure_reachable(job_instances.machines)
         assert not terminate.called and job_instances.internet is Internet.PUBLIC
 
@@ -329,9 +332,32 @@ def test_ssh_that_another_computer_has_closed_is_opened_again(
     with log_lines("infra", logging.INFO) as lines:
         assert [job_instances.restore_access() for _ in range(2)] == ["", ""]
     assert addresses() == {own, elsewhere} and lines == [f"opening ssh to {own}"]
-    monkeypatch.setattr(MODULE, "get_public_address", lambda: "203.0.113.7/32")
+    monkeypatch.setattr(ssh_access, "get_public_address", lambda: "203.0.113.7/32")
     assert f"now 203.0.113.7/32, but ssh is open to {own}" in job_instances.restore_access()
     assert addresses() == {own, elsewhere}
+
+
+def test_changed_address_is_that_of_the_machines_once_the_user_has_opened_it(
+    front: AwsFrontend, make_instances: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account, former, present = shared_account(), "127.0.0.1/32", "203.0.113.7/32"
+    group = stack.ensure(account, former).security_group
+    request = launch_request(1, place(), ["0"], NOW)
+    request.parameters["NetworkInterfaces"] = [{"Groups": [group]}]
+    granted_request = request, request_granted(1, ("i-0", "0", NOW), time=NOW)
+    job_instances = make_instances(1, *granted_request, rental={"ssh_address": former})
+    job_instances.account = account
+    job_instances.list_machines = lambda: {"0": SimpleNamespace(id="i-0")}
+    monkeypatch.setattr(MODULE.instances, "set_tags", set_tags := Mock())
+    monkeypatch.setattr(ssh_access, "get_public_address", lambda: present)
+    assert job_instances.restore_access()
+    job_instances.note_access()  # ssh goes another way than what tells the address, such as a proxy
+    assert not set_tags.called and job_instances.ssh_access.address == former
+    assert job_instances.restore_access()
+    stack.ensure(account, present)  # up --stack
+    job_instances.note_access()
+    assert set_tags.call_args.args == (account, ["i-0"], {tags.SSH_FROM: present})
+    assert job_instances.restore_access() == ""
 
 
 def test_limits_hold_when_the_clock_is_set_back_after_the_start_of_a_launch(make_instances: Any) -> None:
@@ -598,6 +624,8 @@ def test_machine_that_was_lost_before_an_adoption_counts_until_then(
     adoption.account, adoption.uid, adoption.rental_spec = old.account, "job-1-00000000", old.rental_spec
     adoption.terms = replace(old.terms(start - 10), late_spares=1)  # written before the request
     adoption.events = granted(1, start, where, "0", "1")
+    adoption.instances, adoption.address, adoption._open_ssh = {}, "", Mock()
+    monkeypatch.setattr(MODULE.instances, "set_tags", Mock())
     monkeypatch.setattr(claims, "write_claim", Mock())
     path = make_instances(1, name="job-2").run_folder.path
     adoption.take_over(path, "a launch ID")
