@@ -161,8 +161,10 @@ def test_job_ends_undisturbed_after_losing_two_machines_the_supervisor_and_all(
     kill_agents(job, "0", "1")
     wait_for_steps(job, 1, "2", after_attempt=1)
     assert sandbox.cli("ls").code == 0  # starts another supervisor, which starts the agents
-    # Two attempts when a busy computer sees one loss first.
+    # Two attempts when a busy computer sees one loss first; more when the loss comes in a validation whose weights the
+    # lost machine has not written yet.
     reasons = {attempt.reason for attempt in job.run_folder.attempts.all()[1:]}
+    reasons -= {"the machine that wrote the weights of the best validation is lost"}
     assert reasons in ({"machines 0, 1 lost"}, {"machine 0 lost", "machine 1 lost"}), describe(job)
     wait_for_steps(job, 3, "0", "1", "2", after_attempt=2)
 
