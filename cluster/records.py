@@ -88,7 +88,7 @@ class RunData:
 
 
 def collect_run_data(job: Job) -> RunData:
-    """Return what a job has run.
+    """Return what a job trained, on which machines, and how it went, for a record.
 
     Raises `BadInput` for a command, `ClusterError` for a job that has not ended, validated no epoch or lacks its times.
     """

@@ -294,7 +294,7 @@ class Agent:
         )
 
     def follow_latest_attempt(self) -> None:
-        """Join the newest attempt of this launch, or stay out of it.
+        """Join the newest attempt of this launch if this machine is a member of it.
 
         Raises `JobFinished` when it ends the job, or leaves this machine out as broken or because it has to leave.
         """
@@ -360,7 +360,7 @@ class Agent:
             self.collect_kept_states(now)
 
     def collect_kept_states(self, now: float) -> None:
-        """Enter FAILED or SAVED when all trainers have kept their state in time; else stop them.
+        """Enter FAILED or SAVED if all trainers have kept their state in time; otherwise stop them.
 
         Raises `JobFinished` when the job was asked to stop.
         """

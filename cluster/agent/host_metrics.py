@@ -140,7 +140,7 @@ class Gpus:
         self._start()
 
     def poll_check(self) -> str | None:
-        """Return what a check found wrong with the GPUs, once; "" for nothing, None while it is under way."""
+        """Return, once, what a check found wrong with the GPUs; "" for nothing, None while it is running."""
         if not self.is_checking:
             return ""
         expected = self.expected

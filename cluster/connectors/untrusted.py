@@ -63,7 +63,7 @@ class BadAnswer(ClusterError):
 
 
 def is_mirrored_path(path: str, machine_names: Collection[str] | None = None) -> bool:
-    """Whether a path of the job's folder is copied here: a status file only of these `machine_names`, if given."""
+    """Whether a file of the job's folder is copied here. A status file is only if its machine is in `machine_names`."""
     has_readable_folder = any(folder.endswith(READ_SUFFIXES) for folder in parent_folders(path))
     is_allowed = len(path) <= MAX_PATH_BYTES and not path.endswith(IMPORTABLE_SUFFIXES) and not has_readable_folder
     match = _MIRRORED_PATH.fullmatch(path) if is_allowed else None
@@ -83,7 +83,7 @@ def is_below(path: str) -> bool:
 
 
 def checkpoint_age(path: str) -> tuple[int, bool, int] | None:
-    """Return a sort key by age for a checkpoint's path, else None. What was saved is newer than what was resumed."""
+    """Return a key that sorts checkpoints by age, None for another path. A saved one is newer than a resumed one."""
     match = _CHECKPOINT_PATH.fullmatch(path)
     return (int(match[1]), match[2] == "step", int(match[3])) if match else None
 

@@ -175,7 +175,7 @@ def ensure_environment(folder: Path, required_packages: Sequence[str], find_only
 
 
 def is_complete(venv: Path) -> bool:
-    """Whether a venv is complete and its Python runs: the Python from which it was made may be gone.
+    """Whether a venv is complete and its Python starts. It does not when the Python that it was made from is gone.
 
     Raises other `OSError`s: a venv is not removed because this user may start no more processes now.
     """

@@ -50,7 +50,7 @@ class DDP(DistributedDataParallel):
     """DistributedDataParallel that names an unused parameter in a one-line error."""
 
     def forward(self, *inputs: object, **named: object) -> object:
-        """Run the module.
+        """Return what the wrapped module returns.
 
         Raises `TrainingError` when some parameter got no gradient in the step before, so that its bucket was not
         summed.

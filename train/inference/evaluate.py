@@ -256,7 +256,7 @@ class Evaluator:
 
 
 def ratio_buckets(index: Index) -> list[NDArray[np.int64]]:
-    """Return the image IDs from tallest to widest, in at most `MAX_BUCKETS` buckets; no two share a rounded ratio."""
+    """Return the image IDs from tallest to widest, in at most `MAX_BUCKETS` buckets. Equal rounded ratios share one."""
     ratios = np.asarray(index.widths) / np.asarray(index.heights)
     ids_by_ratio = np.argsort(ratios, kind="stable")
     rounded = np.round(ratios[ids_by_ratio], RATIO_DIGITS)

@@ -26,7 +26,7 @@ _FILE_NAME = re.compile(r"([0-9]{6,9})-rank-([0-9]+)\.jsonl")
 
 @dataclass(frozen=True, kw_only=True)
 class UsageRow:
-    """The image IDs of a step; steps and epochs count from 0. `rank`: whose they are, None for the writer's own."""
+    """The image IDs of a step; steps and epochs count from 0. `rank` trained on them, None: the writer of the log."""
 
     step: int
     epoch: int

@@ -20,7 +20,7 @@ class EndWatch:
         self.last_good_time = time.monotonic()
 
     def reached_limit(self) -> str:
-        """Return which limit the job has just reached, "" for none, or when it is to stop already.
+        """Return which limit the job has just reached; "" if it has reached none, or was asked to stop before.
 
         Raises `AdoptedElsewhere` when another computer has taken the job over, while this one slept.
         """

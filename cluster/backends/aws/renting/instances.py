@@ -48,7 +48,7 @@ class NoExchangeLeft(Exception):
 
 
 class AddressNotShown(CloudError):
-    """EC2 has accepted the request for a public address, and shows none."""
+    """EC2 has given an instance a public address, but does not show it."""
 
 
 class JobInstances(InstanceHistory):

@@ -1,4 +1,4 @@
-"""How a job's supervisor gets to its machines over ssh: through the rule of their network for its address."""
+"""Keeps ssh to a job's machines open for its supervisor: the rule for its address, and the tag that protects it."""
 
 import contextlib
 from collections.abc import Sequence

@@ -24,6 +24,7 @@ from cluster.backends.aws.renting.instances import JobInstances
 from cluster.backends.aws.renting.traffic import TRAFFIC_FILE, TrafficCount, TrafficRecord
 from cluster.backends.aws.terms.rental_spec import DISK_DOLLARS_PER_HOUR, RentalSpec, internet_dollars
 from infra.aws import tags
+from infra.aws.client import Account
 from infra.aws.error_codes import ErrorKind
 from infra.aws.instances import internet
 from infra.aws.instances.gang import LaunchRefused
@@ -311,17 +312,22 @@ def test_private_machines_are_reached_without_a_jump_host(make_instances: Any, m
     assert private.restore_access() == "", "this computer's public address does not matter"
 
 
+def make_reachable_from(make_instances: Any, account: Account, group: str, address: str) -> Any:
+    """Return a job of one machine in a security group, which was launched from an address."""
+    request = launch_request(1, place(), ["0"], NOW)
+    request.parameters["NetworkInterfaces"] = [{"Groups": [group]}]
+    grant = request_granted(1, ("i-0", "0", NOW), time=NOW)
+    job_instances = make_instances(1, request, grant, rental={"ssh_address": address})
+    job_instances.account = account
+    return job_instances
+
+
 def test_ssh_that_another_computer_has_closed_is_opened_again(
     front: AwsFrontend, make_instances: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     account, own, elsewhere = shared_account(), "127.0.0.1/32", "198.51.100.9/32"
     group = stack.ensure(account, own).security_group
-    request = launch_request(1, place(), ["0"], NOW)
-    request.parameters["NetworkInterfaces"] = [{"Groups": [group]}]
-    job_instances = make_instances(
-        1, request, request_granted(1, ("i-0", "0", NOW), time=NOW), rental={"ssh_address": own}
-    )
-    job_instances.account = account
+    job_instances = make_reachable_from(make_instances, account, group, own)
 
     def addresses() -> set[str]:
         rules = account.ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"][0]["IpPermissions"]
@@ -342,11 +348,7 @@ def test_changed_address_is_that_of_the_machines_once_the_user_has_opened_it(
 ) -> None:
     account, former, present = shared_account(), "127.0.0.1/32", "203.0.113.7/32"
     group = stack.ensure(account, former).security_group
-    request = launch_request(1, place(), ["0"], NOW)
-    request.parameters["NetworkInterfaces"] = [{"Groups": [group]}]
-    granted_request = request, request_granted(1, ("i-0", "0", NOW), time=NOW)
-    job_instances = make_instances(1, *granted_request, rental={"ssh_address": former})
-    job_instances.account = account
+    job_instances = make_reachable_from(make_instances, account, group, former)
     job_instances.list_machines = lambda: {"0": SimpleNamespace(id="i-0")}
     monkeypatch.setattr(MODULE.instances, "set_tags", set_tags := Mock())
     monkeypatch.setattr(ssh_access, "get_public_address", lambda: present)
