@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from support.ssh_machines import MARK_VARIABLE, marked_pids, process_table, send_signal, wait_until
 from support.waiting import wait_for
 
 from benchmarks.elastic.torchrun_peer import MACHINES, WAIT_SECONDS, read_train_lines
@@ -29,8 +30,19 @@ SAVE_SECONDS = 10
 STALL_SECONDS = 20
 
 
+def kill_processes(environment: dict[str, str]) -> None:
+    """Kill all processes with the mark of an environment. Raises `TimeoutError` when some live after five seconds."""
+
+    def has_ended() -> bool:
+        pids = marked_pids(environment[MARK_VARIABLE], process_table())
+        send_signal(sorted(pids), signal.SIGKILL)
+        return not pids
+
+    wait_until(has_ended, "no process of the benchmark is left", 5.0)
+
+
 class LocalJob:
-    """A job of `launch --local`, relaunched when it nears its end; a context manager that ends its tmux server.
+    """A job of `launch --local`, relaunched when it nears its end; a context manager that kills its processes.
 
     Methods from worker to crash are the cases of recovery.py and are called by name.
     """
@@ -55,7 +67,7 @@ class LocalJob:
         return self
 
     def __exit__(self, *_: object) -> None:
-        subprocess.run(["tmux", "-L", "imgnet", "kill-server"], env=self.environment, capture_output=True)
+        kill_processes(self.environment)
 
     def launch(self) -> None:
         """Stop the running job, if there is one, and launch another. Raises `RuntimeError` if that fails."""

@@ -36,9 +36,9 @@ from uuid import uuid4
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from support.ssh_machines import MARK_VARIABLE, marked_pids, process_table, send_signal, wait_until
+from support.ssh_machines import MARK_VARIABLE
 
-from benchmarks.elastic.local_agents import RECIPE, SAVE_SECONDS, STALL_SECONDS, LocalJob
+from benchmarks.elastic.local_agents import RECIPE, SAVE_SECONDS, STALL_SECONDS, LocalJob, kill_processes
 from benchmarks.elastic.torchrun_peer import MACHINES, TorchrunElastic
 from benchmarks.measure import goal_verdict, write_section
 from cluster.state.timeline import read_timeline
@@ -170,17 +170,6 @@ def process_environment(work_folder: Path) -> dict[str, str]:
     return {**inherited, **own, "PYTHONPATH": str(ROOT)}
 
 
-def kill_leftover_processes(work_folder: Path) -> None:
-    """Kill all processes with our mark. Raises `TimeoutError` when some are still alive after five seconds."""
-
-    def has_ended() -> bool:
-        pids = marked_pids(str(work_folder), process_table())
-        send_signal(sorted(pids), signal.SIGKILL)
-        return not pids
-
-    wait_until(has_ended, "no process of the benchmark is left", 5.0)
-
-
 def format_cell(values: Sequence[float | str]) -> str:
     """Return median and range of the seconds, and the texts of rounds without a next step with their counts."""
     seconds = [value for value in values if not isinstance(value, str)]
@@ -266,7 +255,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     finally:
-        kill_leftover_processes(work_folder)
+        kill_processes(process_environment(work_folder))
         shutil.rmtree(work_folder, ignore_errors=True)
     print("\n".join(["", *table(measurements)]))
     return 0
