@@ -203,9 +203,10 @@ def selftest(
     kill, by `--clean`. The report names no account and can be sent to the project. Exit code: 0 when every step passed.
     """
     from cluster.planning.launch_options import make_launch_options
-    from cluster.selftest.session import SelftestSession
+    from cluster.selftest.session import STATE_FILE, SelftestSession, SelftestState
     from cluster.state.run_folder import RUNS_ENV_VAR, runs_folder
     from train.tools.files import locked
+    from train.tools.records import read_record
 
     if not aws:
         raise BadInput("name the cloud: imgnet-cluster selftest --aws")
@@ -215,6 +216,8 @@ def selftest(
     cloud = open_cloud()
     folder = runs_folder() / "selftest"
     os.environ[RUNS_ENV_VAR] = str(folder)  # its jobs are none of the user's folder
+    if clean and (state := read_record(folder / STATE_FILE, SelftestState)):
+        region = state.region
     region = cloud.resolve_regions([region] if region else [])[0]
     ask = partial(click.echo, err=True) if interruption else None
     session = SelftestSession(cloud, folder, region=region, max_dollars=max_dollars, ask=ask, **options)

@@ -12,7 +12,9 @@ from .options import (
     FaultTolerantCommand,
     FiniteFloatRange,
     GroupedCommand,
+    ask_regions,
     confirm_or_abort,
+    describe_regions,
     dry_run_option,
     flag,
     grouped_option,
@@ -24,7 +26,6 @@ from .options import (
     print_json,
     print_rows,
     regions_option,
-    regions_to_search,
     typed_options,
     warn,
     yes_option,
@@ -199,12 +200,13 @@ def _down_elsewhere(
     cloud: "AwsAdministration", regions: Sequence[str], uid_or_name: str, dry_run: bool, assume_yes: bool
 ) -> None:
     """Terminate a job of another folder or computer, in the only region in which it rents, or else the first."""
-    searched_regions = regions_to_search(cloud, regions)
-    rows = [(region, row) for region in searched_regions for row in cloud.rented_jobs(region)]
-    found_regions = list(dict.fromkeys(region for region, row in rows if uid_or_name in (row.uid, row.job)))
+    rows_by_region = ask_regions(cloud, regions, cloud.rented_jobs)
+    found_regions = [
+        region for region, rows in rows_by_region.items() if any(uid_or_name in (row.uid, row.job) for row in rows)
+    ]
     if len(found_regions) > 1:
         raise BadInput(f"{uid_or_name}: found in {', '.join(found_regions)}; give one --region")
-    region = [*found_regions, *searched_regions][0]
+    region = [*found_regions, *rows_by_region][0]
     if dry_run:
         return click.echo(f"would terminate everything tagged {uid_or_name} in {region}")
     if found_regions:
@@ -226,8 +228,8 @@ def _down_all(cloud: "AwsAdministration", regions: Sequence[str], dry_run: bool,
     tagged_uids: dict[str, list[str]] = {}
     unasked_reason = ""
     try:
-        for name in regions_to_search(cloud, regions):
-            tagged_uids[name] = [row.uid for row in cloud.rented_jobs(name)]
+        for name, rows in ask_regions(cloud, regions, cloud.rented_jobs).items():
+            tagged_uids[name] = [row.uid for row in rows]
     except (NoCredentials, NoAnswer) as error:
         unasked_reason = f"machines of other folders and computers were not looked for: {error}"
         warn(unasked_reason)
@@ -249,7 +251,7 @@ def _down_all(cloud: "AwsAdministration", regions: Sequence[str], dry_run: bool,
                 _terminate(job)
             except (ClusterError, OSError) as error:
                 remaining.append(str(error))
-        for name in tagged_uids:  # asked again: a machine may have been replaced meanwhile
+        for name in filter(tagged_uids.get, tagged_uids):  # asked again: a machine may have been replaced meanwhile
             remaining += cloud.terminate_jobs(name, [row.uid for row in cloud.rented_jobs(name)])
     fail_if_resources_remain(remaining)
     if names and not dry_run:
@@ -275,10 +277,12 @@ def gc(unknown: bool, regions: tuple[str, ...], yes: bool, output: str) -> None:
     cloud = open_cloud()
     is_live_by_uid = {job.spec.uid: not job.has_ended for job in billing.rented_jobs()}
     remaining: list[str] = []
-    found: list[Garbage] = []
-    for name in regions_to_search(cloud, regions):
-        garbage = cloud.find_garbage(name, is_live_by_uid, unknown)
-        found.append(garbage)
+
+    def find_garbage(region: str) -> Garbage:
+        return cloud.find_garbage(region, is_live_by_uid, unknown)
+
+    found = ask_regions(cloud, regions, find_garbage)
+    for name, garbage in found.items():
         if output == "table":
             for description in garbage.remove.values():
                 click.echo(f"{'removing' if yes else 'would remove'} {description}")
@@ -287,9 +291,9 @@ def gc(unknown: bool, regions: tuple[str, ...], yes: bool, output: str) -> None:
         if yes:
             remaining += cloud.terminate_jobs(name, list(garbage.remove))
     if output == "json":
-        print_json(found)
-    elif not any(garbage.remove for garbage in found):
-        click.echo(f"nothing to remove in {', '.join(garbage.region for garbage in found)}")
+        print_json([*found.values()])
+    elif not any(garbage.remove for garbage in found.values()):
+        click.echo(f"nothing to remove in {describe_regions(found)}")
     elif not yes:
         click.echo("nothing was removed; to remove: imgnet-cluster gc --yes")
     fail_if_resources_remain(remaining)

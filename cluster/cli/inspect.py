@@ -13,6 +13,8 @@ from cluster.errors import EXIT_UNFINISHED, BadInput, ClusterError
 
 from .options import (
     FaultTolerantCommand,
+    ask_regions,
+    describe_regions,
     flag,
     open_cloud,
     output_option,
@@ -20,7 +22,6 @@ from .options import (
     print_json,
     print_rows,
     regions_option,
-    regions_to_search,
     typed_options,
     warn,
 )
@@ -69,9 +70,10 @@ def ls(cloud: bool, everywhere: bool, regions: tuple[str, ...], output: str) -> 
 
     if cloud:
         opened_cloud = open_cloud()
-        searched = regions_to_search(opened_cloud, regions)
-        machines = [row for region in searched for row in opened_cloud.rented_jobs(region)]
-        return print_rows(machines, output, lambda rows: display_cloud.show_rented_machines(rows, searched))
+        rows_by_region = ask_regions(opened_cloud, regions, opened_cloud.rented_jobs)
+        place = describe_regions(rows_by_region)
+        machines = [row for rows in rows_by_region.values() for row in rows]
+        return print_rows(machines, output, lambda rows: display_cloud.show_rented_machines(rows, place))
     if typed_options({"regions": regions}):
         raise BadInput("--region needs --cloud: the jobs of this folder are listed for all regions")
     folders = [store.runs_folder(), *(store.busy_runs_folders() if everywhere else [])]

@@ -4,7 +4,7 @@ import functools
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
@@ -452,17 +452,44 @@ regions_option = grouped_option(
     multiple=True,
     metavar="REGION",
     config_name="regions",
-    help="AWS region. Can be given several times.  [default: the configured ones and those of this folder's jobs]",
+    help="AWS region. Can be given several times.  [default: all regions that the account may use]",
 )
 
 
-def regions_to_search(cloud: "AwsAdministration", regions: Sequence[str]) -> list[str]:
-    """Return the regions of `regions_option` if they were typed; else also those of this folder's jobs."""
-    from cluster.jobs import billing
+def ask_regions(cloud: "AwsAdministration", regions: Sequence[str], ask: Callable[[str], RowT]) -> dict[str, RowT]:
+    """Return by region what `ask` says of the regions of `regions_option` if they were typed, else of all.
 
-    asked_regions = cloud.resolve_regions(regions)
-    if typed_options({"regions": regions}):
-        return asked_regions
-    own_specs = [job.spec for job in billing.rented_jobs() if job.spec.backend == cloud.backend]
-    job_regions = {region for spec in own_specs for region in cloud.regions_of(spec)}
-    return list(dict.fromkeys([*asked_regions, *sorted(job_regions)]))
+    The configured ones and those of this folder's jobs come first. Where another one cannot be asked, a warning says
+    so. Raises what `ask` raises.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    from cluster.jobs import billing
+    from infra.errors import CloudError
+
+    needed = cloud.resolve_regions(regions)
+    others: list[str] = []
+    refused: dict[str, BaseException] = {}
+    if not typed_options({"regions": regions}):
+        own_specs = [job.spec for job in billing.rented_jobs() if job.spec.backend == cloud.backend]
+        needed += sorted({region for spec in own_specs for region in cloud.regions_of(spec)})
+        try:
+            others = [region for region in cloud.enabled_regions(needed[0]) if region not in needed]
+        except CloudError as error:
+            refused["other regions"] = error
+    with ThreadPoolExecutor(8) as pool:
+        answers = {region: pool.submit(ask, region) for region in dict.fromkeys([*needed, *others])}
+    found = {}
+    for region, answer in answers.items():
+        if region in others and isinstance(refusal := answer.exception(), CloudError):
+            refused[region] = refusal
+        else:
+            found[region] = answer.result()
+    if refused:
+        warn(f"{', '.join(refused)}: could not be asked; {next(iter(refused.values()))}")
+    return found
+
+
+def describe_regions(regions: Collection[str]) -> str:
+    """Return the names of some regions, or how many they are."""
+    return ", ".join(regions) if len(regions) < 4 else f"any of {len(regions)} regions"

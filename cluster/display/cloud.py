@@ -195,10 +195,10 @@ def show_findings(findings: Sequence[LaunchFinding]) -> None:
             print(f"{'':8} {finding.type_next}")
 
 
-def show_rented_machines(rows: Sequence[RentedJob], regions: Sequence[str]) -> None:
-    """Print what is rented in some regions, a row for each job, from the tags of its machines."""
+def show_rented_machines(rows: Sequence[RentedJob], place: str) -> None:
+    """Print what is rented in the regions of `place`, a row for each job, from the tags of its machines."""
     if not rows:
-        return print_wrapped(f"nothing is rented in {', '.join(regions)}")
+        return print_wrapped(f"nothing is rented in {place}")
     columns = ("job", "uid", "machines", "state", "type", "market", "zone", "since", "expires", "owner")
     cells = [{column: getattr(row, column) for column in columns} for row in rows]
     print_table(cells, optional=("uid", "zone", "since", "owner", "market", "type"))

@@ -8,7 +8,7 @@ from cluster.state.heartbeats import GpuLoad, MachineLoad, MachineStatus
 from cluster.state.states import AgentPhase, AttemptReason, JobState, MachineState, SetupStep
 from cluster.state.status import JobStatus, MachineRow
 from cluster.state.timeline import AttemptRow
-from infra.aws.instances.request import DISK_GB
+from infra.aws.instances.amis import ROOT_DISK_GB
 from infra.aws.market.instance_types import ON_DEMAND_PRICES
 from infra.aws.prices import ADDRESS_PER_HOUR, DISK_PER_GB_HOUR, price_traffic
 from infra.costs import GB, JobCost, MachineCost, Traffic
@@ -170,7 +170,7 @@ def machine_cost(number: int) -> MachineCost:
         price=price,
         seconds=seconds,
         dollars=hours * price,
-        disk_dollars=hours * DISK_GB * DISK_PER_GB_HOUR,
+        disk_dollars=hours * ROOT_DISK_GB * DISK_PER_GB_HOUR,
         address_dollars=hours * ADDRESS_PER_HOUR,
         why="lost" if str(number) == LOST else "",
     )

@@ -102,6 +102,7 @@ KEY_CALLS = ("AssumeRole", "AssumeRoleWithWebIdentity", "GetRoleCredentials", "C
 OTHER_POLICY = re.compile(r"explicit deny|because no (?!identity-based|resource-based)")
 MISSING_SPOT_ROLE_CODE = "ServiceLinkedRoleCreationNotPermitted"
 TAG_POLICY_CODE = "TagPolicyViolation"
+FREE_PLAN_CODE = "FreePlan"  # ours: AWS has a text only, below the code of many other errors
 NETWORKS_QUOTA = "L-F678F1CE"  # VPCs in a region, a quota of the service vpc; all others of ours are EC2's
 # Refusals of a launch that concern the account, the caller or the key of all machines: every place would answer so.
 # Any other refusal that is not known concerns the place that was asked.
@@ -109,6 +110,7 @@ ACCOUNT_CODES = (
     *AUTHENTICATION_CODES,
     *DENIED_CODES,
     TAG_POLICY_CODE,
+    FREE_PLAN_CODE,
     MISSING_SPOT_ROLE_CODE,
     "AuthFailure.ServiceLinkedRoleCreationNotPermitted",
     "AccountDisabled",
@@ -122,7 +124,8 @@ def get_error_code(error: Exception) -> str:
     """Return AWS's code of an error, "" when the error does not come from AWS."""
     if isinstance(error, CloudError):
         return error.code
-    return str(error.response.get("Error", {}).get("Code", "")) if isinstance(error, boto.ClientError) else ""
+    code = str(error.response.get("Error", {}).get("Code", "")) if isinstance(error, boto.ClientError) else ""
+    return FREE_PLAN_CODE if code == "InvalidParameterCombination" and "Free Tier" in str(error) else code
 
 
 def classify_error(error: Exception) -> ErrorKind:
@@ -185,6 +188,12 @@ def explain_error(error: Exception, action: str) -> CloudError:
         return NoAnswer(
             f"{action}: a policy forbids it, whatever else permits it ({reason}); if the organization "
             "demands tags, pass them: --tag KEY=VALUE; else ask who administers the account or the organization",
+            code,
+        )
+    if code == FREE_PLAN_CODE:
+        return CloudError(
+            f"{action}: the account is on AWS's Free plan, which has no such machines ({reason}); "
+            "type: aws freetier upgrade-account-plan --account-plan-type PAID",
             code,
         )
     if code == TAG_POLICY_CODE:

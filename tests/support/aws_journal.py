@@ -23,7 +23,7 @@ STACK = Stack(
     key_name="imgnet-0123456789ab",
     access_point="fsap-0e5",
 )
-IMAGE = Image("ami-0f6", "ubuntu", 22, 75, "/dev/sda1", "Deep Learning", "/opt/pytorch/bin/python")
+IMAGE = Image("ami-0f6", "ubuntu", 22, (("/dev/sda1", 75),), "Deep Learning", "/opt/pytorch/bin/python")
 INSTANCE_REQUEST = InstanceRequest(
     own_tags={
         **tags.job_tags("job-3-9073e811", "job-3", "ann", 1_795_298_400.0, {}),  # until 2026-11-21 22:00 UTC

@@ -15,8 +15,9 @@ from cluster.backends.rentals import Garbage, OfferRow, RentedJob
 from cluster.errors import BadInput, ClusterError, NoSuchJob
 from cluster.state.spec import JobSpec
 from infra.aws import prices, s3, tags
-from infra.aws.client import Account, get_public_address
+from infra.aws.client import Account, call, get_public_address
 from infra.aws.instances import instances, preflight
+from infra.aws.instances.amis import ROOT_DISK_GB
 from infra.aws.instances.instances import Instance
 from infra.aws.launch_request import get_group_region
 from infra.aws.market import offers, reservations
@@ -47,6 +48,11 @@ class AwsAdministration:
     def resolve_regions(self, requested: Sequence[str]) -> list[str]:
         """Return the requested regions, or the environment's region if none is requested."""
         return list(requested) or [Account().region]
+
+    def enabled_regions(self, region: str) -> list[str]:
+        """Return all regions that the account may use, as one of them says."""
+        response = call("list the regions (ec2:DescribeRegions)", Account(region).ec2.describe_regions)
+        return sorted(region["RegionName"] for region in response["Regions"])
 
     def regions_of(self, spec: JobSpec) -> set[str]:
         """Return the regions in which a job may have rented machines."""
@@ -156,13 +162,13 @@ class AwsAdministration:
         is left alone until it expires by AWS's clock, unless `include_unknown`.
         """
         account = Account(region)
-        billed_instances = [instance for instance in instances.describe(account, {}) if instance.is_billed]
+        found_instances = _remaining_instances(account)
         leftovers = _leftovers_by_job(account)
         now = unix_time()  # after an answer of AWS, which has set a wrong clock
         to_remove = {}
         to_keep = []
-        for uid in sorted({instance.job_uid for instance in billed_instances} | set(leftovers)):
-            job_instances = [instance for instance in billed_instances if instance.job_uid == uid]
+        for uid in sorted({instance.job_uid for instance in found_instances} | set(leftovers)):
+            job_instances = [instance for instance in found_instances if instance.job_uid == uid]
             job_leftovers = leftovers.get(uid, [])
             tag_sets = [instance.tags for instance in job_instances] or [each.tags for each in job_leftovers]
             expires = max(tags.parse_time(tag_set.get(tags.EXPIRES, "")) or 0.0 for tag_set in tag_sets)
@@ -293,18 +299,21 @@ def _parse_tags(texts: Sequence[str]) -> dict[str, str]:
 
 
 def terminate_by_uid(account: Account, uid: str) -> list[str]:
-    """Terminate all resources with a job's tag. "" stands for billed instances with the stack tag but of no job.
+    """Terminate all resources with a job's tag. "" stands for instances with the stack tag but of no job.
 
     Returns a line for each resource that is not gone. Raises `CloudError`.
     """
     jobless_ids = []
     if not uid:
-        jobless_ids = [
-            instance.id for instance in instances.describe(account, {}) if not instance.job_uid and instance.is_billed
-        ]
+        jobless_ids = [instance.id for instance in _remaining_instances(account) if not instance.job_uid]
     remaining = instances.terminate_and_wait(account, uid, jobless_ids)
     lines = [f"machine {instance.id} in {instance.region}: {instance.state}" for instance in remaining]
     return lines + instances.remove_leftovers(account, uid)
+
+
+def _remaining_instances(account: Account) -> list[Instance]:
+    """Return the instances with the stack tag that have not ended. The disk of a stopped one is billed."""
+    return [each for each in instances.describe(account, {}) if each.state not in instances.TERMINATING_STATES]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -367,10 +376,15 @@ def _describe_leftover(operation: str, resource: Resource) -> str:
 
 def _describe_machines(job_instances: Sequence[Instance]) -> str:
     """Return how many machines a job has and what they cost at most, where the shipped tables have the price."""
-    known_prices = [ON_DEMAND_PRICES.get(instance.type) for instance in job_instances]
+    billed_types = [instance.type for instance in job_instances if instance.is_billed]
+    known_prices = [ON_DEMAND_PRICES.get(name) for name in billed_types]
     dollars = sum(price for price in known_prices if price is not None)
     price = f" (on demand ${dollars:,.2f} an hour)" if None not in known_prices else ""
-    return f"{len(job_instances)} machines{price}"
+    parts = [f"{len(billed_types)} machine{'s' * (len(billed_types) > 1)}{price}"] if billed_types else []
+    if stopped_count := len(job_instances) - len(billed_types):
+        dollars = stopped_count * ROOT_DISK_GB * prices.DISK_PER_GB_HOUR * prices.MONTH_HOURS
+        parts.append(f"{stopped_count} stopped (disks, ${dollars:,.2f} a month or more)")
+    return ", ".join(parts)
 
 
 def _offer_row(offer: offers.Offer, recipe: Recipe | None, machine_count: int | None) -> OfferRow:

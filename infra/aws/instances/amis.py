@@ -25,6 +25,7 @@ AMI_PARAMETERS = tuple(
     )
 )
 TORCH_INSTALL_MINUTES = 5.0  # a download of 3 GB, unpacked to 8 GB
+ROOT_DISK_GB = 150  # at least: code, environment, and the data of a machine without fast local disks
 USER_TAG = "imgnet:user"  # tag of a user's own image: the login name
 PORT_TAG = "imgnet:port"  # tag of a user's own image: the port of sshd
 MIN_COMPUTE_CAPABILITY = 75  # 7.5, Turing: the first that NVIDIA's open driver and CUDA 13 support
@@ -44,11 +45,16 @@ class Image:
     id: str
     ssh_user: str
     ssh_port: int
-    snapshot_gb: int  # size of the root device's snapshot, 0 when unknown
-    root_device: str
+    disks: tuple[tuple[str, int], ...]  # device and gigabytes of each: first the root device, whose size may be 0
     name: str
     python: str  # path of the Python that has PyTorch, "" when unknown
     torch: str = ""  # version of its PyTorch, "" when unknown
+
+    @property
+    def machine_disks(self) -> dict[str, int]:
+        """The gigabytes of each disk of a machine by device, the root device first."""
+        (root_device, gigabytes), *others = self.disks
+        return {root_device: max(ROOT_DISK_GB, gigabytes), **dict(others)}
 
 
 def resolve_image(account: Account, gpu_arch: str, ami: str | None = None) -> Image:
@@ -111,15 +117,13 @@ def _describe_image(account: Account, ami: str, torch: str = "") -> Image:
         raise CloudError(f"image {ami} is for {image['Architecture']}, but the machines are x86_64; pass another --ami")
     user, port = _ssh_login(ami, tags.read_tags(image))
     root_device = image.get("RootDeviceName") or "/dev/sda1"
-    disk_sizes = {
-        disk["DeviceName"]: disk.get("Ebs", {}).get("VolumeSize", 0) for disk in image.get("BlockDeviceMappings", [])
-    }
+    disks = [(each["DeviceName"], each.get("Ebs", {})) for each in image.get("BlockDeviceMappings", [])]
+    sizes = {device: int(disk["VolumeSize"]) for device, disk in disks if disk.get("VolumeSize")}
     return Image(
         id=ami,
         ssh_user=user,
         ssh_port=port,
-        snapshot_gb=int(disk_sizes.get(root_device, 0)),
-        root_device=root_device,
+        disks=((root_device, sizes.pop(root_device, 0)), *sizes.items()),
         name=image.get("Name", ""),
         python="/opt/pytorch/bin/python" if torch else "",
         torch=torch,

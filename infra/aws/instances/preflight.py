@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from infra.aws import tags
 from infra.aws.client import Account, call, paginate
-from infra.aws.error_codes import DENIED_CODES, NETWORKS_QUOTA, TAG_POLICY_CODE, quota_increase_command
+from infra.aws.error_codes import DENIED_CODES, FREE_PLAN_CODE, NETWORKS_QUOTA, TAG_POLICY_CODE, quota_increase_command
 from infra.aws.launch_request import Place
 from infra.aws.market import offers, quotas
 from infra.aws.market.instance_types import InstanceType
@@ -334,7 +334,7 @@ def _check_permission(action: str, dry_run: Callable[[], object]) -> LaunchFindi
             return LaunchFinding(OK, f"ec2:{action} is permitted")
         if error.code in DENIED_CODES and POLICY_COMMAND in str(error):
             return LaunchFinding(ERROR, f"ec2:{action} is not permitted", POLICY_COMMAND)
-        if error.code in (*DENIED_CODES, TAG_POLICY_CODE):  # of the organization, which the user's policy cannot change
+        if error.code in (*DENIED_CODES, TAG_POLICY_CODE, FREE_PLAN_CODE):  # the user's policy cannot change it
             return finding_from_error(error)
         return LaunchFinding(WARNING, f"cannot find out whether ec2:{action} is permitted ({error})", POLICY_COMMAND)
     return LaunchFinding(WARNING, f"cannot find out whether ec2:{action} is permitted: DryRun was ignored", "")

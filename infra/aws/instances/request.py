@@ -23,7 +23,6 @@ from infra.aws.tags import Resource
 
 from .amis import Image
 
-DISK_GB = 150  # least disk size: code, environment, and the data of a machine without fast local disks
 EFA_ONLY_DEVICES = (0, 1)  # what the device index of an EFA-only interface may be; the second, if EC2 refuses the first
 
 
@@ -67,14 +66,10 @@ def build_launch_request(
         "NetworkInterfaces": _network_interfaces(instance_request, instance_type, place.zone),
         "BlockDeviceMappings": [
             {
-                "DeviceName": image.root_device,
-                "Ebs": {
-                    "VolumeSize": max(DISK_GB, image.snapshot_gb),
-                    "VolumeType": "gp3",
-                    "Encrypted": True,
-                    "DeleteOnTermination": True,
-                },
+                "DeviceName": device,
+                "Ebs": {"VolumeSize": gigabytes, "VolumeType": "gp3", "Encrypted": True, "DeleteOnTermination": True},
             }
+            for device, gigabytes in image.machine_disks.items()  # all: an image of the user's may keep one at the end
         ],
         "UserData": instance_request.user_data,
     }

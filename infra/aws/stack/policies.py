@@ -24,7 +24,7 @@ BUCKET_PREFIX = "imgnet-"  # of the names of the stack's buckets
 READ_ACTIONS = """
 ec2:DescribeAddresses ec2:DescribeAvailabilityZones ec2:DescribeCapacity* ec2:DescribeImages ec2:DescribeInstanceType*
 ec2:DescribeInstances ec2:DescribeInternetGateways ec2:DescribeKeyPairs ec2:DescribeNatGateways
-ec2:DescribeNetworkInterfaces ec2:DescribePlacementGroups ec2:DescribeRouteTables
+ec2:DescribeNetworkInterfaces ec2:DescribePlacementGroups ec2:DescribeRegions ec2:DescribeRouteTables
 ec2:DescribeSecurityGroups ec2:DescribeSpot* ec2:DescribeSubnets ec2:DescribeVolumes ec2:DescribeVpc*
 ec2:GetGroupsForCapacityReservation ec2:GetSpotPlacementScores elasticfilesystem:Describe*
 cloudwatch:GetMetricData pricing:GetProducts s3:ListAllMyBuckets servicequotas:Get*
@@ -136,10 +136,7 @@ def machine_policy(account: str = "*", region: str = "*", file_system: str = "*"
     They mount the file system, read the bucket's data/ and write its runs/. Without `bucket` they may not use S3.
     """
     file_system_arn = f"arn:{get_partition(region)}:elasticfilesystem:{region}:{account}:file-system/{file_system}"
-    statements = [
-        _allow("Mount", "elasticfilesystem:ClientMount elasticfilesystem:ClientWrite", file_system_arn),
-        _allow("FindMountTarget", "elasticfilesystem:DescribeMountTargets", file_system_arn),
-    ]
+    statements = [_allow("Mount", "elasticfilesystem:ClientMount elasticfilesystem:ClientWrite", file_system_arn)]
     if bucket:
         bucket_arn = f"arn:{get_partition(region)}:s3:::{bucket}"
         own_prefixes = {"StringLike": {"s3:prefix": [f"{DATA_PREFIX}/*", f"{RUNS_PREFIX}/*"]}}

@@ -13,7 +13,7 @@ from cluster.backends.rentals import Garbage
 from cluster.cli.app import cli
 from cluster.jobs import billing
 from cluster.state.states import JobState
-from infra.errors import NoCredentials
+from infra.errors import CloudError, NoCredentials
 
 
 class FakeCloud:
@@ -24,6 +24,7 @@ class FakeCloud:
     def __init__(self) -> None:
         self.rented: dict[str, list[str]] = {}
         self.asked: list[str] = []
+        self.refused: dict[str, CloudError] = {}  # by region
         self.terminated: list[tuple[str, str]] = []
         self.refusal: Exception | None = None
 
@@ -33,6 +34,9 @@ class FakeCloud:
     def regions_of(self, spec: Any) -> set[str]:
         return {place["region"] for place in spec.cloud["places"]}
 
+    def enabled_regions(self, _: str) -> list[str]:
+        return ["ap-south-1", "eu-west-1", "us-east-1"]
+
     def rented_jobs(self, region: str) -> list[Any]:
         if self.refusal:
             raise self.refusal
@@ -41,6 +45,8 @@ class FakeCloud:
 
     def find_garbage(self, region: str, *_: Any) -> Garbage:
         self.asked.append(region)
+        if region in self.refused:
+            raise self.refused[region]
         return Garbage(region=region, remove={}, stay=())
 
     def terminate_job(self, region: str, uid_or_name: str) -> list[str]:
@@ -85,14 +91,24 @@ def test_commands_about_all_rented_machines_ask_the_same_regions(
 ) -> None:
     make_ended_job(hand_made)
     for typed, configured, asked in (
-        ((), "", ["us-east-1", "eu-west-1"]),
-        (("--region", "us-west-2"), "", ["us-west-2"]),
-        ((), "us-east-2 us-west-1", ["us-east-2", "us-west-1", "eu-west-1"]),
+        ((), "", {"us-east-1", "eu-west-1", "ap-south-1"}),
+        (("--region", "us-west-2"), "", {"us-west-2"}),
+        ((), "us-east-2 us-west-1", {"us-east-2", "us-west-1", "eu-west-1", "us-east-1", "ap-south-1"}),
     ):
         monkeypatch.setenv("IMGNET_REGION", configured)
         cloud.asked.clear()
         run(*words, *typed)
-        assert cloud.asked == asked
+        assert sorted(cloud.asked) == sorted(asked)  # each once, at the same time
+
+
+def test_region_that_nothing_of_ours_names_may_refuse_to_be_asked_and_others_may_not(cloud: FakeCloud) -> None:
+    cloud.refused = {"ap-south-1": CloudError("look for machines: not permitted")}
+    partly = run("gc")
+    assert partly.exit_code == 0 and "nothing to remove in us-east-1, eu-west-1" in partly.output, partly.output
+    assert "warning: ap-south-1: could not be asked; look for machines: not permitted" in partly.output
+    cloud.refused = {"us-east-1": CloudError("look for machines: not permitted")}
+    refused = run("gc")
+    assert refused.exit_code == 1 and "nothing to remove" not in refused.output
 
 
 def test_job_of_another_folder_is_ended_in_the_region_where_it_is_and_only_after_a_yes(

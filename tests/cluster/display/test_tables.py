@@ -48,7 +48,7 @@ PRINTERS: dict[str, Callable[[], object]] = {
     ),
     "cost": lambda: cloud.show_cost(COST),
     "offers": lambda: cloud.show_offers([OFFER, replace(OFFER, type="c7i.2xlarge", gpus=0, gpu="CPU")]),
-    "rented": lambda: cloud.show_rented_machines([RENTED], ["eu-west-1"]),
+    "rented": lambda: cloud.show_rented_machines([RENTED], "eu-west-1"),
 }
 
 

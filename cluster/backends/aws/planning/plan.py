@@ -339,7 +339,7 @@ def preview_requests(
         key_name="imgnet-key",
         bucket=None,
     )
-    image = amis.Image("ami-of-the-parameter", "ubuntu", 22, 0, "/dev/sda1", "", "")
+    image = amis.Image("ami-of-the-parameter", "ubuntu", 22, (("/dev/sda1", 0),), "", "")
     keys = "(generated for this request)", "(its public half)"
     seconds, cards = round(3600 * power_off_hours), len(instance_type.interface_cards)
     user_data = build_user_data(placeholder_stack, image, cards, rental_spec.internet, keys, poweroff_seconds=seconds)

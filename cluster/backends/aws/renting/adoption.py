@@ -13,13 +13,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from cluster.backends.aws.terms.aws_options import AwsOptions
-from cluster.backends.aws.terms.rental_spec import (
-    DISK_DOLLARS_PER_HOUR,
-    MAX_HOURS_WITHOUT_LIMIT,
-    METADATA_URL,
-    RentalSpec,
-    RentalTerms,
-)
+from cluster.backends.aws.terms.rental_spec import MAX_HOURS_WITHOUT_LIMIT, METADATA_URL, RentalSpec, RentalTerms
 from cluster.connectors.ssh import SSHConnector
 from cluster.errors import ClusterError, NoSuchJob
 from cluster.state.run_folder import RunFolder
@@ -291,7 +285,8 @@ class AwsAdoption:
         known_names = {machine.name for grant in grants for machine in grant.machines}
         count = len({*map(str, range(self.terms.machines - self.terms.late_spares))} - known_names)
         places = *self.rental_spec.places, *self.rental_spec.spare_places
-        rate = max(place.price or 0.0 for place in places) + DISK_DOLLARS_PER_HOUR + prices.ADDRESS_PER_HOUR
+        other_rate = self.rental_spec.disk_gb * prices.DISK_PER_GB_HOUR + prices.ADDRESS_PER_HOUR
+        rate = max(place.price or 0.0 for place in places) + other_rate
         return count * rate * max(0.0, host.unix_time() - self.terms.at) / 3600
 
 

@@ -9,8 +9,7 @@ from typing import Self
 from cluster.errors import BadInput, ClusterError
 from cluster.state.spec import RentalFacts
 from infra.aws import prices
-from infra.aws.instances.amis import Image
-from infra.aws.instances.request import DISK_GB
+from infra.aws.instances.amis import ROOT_DISK_GB, Image
 from infra.aws.launch_request import Internet, Place
 from infra.aws.market.billing import MIN_BILLED_SECONDS
 from infra.aws.market.instance_types import InstanceType
@@ -20,7 +19,6 @@ from train.tools.host import unix_time
 from train.tools.records import decode, decode_json, encode
 
 MARKETS = {"spot": ("spot",), "on-demand": ("on-demand",), "spot-then-on-demand": ("spot", "on-demand")}
-DISK_DOLLARS_PER_HOUR = DISK_GB * prices.DISK_PER_GB_HOUR  # of one machine
 # From the time limit until the machine powers off: for the last checkpoint and its download.
 POWEROFF_GRACE_SECONDS = 900
 SHORT_GRACE_SHARE = 0.25  # of the time until power-off, where that is too short for the grace above
@@ -98,6 +96,11 @@ class RentalSpec(RentalFacts):
         count = len(names) - max(self.on_demand_spares, self.late_spares)
         return tuple(names[:count]), tuple(names[count:])
 
+    @property
+    def disk_gb(self) -> int:
+        """The gigabytes of a machine's disks."""
+        return sum(self.inspection.image.machine_disks.values()) if self.inspection else ROOT_DISK_GB
+
     def spare_place(self, place: Place) -> Place:
         """Return where a spare of the machines at a place is rented: in the same zone, on demand if spares are."""
         beside = (spare for spare in self.spare_places if (spare.zone, spare.type) == (place.zone, place.type))
@@ -119,8 +122,8 @@ class RentalSpec(RentalFacts):
 
     def other_dollars_per_hour(self, machine_count: int) -> float:
         """Return the price of the disks of `machine_count` machines, their way to the internet, and the traffic."""
-        other_dollars = machine_count * DISK_DOLLARS_PER_HOUR + internet_dollars(self.internet, machine_count)
-        return other_dollars + self.traffic.dollars_per_hour
+        disk_dollars = machine_count * self.disk_gb * prices.DISK_PER_GB_HOUR
+        return disk_dollars + internet_dollars(self.internet, machine_count) + self.traffic.dollars_per_hour
 
     def compute_limits(
         self, machine_count: int, place: Place, max_hours: float | None, spent_dollars: float = 0.0

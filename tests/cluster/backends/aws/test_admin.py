@@ -50,6 +50,12 @@ def test_gc_names_what_is_left_with_its_price(front: AwsFrontend) -> None:
     (row,) = AwsAdministration().rented_jobs(REGION)
     assert row.machines == 2 and "address" not in row.state
     assert found().startswith("job-3-9073e811: 2 machines (on demand $43.92 an hour), ")
+    front.sim.stop_seconds = 0.0
+    ids = [instance.id for instance in front.sim.instances()]
+    ec2.stop_instances(InstanceIds=ids[:1])
+    assert "1 machine (on demand $21.96 an hour), 1 stopped (disks, $12.00 a month or more)" in found()
+    ec2.stop_instances(InstanceIds=ids)
+    assert found().startswith("job-3-9073e811: 2 stopped (disks, $24.00 a month or more), ")
 
 
 def test_gc_leaves_jobs_of_others_alone_although_the_clock_here_is_ahead(

@@ -22,11 +22,12 @@ from cluster.backends.aws.renting.adoption import AwsAdoption
 from cluster.backends.aws.renting.controller import RentedJobController
 from cluster.backends.aws.renting.instances import JobInstances
 from cluster.backends.aws.renting.traffic import TRAFFIC_FILE, TrafficCount, TrafficRecord
-from cluster.backends.aws.terms.rental_spec import DISK_DOLLARS_PER_HOUR, RentalSpec, internet_dollars
-from infra.aws import tags
+from cluster.backends.aws.terms.rental_spec import RentalSpec, internet_dollars
+from infra.aws import prices, tags
 from infra.aws.client import Account
 from infra.aws.error_codes import ErrorKind
 from infra.aws.instances import internet
+from infra.aws.instances.amis import ROOT_DISK_GB
 from infra.aws.instances.gang import LaunchRefused
 from infra.aws.journal_events import (
     FORGOTTEN,
@@ -53,6 +54,7 @@ from train.tools.text_files import to_json_bytes
 
 NOW = time.time()
 HOUR = 3600.0
+DISK_DOLLARS_PER_HOUR = ROOT_DISK_GB * prices.DISK_PER_GB_HOUR
 OVERHEAD_DOLLARS_PER_HOUR = DISK_DOLLARS_PER_HOUR + internet_dollars(Internet.PUBLIC, 1)
 MODULE = sys.modules[JobInstances.__module__]
 

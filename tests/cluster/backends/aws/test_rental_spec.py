@@ -15,8 +15,8 @@ from cluster.backends.aws.planning.rental_request import RentalRequest, choose_i
 from cluster.backends.aws.renting.adoption import adopted_options
 from cluster.backends.aws.terms.aws_options import AwsOptions
 from cluster.backends.aws.terms.rental_spec import (
-    DISK_DOLLARS_PER_HOUR,
     POWEROFF_GRACE_SECONDS,
+    Inspection,
     RentalSpec,
     RentalTerms,
     drop_dear_places,
@@ -31,6 +31,7 @@ from cluster.jobs.submit import request_fingerprint
 from cluster.planning.launch_options import make_launch_options
 from cluster.planning.resolve import load_recipes
 from cluster.state.spec import MAX_MACHINES, RentalFacts
+from infra.aws import prices
 from infra.aws.instances import amis
 from infra.aws.launch_request import Internet, Place
 from infra.aws.market.instance_types import BUILTIN_TYPES
@@ -38,7 +39,7 @@ from infra.costs import TrafficForecast
 from train.recipe import IMAGENET
 from train.tools.records import DamagedRecord
 
-OVERHEAD_DOLLARS_PER_HOUR = DISK_DOLLARS_PER_HOUR + internet_dollars(Internet.PUBLIC, 1)
+OVERHEAD_DOLLARS_PER_HOUR = amis.ROOT_DISK_GB * prices.DISK_PER_GB_HOUR + internet_dollars(Internet.PUBLIC, 1)
 RECIPE = replace(TINY, types=("c7i.2xlarge", "c6i.2xlarge"))
 
 
@@ -60,6 +61,14 @@ def test_compute_limits_power_off_before_the_price_limit(max_dollars: float, max
     assert spent <= max_dollars * 1.000001 and hours > 0 and 0 < grace_seconds <= POWEROFF_GRACE_SECONDS
     assert hours <= time_limit
     assert spent > max_dollars * 0.999999 or hours == time_limit
+
+
+def test_price_contains_all_disks_of_the_image_also_as_the_supervisor_reads_it() -> None:
+    image = amis.Image("ami-1", "ubuntu", 22, (("/dev/sda1", 75), ("/dev/sdf", 850)), "mine", "")
+    found = Inspection(time=0.0, region="us-east-1", stack=None, types={}, gpu_arch="sm_90", image=image)
+    read_spec = RentalSpec.from_json(replace(rental_spec(), inspection=found).to_json())
+    more_dollars = 850 * prices.DISK_PER_GB_HOUR
+    assert read_spec.dollars_per_hour(1, place()) == pytest.approx(1.0 + OVERHEAD_DOLLARS_PER_HOUR + more_dollars)
 
 
 @pytest.mark.parametrize(("max_hours", "hours_left", "seconds_until_power_off"), [

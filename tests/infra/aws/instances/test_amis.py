@@ -42,7 +42,7 @@ def account_with_image(**changes: Any) -> Account:
 def test_resolve_image_prefers_one_with_pytorch_then_the_base_image_then_asks_for_ami(front: AwsFrontend) -> None:
     image = amis.resolve_image(shared_account(), "sm_80")
     assert image == amis.Image(
-        image_id("us-east-1", TORCH), "ubuntu", 22, 75, "/dev/sda1", TORCH, "/opt/pytorch/bin/python", "2.13"
+        image_id("us-east-1", TORCH), "ubuntu", 22, (("/dev/sda1", 75),), TORCH, "/opt/pytorch/bin/python", "2.13"
     )
     assert amis.resolve_image(shared_account("eu-west-1"), "sm_90").id == image_id("eu-west-1", TORCH)
     front.sim.name_images(["base-oss-nvidia-driver-gpu-ubuntu-24.04"])
@@ -71,11 +71,11 @@ def test_images_and_v100_have_a_torch_that_the_project_accepts_and_is_tested_wit
 
 
 @pytest.mark.parametrize(("changes", "expected"), [
-    ({}, amis.Image("ami-1", "ubuntu", 22, 120, "/dev/xvda", "mine", "")),
+    ({}, amis.Image("ami-1", "ubuntu", 22, (("/dev/xvda", 120), ("/dev/sdc", 7)), "mine", "")),
     ({"Tags": to_aws_tags({"imgnet:user": "me", "imgnet:port": "2022"})},
-     amis.Image("ami-1", "me", 2022, 120, "/dev/xvda", "mine", "")),
+     amis.Image("ami-1", "me", 2022, (("/dev/xvda", 120), ("/dev/sdc", 7)), "mine", "")),
     ({"RootDeviceName": None, "BlockDeviceMappings": []},
-     amis.Image("ami-1", "ubuntu", 22, 0, "/dev/sda1", "mine", "")),
+     amis.Image("ami-1", "ubuntu", 22, (("/dev/sda1", 0),), "mine", "")),
 ])  # fmt: skip
 def test_own_image_is_used_unchanged(front: AwsFrontend, changes: dict[str, Any], expected: amis.Image) -> None:
     account = account_with_image(**changes)

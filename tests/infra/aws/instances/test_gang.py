@@ -123,6 +123,7 @@ def test_f4_acquire_without_quota_stops_and_names_the_command(bed: GangTestbed) 
 
 
 @pytest.mark.parametrize(("action", "code", "count"), [
+    ("RunInstances", "InvalidParameterCombination", 1),
     *(
         ("RunInstances", code, 1)
         for code in ("UnauthorizedOperation", "PendingVerification", "OptInRequired", "Blocked")
@@ -130,9 +131,11 @@ def test_f4_acquire_without_quota_stops_and_names_the_command(bed: GangTestbed) 
     ("CreatePlacementGroup", "UnauthorizedOperation", 0),
 ])  # fmt: skip
 def test_f6_refusal_of_the_account_stops_at_once(bed: GangTestbed, action: str, code: str, count: int) -> None:
-    bed.front.fault(action=action, code=code, times=9)
+    free_plan = "The specified instance type is not eligible for Free Tier."
+    bed.front.fault(action=action, code=code, message=free_plan, times=9)
     message = refusal(bed)
     assert bed.front.count("RunInstances") == count and bed.clock.pauses == []
+    assert ("upgrade-account-plan" in message) == (code == "InvalidParameterCombination")
     assert count or f"ec2:{action}" in message
 
 

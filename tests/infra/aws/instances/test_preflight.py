@@ -127,6 +127,13 @@ def test_run_preflight_reports_all_problems_with_commands(front: AwsFrontend, to
         assert (finding.level, finding.type_next) == (level, next_command) and finding.what.startswith(message)
 
 
+def test_account_on_the_free_plan_is_told_what_to_type(front: AwsFrontend, tools: Path, own_stack: Stack) -> None:
+    message = "The specified instance type is not eligible for Free Tier."
+    front.fault(action="RunInstances", code="InvalidParameterCombination", message=message, times=99)
+    finding = find_one(check(own_stack=own_stack), "Free plan")
+    assert (finding.level, finding.type_next) == (ERROR, "aws freetier upgrade-account-plan --account-plan-type PAID")
+
+
 @pytest.mark.parametrize(("taken", "said"), [(None, "device 0 or 1"), (0, "device 0"), (1, "device 1")])
 def test_preflight_says_which_device_index_of_efa_only_interfaces_ec2_takes(
     front: AwsFrontend, own_stack: Stack, taken: int | None, said: str

@@ -34,15 +34,18 @@ GROUP = {"reservation": "arn:aws:resource-groups:us-east-1:123456789012:group/mi
 
 
 def test_machines_end_with_their_disks_when_they_power_off_or_are_interrupted() -> None:
-    """What the simulated EC2 does not imitate. A disk is never smaller than the image."""
-    request = build("p4d.24xlarge", image=replace(IMAGE, snapshot_gb=400))
+    """What the simulated EC2 does not imitate. A disk is never smaller than the image's, and all of these are named."""
+    request = build("p4d.24xlarge", image=replace(IMAGE, disks=(("/dev/sda1", 400), ("/dev/sdf", 300))))
     assert request["InstanceInitiatedShutdownBehavior"] == "terminate"
     assert request["InstanceMarketOptions"] == {
         "MarketType": "spot",
         "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
     }
-    disk = {"VolumeSize": 400, "VolumeType": "gp3", "Encrypted": True, "DeleteOnTermination": True}
-    assert request["BlockDeviceMappings"] == [{"DeviceName": "/dev/sda1", "Ebs": disk}]
+    disk = {"VolumeType": "gp3", "Encrypted": True, "DeleteOnTermination": True}
+    assert request["BlockDeviceMappings"] == [
+        {"DeviceName": device, "Ebs": {**disk, "VolumeSize": gigabytes}}
+        for device, gigabytes in (("/dev/sda1", 400), ("/dev/sdf", 300))
+    ]
     assert all(nic["DeleteOnTermination"] for nic in request["NetworkInterfaces"])
     assert "InstanceMarketOptions" not in build(market="on-demand")
 

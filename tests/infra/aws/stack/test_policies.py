@@ -159,7 +159,6 @@ def test_machine_policy_is_one_file_system_and_two_prefixes() -> None:
     file_system = "arn:aws:elasticfilesystem:us-east-1:123456789012:file-system/fs-1"
     assert [(statement["Action"], statement["Resource"]) for statement in policy["Statement"]] == [
         (["elasticfilesystem:ClientMount", "elasticfilesystem:ClientWrite"], file_system),
-        (["elasticfilesystem:DescribeMountTargets"], file_system),
         (["s3:GetObject"], "arn:aws:s3:::my-imagenet/data/*"),
         (["s3:AbortMultipartUpload", "s3:PutObject"], "arn:aws:s3:::my-imagenet/runs/*"),
         (["s3:ListBucket"], "arn:aws:s3:::my-imagenet"),
