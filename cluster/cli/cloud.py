@@ -114,7 +114,8 @@ def up(
 @flag(
     "Options",
     "--stack",
-    help="Delete the shared AWS resources of a region. The file system stays unless --delete-data is given.",
+    help="Delete the shared AWS resources of one region: that of --region, or the configured one. The file system "
+    "stays unless --delete-data is given.",
 )
 @flag("Options", "--delete-data", help="With --stack: delete the file system and the bucket with all data.")
 @regions_option
@@ -228,8 +229,8 @@ def _down_all(cloud: "AwsAdministration", regions: Sequence[str], dry_run: bool,
     tagged_uids: dict[str, list[str]] = {}
     unasked_reason = ""
     try:
-        for name, rows in ask_regions(cloud, regions, cloud.rented_jobs).items():
-            tagged_uids[name] = [row.uid for row in rows]
+        rows_by_region = ask_regions(cloud, regions, cloud.rented_jobs)
+        tagged_uids = {name: [row.uid for row in rows] for name, rows in rows_by_region.items() if rows}
     except (NoCredentials, NoAnswer) as error:
         unasked_reason = f"machines of other folders and computers were not looked for: {error}"
         warn(unasked_reason)
@@ -251,7 +252,7 @@ def _down_all(cloud: "AwsAdministration", regions: Sequence[str], dry_run: bool,
                 _terminate(job)
             except (ClusterError, OSError) as error:
                 remaining.append(str(error))
-        for name in filter(tagged_uids.get, tagged_uids):  # asked again: a machine may have been replaced meanwhile
+        for name in tagged_uids:  # asked again: a machine may have been replaced meanwhile
             remaining += cloud.terminate_jobs(name, [row.uid for row in cloud.rented_jobs(name)])
     fail_if_resources_remain(remaining)
     if names and not dry_run:
@@ -271,17 +272,12 @@ def gc(unknown: bool, regions: tuple[str, ...], yes: bool, output: str) -> None:
     A resource is left over when no unfinished job owns it, or when it is past its expiry time. Without --yes the
     resources are only listed.
     """
-    from cluster.backends.rentals import Garbage
     from cluster.jobs import billing
 
     cloud = open_cloud()
     is_live_by_uid = {job.spec.uid: not job.has_ended for job in billing.rented_jobs()}
     remaining: list[str] = []
-
-    def find_garbage(region: str) -> Garbage:
-        return cloud.find_garbage(region, is_live_by_uid, unknown)
-
-    found = ask_regions(cloud, regions, find_garbage)
+    found = ask_regions(cloud, regions, lambda region: cloud.find_garbage(region, is_live_by_uid, unknown))
     for name, garbage in found.items():
         if output == "table":
             for description in garbage.remove.values():

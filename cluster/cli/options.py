@@ -457,10 +457,10 @@ regions_option = grouped_option(
 
 
 def ask_regions(cloud: "AwsAdministration", regions: Sequence[str], ask: Callable[[str], RowT]) -> dict[str, RowT]:
-    """Return by region what `ask` says of the regions of `regions_option` if they were typed, else of all.
+    """Ask several regions at the same time, and return the answers by region.
 
-    The configured ones and those of this folder's jobs come first. Where another one cannot be asked, a warning says
-    so. Raises what `ask` raises.
+    Typed regions (`regions_option`) are the only ones; else all that the account may use are asked. Raises what `ask`
+    raises of a typed or a configured region, or of one that this folder's jobs use; of any other, that is a warning.
     """
     from concurrent.futures import ThreadPoolExecutor
 
@@ -491,5 +491,5 @@ def ask_regions(cloud: "AwsAdministration", regions: Sequence[str], ask: Callabl
 
 
 def describe_regions(regions: Collection[str]) -> str:
-    """Return the names of some regions, or how many they are."""
+    """Return regions for a message: their names, or their number if they are four or more."""
     return ", ".join(regions) if len(regions) < 4 else f"any of {len(regions)} regions"

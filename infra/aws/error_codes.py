@@ -1,7 +1,7 @@
 """Errors of AWS: what each error code means for us, and how an error reads in one line.
 
-Decisions go by the error's code, never by its text, to which botocore appends. Sources: AWS, "Error codes for the
-Amazon EC2 API"; the code of SkyPilot, ParallelCluster and Karpenter.
+Decisions go by the error's code, not by its text, to which botocore appends; `FREE_PLAN_CODE` is the exception.
+Sources: AWS, "Error codes for the Amazon EC2 API"; the code of SkyPilot, ParallelCluster and Karpenter.
 """
 
 import os
@@ -102,7 +102,7 @@ KEY_CALLS = ("AssumeRole", "AssumeRoleWithWebIdentity", "GetRoleCredentials", "C
 OTHER_POLICY = re.compile(r"explicit deny|because no (?!identity-based|resource-based)")
 MISSING_SPOT_ROLE_CODE = "ServiceLinkedRoleCreationNotPermitted"
 TAG_POLICY_CODE = "TagPolicyViolation"
-FREE_PLAN_CODE = "FreePlan"  # ours: AWS has a text only, below the code of many other errors
+FREE_PLAN_CODE = "FreePlan"  # ours: AWS says it in the text alone, and its code is that of many other errors
 NETWORKS_QUOTA = "L-F678F1CE"  # VPCs in a region, a quota of the service vpc; all others of ours are EC2's
 # Refusals of a launch that concern the account, the caller or the key of all machines: every place would answer so.
 # Any other refusal that is not known concerns the place that was asked.

@@ -50,9 +50,9 @@ class AwsAdministration:
         return list(requested) or [Account().region]
 
     def enabled_regions(self, region: str) -> list[str]:
-        """Return all regions that the account may use, as one of them says."""
+        """Return all regions that the account may use. `region` is the one that is asked."""
         response = call("list the regions (ec2:DescribeRegions)", Account(region).ec2.describe_regions)
-        return sorted(region["RegionName"] for region in response["Regions"])
+        return sorted(each["RegionName"] for each in response["Regions"])
 
     def regions_of(self, spec: JobSpec) -> set[str]:
         """Return the regions in which a job may have rented machines."""
@@ -299,7 +299,7 @@ def _parse_tags(texts: Sequence[str]) -> dict[str, str]:
 
 
 def terminate_by_uid(account: Account, uid: str) -> list[str]:
-    """Terminate all resources with a job's tag. "" stands for instances with the stack tag but of no job.
+    """Terminate all resources with a job's tag; with "", the instances that have the stack's tag and no job's.
 
     Returns a line for each resource that is not gone. Raises `CloudError`.
     """

@@ -128,9 +128,9 @@ class AwsBackend(RemoteBackend):
         return Fleet(replace_fields(spec, hosts=hosts), folder)
 
     def terminate(self) -> list[str]:
-        """Terminate all machines of the job. Raises `ClusterError` with what is not terminated.
+        """Terminate all machines of the job. Raises `ClusterError`, which names what is not terminated.
 
-        A supervisor terminates none that another computer has adopted while this one slept; a command of the user does.
+        A supervisor does not terminate a job that another computer has adopted meanwhile. A command of the user does.
         """
         name, folder = self.run.spec.name, self.run.folder
         if folder.journal_path.exists():  # else nothing was ever rented

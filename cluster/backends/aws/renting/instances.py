@@ -487,7 +487,7 @@ class JobInstances(InstanceHistory):
         return self.ssh_access.restore(self.account, self.last_full_request())
 
     def note_access(self) -> None:
-        """Note that machines were reached. If this computer's address is another one now, they get it as a tag."""
+        """To be called when machines answered over ssh: if this computer has a new address, their tag gets it."""
         if self.ssh_access.new_address and (request := self.last_full_request()):
             with contextlib.suppress(CloudError):
                 ids = [machine.id for machine in self.list_machines().values()]

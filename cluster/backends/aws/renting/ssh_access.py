@@ -14,7 +14,7 @@ from infra.errors import CloudError
 
 
 class SshAccess:
-    """The address from which a job's machines are reached. A tag of theirs names it, so that nobody closes it."""
+    """The address from which ssh to a job's machines is open. Their tag names it, so no other computer closes it."""
 
     def __init__(self, rental_spec: RentalSpec) -> None:
         self.terms = rental_spec

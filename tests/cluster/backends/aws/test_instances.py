@@ -24,7 +24,6 @@ from cluster.backends.aws.renting.instances import JobInstances
 from cluster.backends.aws.renting.traffic import TRAFFIC_FILE, TrafficCount, TrafficRecord
 from cluster.backends.aws.terms.rental_spec import RentalSpec, internet_dollars
 from infra.aws import prices, tags
-from infra.aws.client import Account
 from infra.aws.error_codes import ErrorKind
 from infra.aws.instances import internet
 from infra.aws.instances.amis import ROOT_DISK_GB
@@ -314,22 +313,24 @@ def test_private_machines_are_reached_without_a_jump_host(make_instances: Any, m
     assert private.restore_access() == "", "this computer's public address does not matter"
 
 
-def make_reachable_from(make_instances: Any, account: Account, group: str, address: str) -> Any:
-    """Return a job of one machine in a security group, which was launched from an address."""
+def make_reachable_from(make_instances: Any, address: str) -> tuple[Any, str]:
+    """Return a job of one machine that was launched from this address, and the stack's security group."""
+    account = shared_account()
+    group = stack.ensure(account, address).security_group
     request = launch_request(1, place(), ["0"], NOW)
     request.parameters["NetworkInterfaces"] = [{"Groups": [group]}]
     grant = request_granted(1, ("i-0", "0", NOW), time=NOW)
     job_instances = make_instances(1, request, grant, rental={"ssh_address": address})
     job_instances.account = account
-    return job_instances
+    return job_instances, group
 
 
 def test_ssh_that_another_computer_has_closed_is_opened_again(
     front: AwsFrontend, make_instances: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    account, own, elsewhere = shared_account(), "127.0.0.1/32", "198.51.100.9/32"
-    group = stack.ensure(account, own).security_group
-    job_instances = make_reachable_from(make_instances, account, group, own)
+    own, elsewhere = "127.0.0.1/32", "198.51.100.9/32"
+    job_instances, group = make_reachable_from(make_instances, own)
+    account = job_instances.account
 
     def addresses() -> set[str]:
         rules = account.ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"][0]["IpPermissions"]
@@ -348,9 +349,8 @@ def test_ssh_that_another_computer_has_closed_is_opened_again(
 def test_changed_address_is_that_of_the_machines_once_the_user_has_opened_it(
     front: AwsFrontend, make_instances: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    account, former, present = shared_account(), "127.0.0.1/32", "203.0.113.7/32"
-    group = stack.ensure(account, former).security_group
-    job_instances = make_reachable_from(make_instances, account, group, former)
+    former, present = "127.0.0.1/32", "203.0.113.7/32"
+    job_instances, _ = make_reachable_from(make_instances, former)
     job_instances.list_machines = lambda: {"0": SimpleNamespace(id="i-0")}
     monkeypatch.setattr(MODULE.instances, "set_tags", set_tags := Mock())
     monkeypatch.setattr(ssh_access, "get_public_address", lambda: present)
@@ -358,9 +358,9 @@ def test_changed_address_is_that_of_the_machines_once_the_user_has_opened_it(
     job_instances.note_access()  # ssh goes another way than what tells the address, such as a proxy
     assert not set_tags.called and job_instances.ssh_access.address == former
     assert job_instances.restore_access()
-    stack.ensure(account, present)  # up --stack
+    stack.ensure(job_instances.account, present)  # up --stack
     job_instances.note_access()
-    assert set_tags.call_args.args == (account, ["i-0"], {tags.SSH_FROM: present})
+    assert set_tags.call_args.args == (job_instances.account, ["i-0"], {tags.SSH_FROM: present})
     assert job_instances.restore_access() == ""
 
 

@@ -34,7 +34,7 @@ GROUP = {"reservation": "arn:aws:resource-groups:us-east-1:123456789012:group/mi
 
 
 def test_machines_end_with_their_disks_when_they_power_off_or_are_interrupted() -> None:
-    """What the simulated EC2 does not imitate. A disk is never smaller than the image's, and all of these are named."""
+    """The simulated EC2 does not imitate this. The request names each disk of the image, and none is smaller there."""
     request = build("p4d.24xlarge", image=replace(IMAGE, disks=(("/dev/sda1", 400), ("/dev/sdf", 300))))
     assert request["InstanceInitiatedShutdownBehavior"] == "terminate"
     assert request["InstanceMarketOptions"] == {
